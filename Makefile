@@ -1,0 +1,59 @@
+# Everything runs in .venv, made on first use. uv is used when present, pip otherwise.
+PYTHON ?= $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+JOBS   ?= 2
+DEPTH  ?= 24
+
+ifneq ($(shell command -v uv 2>/dev/null),)
+  MAKE_VENV = uv venv -q --allow-existing --python $(PYTHON) $(1)
+  INSTALL   = uv pip install -q --python $(1)/bin/python
+else
+  MAKE_VENV = $(PYTHON) -m venv $(1)
+  INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
+endif
+
+.PHONY: demo test test-newest aot lint clean
+
+demo: $(VENV)/.base
+	$(BIN)/nagjax demo --depth $(DEPTH)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) tests
+
+# The same library on the newest jax 0.12: kernels, contracts and one training test.
+test-newest: .venv-newest/.dev
+	.venv-newest/bin/python -m pytest -n $(JOBS) tests/pallas_kernels tests/contracts tests/train/test_loop.py
+
+# Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
+# at most 120 s per program.
+aot: .venv-aot/.aot
+	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step $(AOT)
+	.venv-aot/bin/python -m pytest tests/aot
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12"; exit 2; }
+	$(call MAKE_VENV,$(VENV))
+	$(call INSTALL,$(VENV)) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(call INSTALL,$(VENV)) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv-newest/.dev: pyproject.toml constraints.txt
+	$(call MAKE_VENV,.venv-newest)
+	grep -v -E '^(jax|jaxlib|jax-cuda13-.*|libtpu)==' constraints.txt > .venv-newest/constraints.txt
+	$(call INSTALL,.venv-newest) -c .venv-newest/constraints.txt 'jax>=0.12,<0.13' -e '.[dev]'
+	@touch $@
+
+.venv-aot/.aot: pyproject.toml constraints.txt
+	$(call MAKE_VENV,.venv-aot)
+	$(call INSTALL,.venv-aot) -c constraints.txt -e '.[dev,aot,triton]'
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-newest .venv-aot

@@ -1,0 +1,1 @@
+"""What a finished run says: reading, comparing, drawing and reporting run folders."""

@@ -1,0 +1,74 @@
+"""The nagjax command."""
+
+import difflib
+import errno
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from nagjax.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+COMMANDS = {
+    "demo": ("train", "demo", "train plain, LNS, Review and NAG on this machine and compare them"),
+    "train": ("train", "train", "train one model, or go on training it"),
+    "eval": ("look", "evaluate", "validation loss and depth of a run"),
+    "generate": ("look", "generate", "continue prompts"),
+    "info": ("look", "info", "parameters, FLOPs and memory of a run or a model"),
+    "compare": ("look", "compare", "runs side by side in one table and one report"),
+    "data": ("corpus", "data", "data prepare: documents into token shards"),
+    "tokenizer": ("corpus", "tokenizer", "tokenizer train: learn a BPE tokenizer"),
+    "bench": ("train", "bench", "bench step | compile: step times of the schemes, compile time over depth"),
+}
+
+
+def usage() -> str:
+    lines = [f"  nagjax {name:10} {what}" for name, (_, _, what) in COMMANDS.items()]
+    return "\n".join(["usage: nagjax COMMAND [OPTIONS]", "", *lines, "", "nagjax COMMAND --help lists its options."])
+
+
+def run(args: Sequence[str]) -> None:
+    """Runs one command; errors pass through."""
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return
+    if args[0] not in COMMANDS:
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError("command", args[0], f"{hint}known commands: {', '.join(COMMANDS)}")
+    module, function, _ = COMMANDS[args[0]]
+    getattr(importlib.import_module(f"nagjax.commands.{module}"), function)(args[1:])
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 after one line for bad input; 130 when interrupted."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # the libraries' own reports of errors that we report
+    try:
+        run(sys.argv[1:] if args is None else args)
+    except UserError as error:
+        return _fail(error)
+    except OSError as error:
+        if error.errno in FULL:
+            fix = "free some space"
+        elif error.errno in FORBIDDEN:
+            fix = "choose a place you may write to"
+        else:
+            raise
+        return _fail(UserError("file", error.filename, f"{os.strerror(error.errno)}: {fix}"))
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _fail(error: Exception) -> int:
+    print(f"nagjax: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""nagjax train, demo and bench: what runs steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nagjax.commands.options import parse, parse_run
+from nagjax.errors import UserError
+
+
+def train(args: Sequence[str]) -> None:
+    from nagjax.train.loop import train as train_run
+
+    description = (
+        "Train a Transformer under one residual scheme, or go on training it: the same command resumes.\n\n"
+        "--scheme NAME (default nag) chooses the scheme and its own --scheme.* options; "
+        "--preset 1M|4M|20M|60M|150M|350M|1B sets depth, width and context."
+    )
+    extra = [("out", Path | None, None), ("fresh", bool, False)]
+    config, given = parse_run(args, "train", description, extra)
+    model = config.model
+    folder = given.out or Path("runs") / f"{config.scheme.name}-d{model.depth}-w{model.width}"
+    train_run(config, folder, fresh=given.fresh)
+    print(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")
+
+
+def demo(args: Sequence[str]) -> None:
+    from nagjax.demo import Demo, run_demo
+
+    run_demo(parse(Demo, args, "demo"))
+
+
+def bench(args: Sequence[str]) -> None:
+    from nagjax.bench import BenchCompile, BenchStep, bench_compile, bench_step
+
+    known = {"step": (BenchStep, bench_step), "compile": (BenchCompile, bench_compile)}
+    what = args[0] if args else ""
+    if what in ("-h", "--help"):
+        print("usage: nagjax bench step | compile [OPTIONS]; each has a --help of its own")
+        return
+    if what not in known:
+        raise UserError("bench", what, f"known benchmarks: {', '.join(known)}")
+    options, measure = known[what]
+    measure(parse(options, args[1:], f"bench {what}"))

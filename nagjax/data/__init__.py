@@ -1,0 +1,26 @@
+"""Text in, batches out: corpora, tokenizers, preparation, the input pipeline. Stands alone, without jax."""
+
+from nagjax.data.documents import read_documents
+from nagjax.data.pipeline import DataConfig, Dataset, batches, open_dataset
+from nagjax.data.prepare import prepare
+from nagjax.data.stdlib import stdlib_documents
+from nagjax.data.store import Manifest, read_manifest, verify
+from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer, train_bpe
+
+__all__ = [
+    "ByteTokenizer",
+    "DataConfig",
+    "Dataset",
+    "JsonTokenizer",
+    "Manifest",
+    "Tokenizer",
+    "batches",
+    "load_tokenizer",
+    "open_dataset",
+    "prepare",
+    "read_documents",
+    "read_manifest",
+    "stdlib_documents",
+    "train_bpe",
+    "verify",
+]

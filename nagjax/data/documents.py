@@ -1,0 +1,175 @@
+"""Documents out of files: text, JSON lines and Parquet, plain or compressed, one after the other."""
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+
+import zstandard
+
+from nagjax.errors import UserError
+
+TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
+HUB_PREFIX = "hub:"
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstandard.open}
+_TEXT = (".txt", ".md")
+_FORMATS = (*_TEXT, ".jsonl", ".parquet")
+_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+
+
+def split_name(document: str, validation: float) -> str:
+    """`"train"` or `"validation"` for one document, decided by the SHA-256 of its UTF-8 bytes alone.
+
+    The same text falls on the same side in every corpus and on every machine; `validation` is the share of
+    the hash range that is held out, so a larger share only ever moves documents out of training.
+    """
+    draw = int.from_bytes(sha256(document.encode()).digest()[:8], "big")
+    return "validation" if draw < validation * 2**64 else "train"
+
+
+def format_of(path: Path) -> str | None:
+    """The format suffix of a file name (`.jsonl` for `a.jsonl.xz`), or None when it is not readable here."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _OPENERS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in _FORMATS else None
+
+
+def find_files(inputs: Sequence[str]) -> list[Path]:
+    """Every readable file under `inputs` (files and folders), in an order the file system cannot change.
+
+    Raises UserError for an absent path, an unknown format, or a folder with nothing readable in it.
+    """
+    found = []
+    for name in inputs:
+        path = Path(name)
+        if path.is_dir():
+            inside = [p for p in path.rglob("*") if p.is_file() and format_of(p) and not p.name.startswith(".")]
+            if not inside:
+                raise UserError("inputs", name, f"the folder holds no {', '.join(_FORMATS)} file")
+            found += sorted(inside, key=lambda p: p.relative_to(path).as_posix())
+        elif not path.exists():
+            raise UserError("inputs", name, "no such file or folder; a Hugging Face dataset is hub:OWNER/NAME")
+        elif format_of(path) is None:
+            raise UserError("inputs", name, f"unknown format; use {', '.join(_FORMATS)}, plain or .gz, .xz, .zst")
+        else:
+            found.append(path)
+    return found
+
+
+def read_documents(inputs: Sequence[str], *, field: str = "text") -> Iterator[str]:
+    """Stream the documents of files, folders and `hub:` datasets, holding one at a time.
+
+    A JSON line or Parquet row is one document (its `field`); a text file is one document, or several of
+    about `TEXT_PIECE` characters. Raises UserError naming file and line for what cannot be read.
+    """
+    for name in inputs:
+        if name.startswith(HUB_PREFIX):
+            yield from map(_valid_unicode, _hub_documents(name, field))
+        else:
+            for path in find_files([name]):
+                yield from map(_valid_unicode, _file_documents(path, field))
+
+
+def _file_documents(path: Path, field: str) -> Iterator[str]:
+    kind = format_of(path)
+    with _readable(path):
+        if kind == ".parquet":
+            yield from _parquet_documents(path, field)
+            return
+        opener = _OPENERS.get(path.suffix.lower(), open)
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field)
+
+
+def _pieces(file: IO[str]) -> Iterator[str]:
+    while piece := file.read(TEXT_PIECE):
+        yield piece + file.readline(TEXT_PIECE)
+
+
+def _json_lines(file: IO[str], path: Path, field: str) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError("inputs", where, f"not a line of JSON ({error.msg})") from None
+        value = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(value, str):
+            has = f"it has {sorted(record)}" if isinstance(record, dict) else "it is not an object"
+            raise UserError("inputs", where, f"no text in field {field!r}: {has}; name the field with --field")
+        yield value
+
+
+def _parquet_documents(path: Path, field: str) -> Iterator[str]:
+    import pyarrow.parquet
+
+    if path.suffix.lower() in _OPENERS:
+        raise UserError("inputs", str(path), "Parquet compresses its own columns: unpack the file first")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                raise UserError(
+                    "inputs", str(path), f"no column {field!r}; it has {file.schema_arrow.names}: use --field"
+                )
+            row = 0
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    if not isinstance(value, str):
+                        raise UserError("inputs", f"{path}:{row}", f"no text in column {field!r}")
+                    yield value
+                    row += 1
+    except pyarrow.ArrowInvalid as error:
+        raise UserError("inputs", str(path), f"not a whole Parquet file ({error}); fetch it again") from None
+
+
+def _hub_documents(name: str, field: str) -> Iterator[str]:
+    """`hub:OWNER/NAME[#CONFIG][:SPLIT]`, streamed."""
+    rest, _, split = name.removeprefix(HUB_PREFIX).partition(":")
+    repository, _, config = rest.partition("#")
+    try:
+        import datasets
+    except ImportError:
+        raise UserError("inputs", name, "needs the `datasets` package: pip install 'nagjax[hub]'") from None
+    try:
+        for number, row in enumerate(
+            datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
+        ):
+            if not isinstance(row.get(field), str):
+                raise UserError("inputs", f"{name}:{number}", f"no text in {field!r}; it has {sorted(row)}")
+            yield row[field]
+    except UserError:
+        raise
+    except Exception as error:  # the hub client raises many unrelated types: network, names, configs
+        fix = "check the name and the network, or download its files elsewhere and give their folder"
+        raise UserError("inputs", name, f"{type(error).__name__}: {error}; {fix}") from error
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError("inputs", str(path), f"not UTF-8 ({error.reason}); convert it to UTF-8") from None
+    except _BROKEN as error:
+        fix = f"the compressed file is cut short or damaged ({error}); fetch it again"
+        raise UserError("inputs", str(path), fix) from None
+    except PermissionError:
+        raise UserError("inputs", str(path), "no permission to read it") from None
+
+
+def _valid_unicode(text: str) -> str:
+    """JSON can spell half a surrogate pair, which has no UTF-8 form: it becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,118 @@
+"""The corpus every machine has: the running interpreter's own library, as source code."""
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+from nagjax.data.documents import split_name
+from nagjax.data.encode import encode_documents
+from nagjax.data.store import (
+    SPLITS,
+    Document,
+    TokenStream,
+    in_memory,
+    open_stream,
+    read_manifest,
+    write_manifest,
+    write_shard,
+)
+from nagjax.data.tokenizer import Tokenizer
+from nagjax.errors import UserError
+
+VALIDATION = 1 / 20
+
+# Installed packages are not the library; tests, codec tables and the help topics are mostly data.
+_SKIPPED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "encodings",
+    "pydoc_data",
+    "__pycache__",
+}
+_SKIPPED_PREFIX = "_sysconfigdata"  # this build's own settings: different on every machine
+
+
+def stdlib_documents(root: str | os.PathLike | None = None) -> list[str]:
+    """The library's modules, each once, ordered by the SHA-256 of their text.
+
+    That order is the same for any file system and scatters neighbouring modules, so the first documents of
+    either split are a fair sample. Line ends become "\\n". Raises UserError where the sources are not there.
+    """
+    root = str(root or sysconfig.get_paths()["stdlib"])
+    by_hash = {}
+    for folder, inside, files in os.walk(root):
+        inside[:] = [name for name in inside if name not in _SKIPPED_FOLDERS]
+        for name in files:
+            if name.endswith(".py") and not name.startswith(_SKIPPED_PREFIX):
+                try:
+                    content = Path(folder, name).read_bytes().replace(b"\r\n", b"\n")
+                    text = content.decode()
+                except (OSError, UnicodeDecodeError):
+                    continue
+                if text:
+                    by_hash[sha256(content).digest()] = text
+    if not by_hash:
+        fix = f"the standard library's sources are not in {root}; prepare a corpus and give its folder"
+        raise UserError("path", "stdlib", fix)
+    return [by_hash[digest] for digest in sorted(by_hash)]
+
+
+def cache_root() -> Path:
+    """`$XDG_CACHE_HOME/nagjax`, or `~/.cache/nagjax`, or a temporary folder for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nagjax"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / "nagjax"
+
+
+def open_stdlib(split: str, tokenizer: Tokenizer) -> TokenStream:
+    """A split of the library as tokens.
+
+    They are kept in the cache folder under a name made of interpreter version, tokenizer and content. Where
+    that folder cannot be written, or its files are damaged, the tokens are made again in memory.
+    """
+    texts = stdlib_documents()
+    content = sha256(b"".join(sha256(text.encode()).digest() for text in texts)).hexdigest()
+    version = "{}.{}.{}".format(*sys.version_info[:3])
+    folder = cache_root() / f"stdlib-{version}-{tokenizer.fingerprint[:16]}-{content[:16]}"
+    if (stream := _cached(folder, split)) is not None:
+        return stream
+    by_split = {name: [] for name in SPLITS}
+    labelled = ((text, split_name(text, VALIDATION)) for text in texts)
+    for split_of_text, document in encode_documents(labelled, tokenizer):
+        by_split[split_of_text].append(document)
+    _fill_cache(folder, by_split, tokenizer)
+    stream = _cached(folder, split)
+    return in_memory(by_split[split], tokenizer) if stream is None else stream
+
+
+def _cached(folder: Path, split: str) -> TokenStream | None:
+    try:
+        return open_stream(folder, read_manifest(folder), split)
+    except UserError:
+        return None
+
+
+def _fill_cache(folder: Path, by_split: dict[str, list[Document]], tokenizer: Tokenizer) -> None:
+    """Build beside the final name and rename: other processes see all of it or nothing."""
+    building = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        splits = {n: [write_shard(building, n, 0, docs, tokenizer)] for n, docs in by_split.items() if docs}
+        write_manifest(building, tokenizer, {"inputs": ["stdlib"], "validation": VALIDATION}, splits)
+        if any(_cached(folder, split) is None for split in SPLITS):
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one would stand in the way for ever
+            building.rename(folder)
+    except (OSError, UserError):
+        pass  # no cache here, or another process was first: neither changes the result
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)

@@ -1,0 +1,312 @@
+"""Token shards on disk: flat files that are mapped, never parsed, and a manifest that says what is whole.
+
+A corpus folder holds `manifest.json`, the tokenizer, and for every shard two little-endian files:
+
+- `SPLIT-NNNNN.tokens`: the documents' tokens back to back, each document closed by its end-of-text token;
+- `SPLIT-NNNNN.documents`: int64 `[documents, 2]`: where each document ends, in tokens from the start of the
+  shard, and how many UTF-8 bytes its text has.
+
+Every file appears under its name only when it is whole, and only files named in the manifest are read.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from nagjax.errors import UserError
+
+FORMAT = 1
+MANIFEST, PROGRESS = "manifest.json", "progress.json"
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A finished file: its name inside the corpus folder, size in bytes, and SHA-256."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A finished shard. `exact`: the tokenizer's byte table adds up to every document's true length."""
+
+    tokens: FileRecord
+    documents: FileRecord
+    token_count: int
+    document_count: int
+    byte_count: int
+    exact: bool
+
+    @classmethod
+    def from_json(cls, data: dict) -> "ShardRecord":
+        return cls(**{**data, **{name: FileRecord(**data[name]) for name in ("tokens", "documents")}})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a corpus folder holds: `splits` maps each split's name to its shards, in order."""
+
+    tokenizer_name: str
+    tokenizer_fingerprint: str
+    dtype: str
+    source: dict
+    splits: dict[str, list[ShardRecord]]
+
+    def total(self, split: str, what: str) -> int:
+        """Sum of `token_count`, `document_count` or `byte_count` over a split's shards."""
+        return sum(getattr(shard, what) for shard in self.splits.get(split, ()))
+
+    def to_json(self) -> dict:
+        splits = {
+            name: {
+                **{key: self.total(name, key) for key in ("token_count", "document_count", "byte_count")},
+                "shards": [asdict(shard) for shard in shards],
+            }
+            for name, shards in self.splits.items()
+        }
+        return {"format": FORMAT, **{k: v for k, v in vars(self).items() if k != "splits"}, "splits": splits}
+
+    @classmethod
+    def from_json(cls, data: dict) -> "Manifest":
+        splits = {n: [ShardRecord.from_json(s) for s in split["shards"]] for n, split in data["splits"].items()}
+        names = ("tokenizer_name", "tokenizer_fingerprint", "dtype", "source")
+        return cls(**{name: data[name] for name in names}, splits=splits)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One tokenised document: ids without the end-of-text token, and the UTF-8 length of its text."""
+
+    ids: Int32[np.ndarray, "n"]
+    byte_count: int
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """An array in a file, mapped on first use; copies of it (in worker processes) carry only the name."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    def open(self) -> np.ndarray:
+        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
+
+
+class TokenStream:
+    """All tokens of a split as one sequence, document after document; random access by position.
+
+    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s; `exact`
+    says that the tokenizer's byte table adds up to the true length of every document in them.
+    """
+
+    def __init__(self, shards: Sequence[tuple[np.ndarray | ArrayFile, np.ndarray | ArrayFile]], exact: bool):
+        self._shards, self.exact = list(shards), exact
+        self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @cached_property
+    def _tokens(self) -> list[np.ndarray]:
+        return [_opened(tokens) for tokens, _ in self._shards]
+
+    @cached_property
+    def document_ends(self) -> Int64[np.ndarray, "documents"]:
+        """Position just after each document's end-of-text token, increasing."""
+        parts = [_opened(d)[:, 0] + start for (_, d), start in zip(self._shards, self._starts, strict=False)]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    @cached_property
+    def document_bytes(self) -> Int64[np.ndarray, "documents"]:
+        """UTF-8 length of each document's text."""
+        return np.concatenate([np.zeros(0, np.int64), *(_opened(d)[:, 1] for _, d in self._shards)])
+
+    def read(self, start: int, stop: int) -> Int32[np.ndarray, "n"]:
+        """Tokens `[start, stop)`, wherever the shards divide."""
+        out = np.empty(stop - start, np.int32)
+        shard = int(np.searchsorted(self._starts, start, "right")) - 1
+        at = start
+        while at < stop:
+            until = min(stop, int(self._starts[shard + 1]))
+            begin = int(self._starts[shard])
+            out[at - start : until - start] = self._tokens[shard][at - begin : until - begin]
+            at, shard = until, shard + 1
+        return out
+
+    def __getstate__(self) -> dict:
+        return {name: getattr(self, name) for name in ("_shards", "_starts", "exact")}  # no mapped arrays
+
+
+def _opened(array: np.ndarray | ArrayFile) -> np.ndarray:
+    return array.open() if isinstance(array, ArrayFile) else array
+
+
+def token_dtype(tokenizer: Tokenizer) -> str:
+    """The smallest little-endian type that holds every id."""
+    return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+
+
+def in_memory(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStream:
+    """The same stream a folder would give, without one."""
+    if not documents:
+        return TokenStream([], True)
+    tokens = np.concatenate(list(_with_ends(documents, tokenizer)))
+    return TokenStream([(tokens, _index(documents))], _is_exact(documents, tokenizer))
+
+
+def write_shard(
+    folder: Path, split: str, number: int, documents: Sequence[Document], tokenizer: Tokenizer
+) -> ShardRecord:
+    """Write documents as shard `number` of `split`; both files are whole on disk when this returns."""
+    stem, index = f"{split}-{number:05d}", _index(documents)
+    return ShardRecord(
+        tokens=write_file(folder, f"{stem}.tokens", _with_ends(documents, tokenizer)),
+        documents=write_file(folder, f"{stem}.documents", [index]),
+        token_count=int(index[-1, 0]),
+        document_count=len(documents),
+        byte_count=int(index[:, 1].sum()),
+        exact=_is_exact(documents, tokenizer),
+    )
+
+
+def write_file(folder: Path, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
+    """Write `folder/name` so that no reader ever sees a part of it. Raises UserError, removing the part."""
+    digest, size, partial = sha256(), 0, folder / f".{name}.partial"
+    with cannot_write(folder):
+        try:
+            with open(partial, "wb") as file:
+                for part in parts:
+                    data = memoryview(part).cast("B")
+                    digest.update(data)
+                    size += file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+    return FileRecord(name, size, digest.hexdigest())
+
+
+def write_json(folder: Path, name: str, data: dict) -> FileRecord:
+    return write_file(folder, name, [(json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()])
+
+
+def write_manifest(folder: Path, tokenizer: Tokenizer, source: dict, splits: dict[str, list[ShardRecord]]) -> Manifest:
+    """Save the tokenizer beside the shards, then the manifest: from then on the folder is a corpus."""
+    manifest = Manifest(tokenizer.name, tokenizer.fingerprint, token_dtype(tokenizer), source, splits)
+    if (text := tokenizer.to_json()) is not None:
+        write_file(folder, "tokenizer.json", [text.encode()])
+    write_json(folder, MANIFEST, manifest.to_json())
+    return manifest
+
+
+def read_manifest(folder: str | os.PathLike) -> Manifest:
+    """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
+    folder = Path(folder)
+    try:
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        if (folder / PROGRESS).exists():
+            fix = 'was not finished: run the same "nagjax prepare" again, it goes on where it stopped'
+        else:
+            state = "is not a corpus folder" if folder.exists() else "does not exist"
+            fix = f'{state} (no {MANIFEST}); make it with "nagjax prepare", or use path = "stdlib"'
+        raise UserError("path", str(folder), fix) from None
+    except (OSError, ValueError) as error:
+        raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
+    return Manifest.from_json(data)
+
+
+def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer a folder was prepared with; refuses one that was changed since."""
+    tokenizer: Tokenizer = ByteTokenizer()
+    if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+        path = folder / "tokenizer.json"
+        try:
+            tokenizer = JsonTokenizer(path.read_text(encoding="utf-8"), name=manifest.tokenizer_name)
+        except OSError:
+            raise UserError("path", str(path), "is missing or unreadable: prepare the corpus again") from None
+    if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise UserError("path", str(folder), "its tokenizer.json is not the one its tokens were made with")
+    return tokenizer
+
+
+def open_stream(folder: Path, manifest: Manifest, split: str) -> TokenStream:
+    """Map a split's shards. Raises UserError naming the first file whose size is not the recorded one."""
+    shards = []
+    for shard in manifest.splits.get(split, ()):
+        for record in (shard.tokens, shard.documents):
+            path = folder / record.name
+            size = path.stat().st_size if path.exists() else None
+            if size != record.size:
+                what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
+                fix = f"{what}: copy it again, or delete the folder and prepare the corpus again"
+                raise UserError("path", str(path), fix)
+        shards.append(
+            (
+                ArrayFile(folder / shard.tokens.name, manifest.dtype, (shard.token_count,)),
+                ArrayFile(folder / shard.documents.name, "<i8", (shard.document_count, 2)),
+            )
+        )
+    return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())))
+
+
+def verify(folder: str | os.PathLike) -> Manifest:
+    """Read every shard and compare its SHA-256 with the manifest; raises UserError naming a damaged file."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    for split, shards in manifest.splits.items():
+        open_stream(folder, manifest, split)
+        for record in (r for shard in shards for r in (shard.tokens, shard.documents)):
+            with open(folder / record.name, "rb") as file:
+                digest = sha256()
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            if digest.hexdigest() != record.sha256:
+                raise UserError("path", str(folder / record.name), "its content changed: prepare it again")
+    return manifest
+
+
+@contextmanager
+def cannot_write(folder: Path) -> Iterator[None]:
+    """Turn the operating system's refusals to write into a UserError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "the disk is full; free some space and run the same command again: finished shards are kept"
+        else:
+            fix = f"cannot write here ({error.strerror}); choose another folder or fix its permissions"
+        raise UserError("out", str(folder), fix) from error
+
+
+def _with_ends(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    dtype = token_dtype(tokenizer)
+    for document in documents:
+        yield np.append(document.ids, np.int32(tokenizer.end_of_text)).astype(dtype)
+
+
+def _index(documents: Sequence[Document]) -> Int64[np.ndarray, "documents 2"]:
+    ends = np.cumsum([len(d.ids) + 1 for d in documents], dtype="<i8")
+    return np.stack([ends, np.array([d.byte_count for d in documents], "<i8")], axis=1)
+
+
+def _is_exact(documents: Sequence[Document], tokenizer: Tokenizer) -> bool:
+    table = tokenizer.token_bytes
+    return table is not None and all(int(table[d.ids].sum()) == d.byte_count for d in documents)

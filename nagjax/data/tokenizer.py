@@ -1,0 +1,201 @@
+"""Tokenizers: raw bytes, or any `tokenizer.json`; each knows how many bytes of text its tokens stand for."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from jaxtyping import Int32, Integer
+
+from nagjax.data.documents import read_documents
+from nagjax.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+_KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back.
+
+    `token_bytes[i]` is the number of UTF-8 bytes of text that token `i` stands for (special tokens: 0), such
+    that the sum over `encode(text)` is exactly the length of `text`; None where no such table exists.
+    """
+
+    name: str
+    vocab_size: int
+    end_of_text: int
+    fingerprint: str
+    token_bytes: Int32[np.ndarray, "V"] | None
+
+    def encode(self, text: str) -> Int32[np.ndarray, "n"]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]: ...
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str: ...
+    def to_json(self) -> str | None: ...
+
+
+class ByteTokenizer:
+    """The 256 byte values, and one token for the end of a document. Never fails, loses nothing."""
+
+    name = "bytes"
+    vocab_size = 257
+    end_of_text = 256
+    fingerprint = sha256(b"nagjax bytes 1").hexdigest()
+
+    @property
+    def token_bytes(self) -> Int32[np.ndarray, "V"]:
+        return np.array([1] * 256 + [0], np.int32)
+
+    def encode(self, text: str) -> Int32[np.ndarray, "n"]:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
+        return bytes(i for i in map(int, ids) if 0 <= i < 256).decode(errors="replace")
+
+    def to_json(self) -> str | None:
+        return None
+
+
+class JsonTokenizer:
+    """A `tokenizer.json` of the `tokenizers` library.
+
+    Adds no special tokens of its own, and reads a special token spelled out in the text as ordinary text,
+    so that a document can never end itself.
+    """
+
+    def __init__(self, text: str, *, name: str):
+        from tokenizers import Tokenizer as Engine
+
+        try:
+            self._spec = json.loads(text)
+            self._engine = Engine.from_str(text)
+        except Exception as error:  # the Rust side raises plain Exception
+            raise UserError("tokenizer", name, f"not a tokenizer.json the library can read: {error}") from None
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        self._engine.encode_special_tokens = True
+        self.name = name
+        self.fingerprint = sha256(json.dumps(self._spec, sort_keys=True).encode()).hexdigest()
+        vocabulary = self._engine.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        ends = [vocabulary[token] for token in _KNOWN_ENDS if token in vocabulary]
+        if not ends:
+            raise UserError("tokenizer", name, f"needs an end-of-text token, one of {', '.join(_KNOWN_ENDS)}")
+        self.end_of_text = ends[0]
+
+    @cached_property
+    def token_bytes(self) -> Int32[np.ndarray, "V"] | None:
+        return _exact_token_bytes(self._spec, self._engine, self.vocab_size)
+
+    def encode(self, text: str) -> Int32[np.ndarray, "n"]:
+        return np.array(self._engine.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
+        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
+        return self._engine.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def to_json(self) -> str | None:
+        return json.dumps(self._spec, ensure_ascii=False)
+
+    def __getstate__(self) -> dict:
+        return {"text": self.to_json(), "name": self.name}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["text"], name=state["name"])
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """`"bytes"`, or the path of a tokenizer.json. Raises UserError for anything else."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    path = Path(spec)
+    if not path.is_file():
+        raise UserError("tokenizer", spec, 'use "bytes" or the path of an existing tokenizer.json')
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("tokenizer", spec, f"cannot be read: {error}") from None
+    return JsonTokenizer(text, name=path.stem)
+
+
+def train_bpe(inputs: Sequence[str], vocab_size: int, path: str | os.PathLike, *, field: str = "text") -> Tokenizer:
+    """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `path`.
+
+    `inputs` are files, folders or `hub:` datasets, as for `prepare`; `vocab_size` counts the 256 bytes and
+    the end-of-text token. Raises UserError when there is no room for those, or `path` cannot be written.
+    """
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < 257:
+        raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    engine.train_from_iterator(read_documents(inputs, field=field), trainer)
+    partial = Path(f"{path}.partial")
+    try:
+        partial.write_text(engine.to_str(), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError("path", str(path), f"cannot be written: {error.strerror}") from None
+    return load_tokenizer(str(path))
+
+
+def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: int) -> Int32[np.ndarray, "V"] | None:
+    """Bytes per token of a byte-level BPE, whose every symbol is one byte; None when the text is altered."""
+    from tokenizers import pre_tokenizers
+
+    model, alphabet = spec["model"], set(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = engine.get_vocab(with_added_tokens=False)
+    altered = (
+        spec.get("normalizer") is not None
+        or model.get("type") != "BPE"
+        or any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))
+        or not _keeps_every_byte(spec.get("pre_tokenizer"))
+    )
+    if altered or not alphabet <= vocabulary.keys():
+        return None
+    lengths = np.zeros(vocab_size, np.int32)
+    added = engine.get_added_tokens_decoder()  # the library renumbers some, so the file's ids will not do
+    for token, i in vocabulary.items():
+        if i not in added:
+            if not alphabet.issuperset(token):
+                return None
+            lengths[i] = len(token)
+    for i, token in added.items():
+        if not token.special:
+            if token.lstrip or token.rstrip:
+                return None
+            lengths[i] = len(token.content.encode())
+    return lengths
+
+
+def _keeps_every_byte(pre_tokenizer: dict | None) -> bool:
+    steps = [pre_tokenizer or {}]
+    if steps[0].get("type") == "Sequence":
+        steps = steps[0]["pretokenizers"]
+    *before, last = steps
+    return (
+        last.get("type") == "ByteLevel"
+        and not last["add_prefix_space"]
+        and all(s["type"] == "Digits" or (s["type"] == "Split" and s["behavior"] != "Removed") for s in before)
+    )

@@ -1,0 +1,12 @@
+"""The one exception a user is meant to read."""
+
+
+class UserError(Exception):
+    """Bad input: says which field, what its value was, and what to change.
+
+    The command line prints it as a single line and exits with code 2.
+    """
+
+    def __init__(self, field: str, value: object, fix: str):
+        self.field, self.value, self.fix = field, value, fix
+        super().__init__(f"{field} = {value!r}: {fix}")

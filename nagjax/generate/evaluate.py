@@ -1,0 +1,45 @@
+"""Validation of a trained run: on its own corpus or on another one with the same tokenizer."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nagjax.data import DataConfig, Dataset, open_dataset
+from nagjax.data.pipeline import STDLIB
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun, open_run
+from nagjax.train.loop import Evaluator
+
+
+def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None = None) -> dict:
+    """What the newest checkpoint of the run in `folder` makes of validation text.
+
+    data: `"stdlib"` or a prepared folder, the run's own corpus unless given. batches: the first so many
+    batches of the run's batch size, all unless given.
+
+    Returns step, loss (nats per token), perplexity (its exponential), bits_per_byte (None where the targets
+    stand for no bytes), accuracy (share of targets that were the likeliest), tokens (counted targets), and
+    depth: telemetry by name, averaged over the batches, one value per sublayer (log_norm: and one before).
+
+    Raises UserError: all that `open_run` raises, `batches` below 1, no such corpus, one of another tokenizer.
+    """
+    if batches is not None and batches < 1:
+        raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
+    run = open_run(folder)
+    evaluator = Evaluator(run.blueprint, _validation(run, data))
+    scores, depth = evaluator(run.params, run.step, evaluator.stream(batches))
+    tokens = scores.pop("targets")
+    perplexity = float(np.exp(scores["loss"]))
+    return {"step": run.step, **scores, "perplexity": perplexity, "tokens": tokens, "depth": depth}
+
+
+def _validation(run: OpenRun, data: str | None) -> Dataset:
+    if data is None:
+        return open_dataset(run.config.data, split="validation")
+    given = run.tokenizer if data == STDLIB else None
+    dataset = open_dataset(DataConfig(path=data), split="validation", tokenizer=given)
+    if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
+        names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
+        fix = f"was prepared with {names}: prepare it with that one"
+        raise UserError("data", data, fix)
+    return dataset

@@ -1,0 +1,86 @@
+"""Opening what a training run left in its folder."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import jax
+
+from nagjax.data import Tokenizer, load_tokenizer
+from nagjax.errors import UserError
+from nagjax.model.transformer import Transformer
+from nagjax.train.checkpoint import restore_params
+from nagjax.train.config import MeshConfig, RunConfig, from_dict
+from nagjax.train.folder import TOKENIZER
+from nagjax.train.mesh import make_mesh
+from nagjax.train.state import Blueprint, Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A run as its newest checkpoint has it: the parameters, and all it takes to use them."""
+
+    folder: Path
+    blueprint: Blueprint
+    step: int  # training steps behind the parameters
+    params: Tree
+    tokenizer: Tokenizer
+
+    @property
+    def config(self) -> RunConfig:
+        return self.blueprint.config
+
+    @property
+    def progress(self) -> float:
+        """Share of the configured training that is done."""
+        return self.step / self.config.train.steps
+
+    @cached_property
+    def model(self) -> Transformer:
+        return self.blueprint.model(self.params)
+
+
+def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None) -> OpenRun:
+    """The run in `folder`, finished or not; nothing in the folder changes, even while the run is training.
+
+    devices: parameters and batches are split over them; one local device unless given.
+
+    Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
+    checkpoint yet, or a tokenizer other than the one the run was trained with.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    devices = list(jax.local_devices()[:1] if devices is None else devices)
+    blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
+    state = restore_params(folder / "checkpoints", blueprint.abstract())
+    return OpenRun(folder, blueprint, int(state.step), state.params, _tokenizer(folder, config))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values.get("scheme"), dict):
+            raise TypeError("no scheme")
+        return from_dict(RunConfig, values)
+    except (FileNotFoundError, NotADirectoryError):
+        fix = "there is no config.json in it: give a folder that nagjax train has written"
+        raise UserError("run", str(folder), fix) from None
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError("run", str(folder), f"its config.json cannot be read ({error!r})") from None
+
+
+def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
+    """The run's own copy, so that a run can be used without its corpus."""
+    path = folder / TOKENIZER
+    tokenizer = load_tokenizer(str(path) if path.exists() else "bytes")
+    if tokenizer.vocab_size != config.model.vocab:
+        now, then = tokenizer.vocab_size, config.model.vocab
+        fix = f"{path} is missing or was changed: it has {now} tokens, the run was trained with {then}; bring it back"
+        raise UserError("tokenizer", tokenizer.name, fix)
+    return tokenizer

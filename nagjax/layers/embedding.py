@@ -1,0 +1,44 @@
+"""Token (and learned position) embedding, and the head."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from nagjax.layers.parameters import table
+from nagjax.layers.where import Where
+
+
+def head_std(width: int) -> float:
+    """Standard deviation at which rows read unit-RMS features as logits of spread 1/2."""
+    return 0.5 * width**-0.5
+
+
+class Embedding(nnx.Module):
+    """Rows [vocab, D], normal with standard deviation `std`; learned positions, if chosen, likewise."""
+
+    def __init__(self, config, std: float, rngs: nnx.Rngs):
+        self.tokens = table(rngs, (config.vocab, config.width), std)
+        self.positions = (
+            table(rngs, (config.context, config.width), std, rows=None) if config.positions == "learned" else None
+        )
+
+    def __call__(self, tokens: Int[Array, "B T"], where: Where, dtype) -> Float[Array, "B T D"]:
+        x = self.tokens[...][tokens]
+        if self.positions is not None:
+            x = x + self.positions[...][where.positions]
+        return x.astype(dtype)
+
+
+class Head(nnx.Module):
+    """Unembedding rows [vocab, D]."""
+
+    def __init__(self, config, rngs: nnx.Rngs):
+        self.tokens = table(rngs, (config.vocab, config.width), head_std(config.width))
+
+
+def unembed(
+    hidden: Float[Array, "B T D"], log_scale: Float[Array, "B T"], rows: Float[Array, "V D"]
+) -> Float[Array, "B T V"]:
+    """`exp(log_scale) * hidden rows^T`, float32 logits from a product in hidden's dtype."""
+    logits = jnp.einsum("btd,vd->btv", hidden, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return jnp.exp(log_scale)[..., None] * logits

@@ -1,0 +1,75 @@
+"""Shape of a model."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from nagjax.errors import UserError
+
+
+def _round_up(value: float, multiple: int) -> int:
+    return int(-(-value // multiple) * multiple)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only Transformer. `depth` and `width` are the dial: what is left None follows from them."""
+
+    depth: int = 24  # blocks; each is an attention and an MLP sublayer
+    width: int = 64  # D, features of the residual
+    heads: int | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
+    kv_heads: int | None = None  # key/value heads (grouped-query attention); None: as many as heads
+    hidden: int | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
+    context: int = 128  # tokens a sequence holds
+    vocab: Annotated[int, tyro.conf.Suppress] = 257  # the commands take it from the corpus' tokenizer
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    positions: Literal["rotary", "learned"] = "rotary"
+    rope_base: float = 10_000.0
+    qk_norm: bool = True  # unit RMS queries and keys, no gain
+    tied: bool = False  # one table for embedding and head
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
+    remat: Literal["none", "block", "dots"] = "none"  # recomputed in the backward pass: nothing, all, all but matmuls
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
+    kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"  # residual updates
+
+    def __post_init__(self):
+        for field in ("depth", "width", "context", "vocab"):
+            if getattr(self, field) < 1:
+                raise UserError(field, getattr(self, field), "give a whole number of at least 1")
+        fill = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731 (frozen: derived defaults)
+        if self.heads is None:
+            even = 2 if self.positions == "rotary" else 1
+            wanted = (max(self.width // 64, 4), 4, 2, 1)
+            fill("heads", next((h for h in wanted if self.width % (h * even) == 0), 1))
+        if self.kv_heads is None:
+            fill("kv_heads", self.heads)
+        if self.hidden is None:
+            fill("hidden", _round_up(8 / 3 * self.width, 8) if self.mlp == "swiglu" else 4 * self.width)
+        if self.heads < 1 or self.width % self.heads:
+            fits = [h for h in range(1, min(self.width, 256) + 1) if self.width % h == 0]
+            nearest = min(fits, key=lambda h: abs(h - self.heads))
+            raise UserError("heads", self.heads, f"width {self.width} must divide by heads; nearest: {nearest}")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must divide by kv_heads")
+        if self.hidden < 1:
+            raise UserError("hidden", self.hidden, "give a whole number of at least 1")
+        if self.positions == "rotary" and self.head_width % 2:
+            raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.head_width}")
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def compute_dtype(self):
+        """Of the computation; "auto" is bfloat16 on accelerators and float32 on CPU."""
+        if self.dtype == "auto":
+            return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+        return jnp.dtype(self.dtype)
+
+    @property
+    def sublayers(self) -> int:
+        return 2 * self.depth

@@ -1,0 +1,67 @@
+"""What the pre-norm schemes share: an ordinary residual, read through an RMSNorm with a gain."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from nagjax.residual.scheme import Boundary, Scheme, split_lanes
+from pallas_kernels import add_rms_norm
+
+
+class PreNormStream(NamedTuple):
+    """The residual, and its normalised copy for the next reader."""
+
+    hidden: Float[Array, "B T D"]
+    normed: Float[Array, "B T D"]
+
+
+class Gain(nnx.Module):
+    """Per-feature gain of one RMSNorm, starts at 1."""
+
+    def __init__(self, width: int):
+        self.gain = nnx.Param(jnp.ones((width,), jnp.float32), axes=("embed",), role="norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreNorm(Scheme):
+    """`x_l = scale_l * gain_l * h / rms(h)`; `h <- h + f_l(x_l)`; the head reads the last norm, unscaled.
+
+    `rms(h) = sqrt(mean(h^2) + epsilon)`.
+    """
+
+    epsilon: ClassVar[float] = 1e-6
+
+    def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        return Gain(width)
+
+    def read_scale(self, reader: Int[Array, ""]) -> Float[Array, ""]:
+        """Factor on the norm's output for the sublayer of that index (0: the head)."""
+        return jnp.float32(1.0)
+
+    def open(self, embedding, at: Boundary, ends) -> PreNormStream:
+        return PreNormStream(embedding, self.normalise(embedding, at))
+
+    def read(self, stream: PreNormStream) -> Float[Array, "B T D"]:
+        return stream.normed
+
+    def normalise(self, hidden: Float[Array, "B T D"], at: Boundary) -> Float[Array, "B T D"]:
+        wide = hidden.astype(jnp.float32)
+        direction = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.epsilon)
+        scale = self.read_scale(at.following) * at.entry.gain[...]
+        return (scale * direction).astype(hidden.dtype)
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        hidden, normed = add_rms_norm(
+            stream.hidden, update, at.entry.gain[...], self.read_scale(at.following), epsilon=self.epsilon
+        )
+        return PreNormStream(hidden, normed), jnp.ones((1, 1, 1), jnp.float32)
+
+    def close(self, stream: PreNormStream, ends):
+        return stream.normed, jnp.zeros(stream.normed.shape[:-1], jnp.float32)
+
+    def lanes(self, stream: PreNormStream):
+        return split_lanes(stream.hidden)

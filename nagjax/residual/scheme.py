@@ -1,0 +1,134 @@
+"""The residual scheme protocol: what a stream is, and the four verbs that move it through depth.
+
+A *stream* is a pytree whose every leaf starts with `[batch, tokens, ...]`. A scheme is a frozen dataclass (its fields
+are its options) with four verbs:
+
+    open(embedding, at, ends)   -> stream          start the stream
+    read(stream)                -> x               what the next branch reads, [B, T, D]
+    advance(stream, update, at) -> stream, gate    commit the branch's proposal
+    close(stream, ends)         -> hidden, log_scale
+
+A *sublayer* is one attention or one MLP; sublayers count from 1. Parameters come in three groups: `entry` (what
+normalises a sublayer's input; the head has one too), `gate` (what commits a sublayer's update) and `ends` (one set
+per model). `advance` is handed the entry of the *next* reader, so that committing an update and normalising for the
+next read is one pass over memory.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+Stream = Any  # a pytree of arrays, each [B, T, ...]
+
+
+class Nothing(nnx.Module):
+    """No parameters."""
+
+
+class Boundary(NamedTuple):
+    """Where in depth (and in training) an update is committed. `open` gets one too, with `gate` None and `index` 0."""
+
+    gate: nnx.Module | None  # the committing sublayer's own parameters
+    entry: nnx.Module  # the next reader's
+    index: Int[Array, ""]  # the committing sublayer, 1-based
+    following: Int[Array, ""]  # the next reader's index; 0 is the head
+    progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """Base of all schemes: no parameters, an unscaled head, ordinary start values. Subclasses define the four verbs."""
+
+    name: ClassVar[str] = ""  # the file's name
+    title: ClassVar[str] = ""  # how tables and plots call it
+    learning_rate: ClassVar[float] = 8e-3  # AdamW's default at 24 blocks x 64, the best tried (experiments/LOG.md)
+    gate_rate: ClassVar[float] = 1.0  # learning rate of the parameters of role "gate", relative to the matrices'
+
+    def default_rate(self, width: int, depth: int) -> float:
+        """Peak learning rate for a model of this size: the one tuned at 24 blocks x 64, times 64/width."""
+        return self.learning_rate * 64 / width
+
+    def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        return Nothing()
+
+    def gate(self, width: int, index: Int[Array, ""], rngs: nnx.Rngs) -> nnx.Module:
+        return Nothing()
+
+    def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
+        return Nothing()
+
+    def output_scale(self, sublayers: int) -> float:
+        """Factor on the start of the branches' output projections."""
+        return 1.0
+
+    def embedding_std(self, width: int) -> float:
+        """Standard deviation of the embedding's start, where no head shares the table.
+
+        At the scale of a normalised residual: from 1/sqrt(D) the first updates of an unscaled pre-norm model are
+        several times the embedding and drown it (experiments/LOG.md).
+        """
+        return 1.0
+
+    def head_rows(self, table: Float[Array, "V D"]) -> Float[Array, "V D"]:
+        """The unembedding table as the head uses it."""
+        return table
+
+    def open(self, embedding: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
+        raise NotImplementedError
+
+    def read(self, stream: Stream) -> Float[Array, "B T D"]:
+        raise NotImplementedError
+
+    def advance(
+        self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
+    ) -> tuple[Stream, Float[Array, "B T #D"]]:
+        raise NotImplementedError
+
+    def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+        raise NotImplementedError
+
+    def lanes(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+        """The residual as direction (unit RMS, float32) and log RMS: what telemetry measures."""
+        raise NotImplementedError
+
+
+def split_lanes(residual: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+    """Direction (unit RMS) and log RMS of an ordinary residual, both float32."""
+    residual = residual.astype(jnp.float32)
+    rms = jnp.sqrt(jnp.mean(residual**2, axis=-1) + 1e-30)
+    return residual / rms[..., None], jnp.log(rms)
+
+
+def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    """Angle in radians between two unit-RMS directions; exact for small angles, unlike arccos of the cosine."""
+    half_chord = 0.5 * jnp.sqrt(jnp.mean((after - before) ** 2, axis=-1))
+    return 2.0 * jnp.arcsin(jnp.clip(half_chord, 0.0, 1.0))
+
+
+def observe(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dict[str, Float[Array, ""]]:
+    """Telemetry of one sublayer, averaged over tokens (float32 scalars).
+
+    turn: angle the residual turned, radians. ratio: length of the written step over the length of the residual it
+    was written on (NAG's |t|). growth: change of the residual's log RMS. log_norm: log RMS after the sublayer.
+    gate: mean gate. closed: share of tokens whose mean gate is below 0.05.
+    """
+    (d0, s0), (d1, s1) = scheme.lanes(before), scheme.lanes(after)
+    step = jnp.exp(s1 - s0)[..., None] * d1 - d0
+    gate = jnp.broadcast_to(jnp.mean(gate.astype(jnp.float32), axis=-1), s0.shape)
+    return {
+        "turn": jnp.mean(turn_angle(d0, d1)),
+        "ratio": jnp.mean(jnp.sqrt(jnp.mean(step**2, axis=-1))),
+        "growth": jnp.mean(s1 - s0),
+        "log_norm": jnp.mean(s1),
+        "gate": jnp.mean(gate),
+        "closed": jnp.mean((gate < 0.05).astype(jnp.float32)),
+    }
+
+
+def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
+    """A parameter of the optimizer's gate group: no weight decay, the scheme's `gate_rate`."""
+    return nnx.Param(value, axes=axes, role="gate")

@@ -1,0 +1,75 @@
+"""A run's folder: which run is in it, and whether the one asked for is the same."""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+
+from nagjax.data import Dataset
+from nagjax.errors import UserError
+from nagjax.train.checkpoint import clear, steps_saved
+from nagjax.train.config import RunConfig, differences, to_dict
+
+# May differ between a run and its continuation: they do not change what is computed.
+FREE_TO_CHANGE = ("train.eval_every", "train.save_every", "train.keep", "train.log")
+
+CONFIG, CORPUS = "config.json", "corpus.json"
+TOKENIZER = "tokenizer.json"  # unless the run reads bytes
+
+
+def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> None:
+    """Makes the run folder, or checks that the run in it is this one, on this corpus.
+
+    A folder without a complete checkpoint holds no run yet. Raises UserError: the folder cannot be written, or holds a
+    run of another config (naming what differs) or corpus.
+    """
+    asked = to_dict(config)
+    identity = {
+        "path": config.data.path,
+        "tokenizer": corpus.tokenizer.fingerprint,
+        "documents": corpus.document_count,
+        "tokens": corpus.token_count,
+        "bytes": corpus.byte_count,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            clear(folder)
+        if steps_saved(folder / "checkpoints"):
+            _refuse_another(folder, _read(folder / CONFIG), asked, "another run")
+            _refuse_another(folder, _read(folder / CORPUS), identity, "a run on another corpus")
+        if jax.process_index() == 0:
+            write_text(folder / CONFIG, json.dumps(asked, indent=2))
+            write_text(folder / CORPUS, json.dumps(identity, indent=2))
+            if (tokenizer := corpus.tokenizer.to_json()) is not None:
+                write_text(folder / TOKENIZER, tokenizer)
+    except PermissionError:
+        raise UserError("out", str(folder), "no permission to write there; choose another --out") from None
+    except (FileExistsError, NotADirectoryError):
+        raise UserError("out", str(folder), "is a file, or lies under one; choose another --out") from None
+
+
+def _refuse_another(folder: Path, old: dict, new: dict, what: str) -> None:
+    changed = differences(old, new)
+    changed = {k: v for k, v in changed.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
+    if changed:
+        listed = ", ".join(f"{name} was {was!r} and is now {now!r}" for name, (was, now) in changed.items())
+        raise UserError("out", str(folder), f"holds {what}: {listed}; choose another --out, or --fresh")
+
+
+def _read(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fix = f"belongs to a run and cannot be read ({error}): bring it back, or start over with --fresh"
+        raise UserError("out", str(path), fix) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole new text, or the old file untouched; nothing at all where the text is the same."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    scratch = path.with_name(f"{path.name}.partial")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)

@@ -1,0 +1,53 @@
+"""Next-token loss and what it is made of."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from nagjax.layers.where import Where
+from nagjax.model.transformer import Transformer
+
+
+class Batch(NamedTuple):
+    """One batch as the data pipeline yields it; `weights` is 1 where the target counts."""
+
+    tokens: Int[Array, "B T"]
+    targets: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    weights: Float[Array, "B T"]
+
+    @property
+    def where(self) -> Where:
+        return Where(self.segment_ids, self.positions)
+
+
+class Sums(NamedTuple):
+    """Totals over a batch's counted targets: nats, squared log-normalisers, targets, and correct greedy guesses."""
+
+    nats: Float[Array, ""]
+    z: Float[Array, ""]
+    count: Float[Array, ""]
+    correct: Float[Array, ""]
+
+
+def cross_entropy(logits: Float[Array, "B T V"], batch: Batch) -> Sums:
+    """Float32 sums; logits float32."""
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    target = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]
+    weights = batch.weights.astype(jnp.float32)
+    guessed = jnp.argmax(logits, axis=-1) == batch.targets
+    return Sums(
+        nats=jnp.sum(weights * (log_z - target)),
+        z=jnp.sum(weights * log_z**2),
+        count=jnp.sum(weights),
+        correct=jnp.sum(weights * guessed),
+    )
+
+
+def forward(model: Transformer, batch: Batch, **options) -> tuple[Sums, dict | None]:
+    """Loss sums of one batch and, if `observed`, telemetry by sublayer."""
+    output = model(batch.tokens, batch.where, **options)
+    return cross_entropy(model.logits(output), batch), output.depth

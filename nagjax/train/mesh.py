@@ -1,0 +1,69 @@
+"""The mesh, and the one table that says which logical axis lives on which mesh axis."""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nagjax.errors import UserError
+from nagjax.train.config import MeshConfig
+
+BATCH = ("data", "fsdp")  # axes the batch is split over
+
+SHARDING_RULES = {
+    "embed": "fsdp",
+    "embed_out": "tensor",
+    "heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+}
+
+
+def make_mesh(config: MeshConfig, devices=None) -> Mesh:
+    """Mesh with axes data, fsdp, tensor (Auto) over `devices` (all there are)."""
+    devices = list(jax.devices() if devices is None else devices)
+    model = config.fsdp * config.tensor
+    data = config.data or max(len(devices) // model, 1)
+    if data * model > len(devices) or (config.data is None and data * model != len(devices)):
+        raise UserError(
+            "mesh",
+            (data, config.fsdp, config.tensor),
+            f"there are {len(devices)} devices: data x fsdp x tensor must fill them, or give a smaller --mesh.data",
+        )
+    grid = np.array(devices[: data * model]).reshape(data, config.fsdp, config.tensor)
+    return Mesh(grid, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
+    shards = math.prod(mesh.shape[axis] for axis in BATCH)
+    if batch // accumulate % shards:
+        fitting = max(batch // accumulate // shards, 1) * shards * accumulate
+        raise UserError("batch", batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}")
+
+
+def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> NamedSharding:
+    """Sharding of one parameter by its logical axes. Stacking adds leading axes, which stay whole; so does a
+    dimension its mesh axis does not divide."""
+    axes = (None,) * (len(shape) - len(axes)) + tuple(axes)
+    names = [SHARDING_RULES.get(axis) for axis in axes]
+    spec = [
+        name if name and size % mesh.shape[name] == 0 and names.index(name) == i else None
+        for i, (name, size) in enumerate(zip(names, shape, strict=True))
+    ]
+    return NamedSharding(mesh, P(*spec))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Leading dimension over the batch axes."""
+    return NamedSharding(mesh, P(BATCH))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def pin_rows(mesh: Mesh):
+    """Keeps activations [B, T, ...] split over the batch only, between blocks."""
+    return lambda x: jax.lax.with_sharding_constraint(x, batch_sharding(mesh))

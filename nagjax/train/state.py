@@ -1,0 +1,106 @@
+"""The state of a run as one pytree, and how it is born on a mesh."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, UInt32
+
+from nagjax.model.transformer import Transformer
+from nagjax.train.config import RunConfig
+from nagjax.train.mesh import parameter_sharding, replicated
+from nagjax.train.optimizer import make_optimizer
+
+Tree = Any
+
+
+class TrainState(NamedTuple):
+    """Everything a run needs to go on, but the data iterator, which is saved beside it."""
+
+    step: Int[Array, ""]  # steps done
+    params: Tree  # nested dict of float32 arrays
+    optimizer: Tree
+    rng: UInt32[Array, "2"]  # key data
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """What is known of one parameter without its value."""
+
+    axes: tuple[str | None, ...]
+    role: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """The static side of a run: the model's graph, its parameters' metadata, the optimizer, all placed on a mesh."""
+
+    config: RunConfig
+    mesh: Mesh
+    graph: nnx.GraphDef
+    parameters: Tree  # of Parameter
+    optimizer: optax.GradientTransformation
+
+    @classmethod
+    def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
+        graph, abstract = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
+        described = jax.tree.map(
+            lambda variable: Parameter(
+                variable.get_metadata()["axes"], variable.get_metadata()["role"], variable.shape
+            ),
+            abstract,
+            is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
+        )
+        parameters = nnx.to_pure_dict(described)
+        optimizer = make_optimizer(
+            config.optimizer,
+            config.learning_rate,
+            config.train.steps,
+            config.scheme.gate_rate,
+            jax.tree.map(lambda p: p.role, parameters),
+        )
+        return cls(config, mesh, graph, parameters, optimizer)
+
+    def model(self, params: Tree) -> Transformer:
+        return nnx.merge(self.graph, params)
+
+    def init(self, seed: int) -> TrainState:
+        """A fresh state; trace it under jit."""
+        params = nnx.to_pure_dict(nnx.state(build_model(self.config, seed)))
+        key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
+        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key)
+
+    def abstract(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state."""
+        shapes = jax.eval_shape(lambda: self.init(0))
+        whole = replicated(self.mesh)
+        params = jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
+        moments = optax.tree_utils.tree_map_params(
+            self.optimizer,
+            lambda _, sharding: sharding,
+            shapes.optimizer,
+            params,
+            transform_non_params=lambda _: whole,
+        )
+        shardings = TrainState(whole, params, moments, whole)
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        )
+
+    def shardings(self) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
+
+    def create(self) -> TrainState:
+        """A fresh state, each shard made where it lives."""
+        return jax.jit(lambda: self.init(self.config.train.seed), out_shardings=self.shardings())()
+
+
+def build_model(config: RunConfig, seed: int) -> Transformer:
+    return Transformer(config.model, config.scheme, nnx.Rngs(seed))

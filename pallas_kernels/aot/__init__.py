@@ -1,0 +1,16 @@
+"""Compile every kernel for TPUs and GPUs that are not there: `python -m pallas_kernels.aot`.
+
+The real compilers come as wheels (`libtpu`; the CUDA plugin with `ptxas`), and a topology description stands
+in for the hardware. What compiles fits the chip: Mosaic enforces its VMEM limit and Triton its shared memory
+limit. From the compiled programs the report reads how many bytes each one moves, next to what XLA makes of
+the plain reference, and that a sharded training step communicates nothing but sums of gradients.
+
+    targets.py   the chips, and what has to be installed for each
+    hlo.py       bytes and collectives of a compiled program, from its text
+    samples.py   every op with arguments to compile it for
+    cases.py     what is compiled, and what must be true of it
+    step.py      the sharded training step
+    worker.py    compiles cases for one target in a process of its own
+    runner.py    starts workers, holds each compilation to a time limit, collects results
+    report.py    the table
+"""

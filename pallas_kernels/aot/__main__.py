@@ -1,0 +1,65 @@
+"""Compile all kernels for all targets, print the table and what is wrong; exit with 1 if anything is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pallas_kernels.aot.cases import Case, cases
+from pallas_kernels.aot.report import markdown
+from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
+from pallas_kernels.aot.targets import H200_VARIABLE, TARGETS, Target, missing
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=__doc__)
+    parser.add_argument("--target", action="append", choices=TARGETS, help="default: all of them")
+    parser.add_argument("--op", action="append", help="only these ops")
+    parser.add_argument("--h200-config", type=Path, help=f"XLA's description of an H200 (or {H200_VARIABLE})")
+    parser.add_argument("--seconds", type=float, default=SECONDS_PER_COMPILE, help="limit per compilation")
+    parser.add_argument(
+        "--step",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="another step to compile: function(devices, implementation) -> (step, arguments, mesh)",
+    )
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    options = parser.parse_args(arguments)
+    if options.h200_config:
+        os.environ[H200_VARIABLE] = str(options.h200_config)
+
+    def everything(target: Target) -> dict[tuple[str, Case], dict]:
+        wanted = [c for c in cases(target) if not options.op or c.op.rpartition(":")[2] in options.op]
+        wanted += [Case(step, "best", "step") for step in options.step]
+        start, found = time.perf_counter(), {}
+        for case, result in run(target, wanted, seconds=options.seconds):
+            found[target.name, case] = result
+            for problem in result["problems"]:
+                print(f"{target.name}: {case.label}: {problem}", flush=True)
+        print(f"{target.name}: {len(wanted)} programs in {time.perf_counter() - start:.0f} s", flush=True)
+        return found
+
+    chosen = [TARGETS[name] for name in options.target or TARGETS]
+    for target in chosen:
+        if reason := missing(target):
+            print(f"{target.name}: skipped, {reason}")
+    compiled = [target for target in chosen if not missing(target)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of targets: each has its own process
+        results = {key: r for found in pool.map(everything, compiled) for key, r in found.items()}
+    print("\n" + markdown(results))
+    if options.json:
+        records = [{"target": t, "case": c.label} | r for (t, c), r in results.items()]
+        options.json.write_text(json.dumps(records, indent=1) + "\n")
+    if not compiled:
+        print("nothing could be compiled")
+    return 1 if not compiled or any(r["problems"] for r in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""What is compiled, and what must be true of the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import jax
+from jax import ShapeDtypeStruct as Like
+from jax.extend import core
+
+from pallas_kernels.aot import hlo
+from pallas_kernels.aot.samples import GATES, ops, sample
+from pallas_kernels.aot.targets import Target
+
+# (rows, width, dtype). The first two fill the table; the others are a width that is no multiple of 128 lanes
+# and fewer rows than a block.
+TABLE = ((16384, 2048, "bfloat16"), (16384, 8192, "bfloat16"))
+EDGES = ((1024, 1000, "float32"), (7, 5461, "bfloat16"))
+
+# A program may move this much more than its kernel: the second stage of the sums over rows.
+SLACK = 1.02
+# Operands of one float per row may be handled outside the kernel, or padded to a block.
+SCALARS = 0.001
+
+# Implementations that are several passes by design have no single figure to be held to.
+COMPOSED = (("nag_update_modulated", "pallas_triton"), ("nag_update_modulated", "triton"))
+
+KERNEL_CALL = {"mosaic_tpu": "tpu_custom_call", "pallas_triton": "gpu.triton", "triton": "triton_kernel_call"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One program.
+
+    Args:
+      op: name of an op, or for `verb = "step"` where to find the step, as `module:function`.
+      implementation: of the op. For "reference" there is a third verb, `saving`: the forward pass that keeps
+        what autodiff needs, where `forward` keeps nothing.
+      verb: forward, backward, saving or step.
+    """
+
+    op: str
+    implementation: str
+    verb: str
+    rows: int = 0
+    width: int = 0
+    dtype: str = ""
+
+    @property
+    def label(self) -> str:
+        shape = f" {self.rows}x{self.width} {self.dtype}" if self.rows else ""
+        return f"{self.op} {self.implementation} {self.verb}{shape}"
+
+
+def cases(target: Target) -> list[Case]:
+    """Everything for one target: each op, in each implementation that the platform has, and a step with it."""
+    listed = []
+    for name, op in ops().items():
+        measured = sample(name, *TABLE[0]).measured
+        if measured:
+            for verb in ("forward", "saving", "backward"):
+                listed += [Case(name, "reference", verb, *shape) for shape in TABLE]
+        for implementation in op.implementations:
+            module = op.module(implementation)
+            if module.PLATFORMS is not None and target.platform not in module.PLATFORMS:
+                continue
+            for shape in TABLE if module.PLATFORMS is None else TABLE + EDGES:
+                of = sample(name, *shape)
+                if module.refusal(*of.args, **of.constants) is None:
+                    listed += [Case(name, implementation, verb, *shape) for verb in ("forward", "backward")]
+            if measured and module.PLATFORMS is not None:
+                listed.append(Case(f"pallas_kernels.aot.step:{name}", implementation, "step"))
+    return listed
+
+
+def program(case: Case) -> tuple[Callable, tuple[Like, ...]]:
+    """The function of a case and its abstract arguments. No output is an input or comes twice: a compiler
+    would copy it, and the copy would be counted as traffic of the op."""
+    op = ops()[case.op]
+    of = sample(case.op, case.rows, case.width, case.dtype)
+    inputs, constants = of.args, of.constants
+    module = op.module(case.implementation)
+
+    def forward(*args):
+        return module.forward(*args, **constants)
+
+    def saving(*args):
+        return jax.vjp(forward, *args)
+
+    if case.implementation == "reference":
+        outputs, pull = jax.eval_shape(saving, *inputs)
+        if case.verb == "backward":
+            return _lean(lambda pull, outputs: pull(outputs), pull, outputs)
+        return _lean(saving if case.verb == "saving" else forward, *inputs)
+    if case.verb == "forward":
+        return _lean(forward, *inputs)
+    outputs, extra = jax.eval_shape(forward, *inputs)
+    kept = tuple(inputs[i] for i in op.keep_inputs) + tuple(outputs[i] for i in op.keep_outputs)
+    return _lean(lambda r, c: module.backward(r, c, **constants), kept + tuple(extra), outputs)
+
+
+def _lean(fn: Callable, *args) -> tuple[Callable, tuple[Like, ...]]:
+    closed = jax.make_jaxpr(fn)(*args)
+    given = set(closed.jaxpr.invars)
+    outputs = (v for v in closed.jaxpr.outvars if not isinstance(v, core.Literal))
+    wanted = [v for v in dict.fromkeys(outputs) if v not in given]
+    lean = core.ClosedJaxpr(closed.jaxpr.replace(outvars=wanted), closed.consts)
+    return core.jaxpr_as_fun(lean), tuple(jax.tree.leaves(args))
+
+
+def estimated_bytes(fn: Callable, args: Iterable[Like]) -> int | None:
+    """The sum of the `CostEstimate` bytes of all Pallas kernels in a function, or None where there are none."""
+    calls = [e for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive.name == "pallas_call"]
+    return sum(e.params["cost_estimate"].bytes_accessed for e in calls) if calls else None
+
+
+def expected_bytes(case: Case) -> int:
+    """The op's own figure, for this implementation where it depends on it."""
+    op = ops()[case.op]
+    source = op.module(case.implementation)
+    if not hasattr(source, "expected_bytes_moved"):
+        source = op.module("cost")
+    gates = (GATES,) if case.op == "nag_update_modulated" else ()
+    return source.expected_bytes_moved(case.rows, case.width, *gates, case.dtype, backward=case.verb == "backward")
+
+
+def _one_pass(case: Case) -> bool:
+    """Whether the case is one kernel whose bytes are known exactly: rows in whole blocks, each visited once."""
+    shape = case.rows, case.width, case.dtype
+    if shape not in TABLE or (case.op, case.implementation) in COMPOSED:
+        return False
+    return sample(case.op, *shape).measured
+
+
+def measure(case: Case, text: str, estimate: int | None) -> dict:
+    """Figures of a compiled program, and under "problems" what is not as it must be."""
+    found = {"custom_calls": hlo.custom_calls(text), "collectives": hlo.collectives(text)}
+    call = KERNEL_CALL.get(case.implementation)
+    if case.verb == "step":
+        extra = sorted(set(found["collectives"]) - {"all-reduce"})
+        problems = [f"unexpected collectives: {extra}"] if extra else []
+    else:
+        if sample(case.op, case.rows, case.width, case.dtype).measured:
+            found["bytes"] = hlo.traffic(text)
+        problems = [f"collectives: {found['collectives']}"] if found["collectives"] else []
+    kernels = sum(count for name, count in found["custom_calls"].items() if call and call in name)
+    if call and not kernels:
+        problems.append(f"no {call} in the program")
+    if call and _one_pass(case):
+        expected = found["expected"] = expected_bytes(case)
+        kernel = found["kernel"] = hlo.kernel_traffic(text, call)
+        if estimate not in (None, expected):
+            problems.append(f"CostEstimate says {estimate} bytes, expected_bytes_moved {expected}")
+        if abs(kernel - expected) > SCALARS * expected:
+            problems.append(f"the kernel reads and writes {kernel} bytes, expected_bytes_moved {expected}")
+        if found["bytes"] > SLACK * expected:
+            problems.append(f"the program moves {found['bytes']} bytes, its kernel {expected}: a second pass")
+    return found | {"problems": problems}

@@ -1,0 +1,63 @@
+"""Compiles cases for one target, in a process of its own: `python -m pallas_kernels.aot.worker`.
+
+Reads `{"target": name, "cases": [...]}` from standard input and writes one JSON line per event: `{"ready":
+true}` when the compiler is loaded, `{"begin": index}` before a case and `{"end": index, ...}` after it.
+Whoever started it ends it when a case takes too long.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.aot.cases import Case, estimated_bytes, measure, program
+from pallas_kernels.aot.targets import TARGETS, Target, devices
+
+
+def compile_case(case: Case, target: Target, chips: list) -> dict:
+    """Compile one case for the target and measure it; a refusal of the compiler is a problem like any other."""
+    if case.verb == "step":
+        module, _, function = case.op.partition(":")
+        fn, args, mesh = getattr(importlib.import_module(module), function)(chips, case.implementation)
+    else:
+        mesh = Mesh(np.array(chips[:1]), ("one",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):  # also tells kernels which chip they are traced and lowered for
+        estimate = None
+        if case.verb != "step":
+            fn, args = program(case)
+            estimate = estimated_bytes(fn, args)
+            whole = NamedSharding(mesh, P())
+            args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole) for a in args)
+        start = time.perf_counter()
+        compiled = jax.jit(fn).trace(*args).lower(lowering_platforms=(target.platform,)).compile()
+        seconds = round(time.perf_counter() - start, 2)
+    return measure(case, compiled.as_text(), estimate) | {"seconds": seconds}
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    target = TARGETS[order["target"]]
+    chips = devices(target)
+    _say(ready=True)
+    for index, fields in enumerate(order["cases"]):
+        _say(begin=index)
+        try:
+            result = compile_case(Case(**fields), target, chips)
+        except Exception as error:  # every way a compiler can fail is a result
+            result = {"problems": [f"{type(error).__name__}: {str(error)[:2000]}"]}
+        _say(end=index, **result)
+
+
+def _say(**message) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Time every op: `python -m pallas_kernels.bench [--json FILE] [--op NAME] [--repeats N]`.
+
+For each op, implementation and shape of `shapes.BENCH`: microseconds of the forward pass and of forward plus
+backward, the bandwidth at the bytes the op cannot avoid (`expected_bytes_moved`), that as a share of the
+bandwidth of a plain copy measured in the same run, and the time relative to XLA's own compilation of the
+reference. The backward pass alone is the difference of the two. Row ops are timed without donated operands,
+so XLA first copies the stream they write into: their bandwidth is not shown.
+
+On a CPU the shapes are small and the figures only show that everything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import pathlib
+import subprocess
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import shapes
+from pallas_kernels.aot.samples import GATES, Sample, ops, sample
+from pallas_kernels.dispatch import Op, choose, run
+from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds
+
+COLUMNS = ("op", "shape", "implementation", "pass", "us", "GB/s", "of copy", "vs reference")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="also write the figures to FILE")
+    parser.add_argument("--op", action="append", choices=sorted(ops()), help="only this op; may be repeated")
+    parser.add_argument("--repeats", type=int, default=20, help="timings per figure, of which the median is taken")
+    options = parser.parse_args(argv)
+
+    device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
+    rotate = 0 if on_cpu else ROTATE_BYTES
+    copy = copy_bandwidth(rotate=rotate, repeats=options.repeats)
+    print(f"{device.device_kind}: a plain copy reaches {copy:.0f} GB/s")
+    if on_cpu:
+        print("CPU: small shapes, wall time; nothing here says how fast the kernels are on an accelerator")
+    print(_line(COLUMNS))
+    rows = []
+    for name in options.op or sorted(ops()):
+        for shape in shapes.BENCH_CPU if on_cpu else shapes.BENCH:
+            for row in bench(name, shape, rotate=rotate, repeats=options.repeats):
+                row["of_copy"] = row["GB/s"] and row["GB/s"] / copy
+                rows.append(row)
+                print(_line(_cells(row)), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({**_provenance(device, copy, options.repeats), "rows": rows}, indent=1))
+
+
+def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
+    """The figures of one op at one shape: the reference first, then every implementation that runs here."""
+    op, of, platform = ops()[name], sample(name, *shape), _platform()
+    reference: dict[str, float] = {}
+    for implementation in ("reference", *op.implementations):
+        if implementation != "reference" and not _runs(op, implementation, of, platform):
+            continue
+        times = {
+            what: microseconds(fn, make, rotate=rotate, repeats=repeats)
+            for what, fn, make in _programs(op, implementation, of)
+        }
+        times["backward"] = times["forward+backward"] - times["forward"]
+        reference = reference or times
+        for what, taken in times.items():
+            moved = _bytes(op, name, shape, what) if of.measured else None
+            yield {
+                "op": name,
+                "shape": list(shape),
+                "implementation": implementation,
+                "pass": what,
+                "us": taken,
+                "GB/s": moved and moved / taken / 1e3,
+                "vs_reference": taken / reference[what],
+            }
+
+
+def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Callable, Callable]]:
+    def forward(*args):
+        return run(op, implementation, *args, **of.constants)
+
+    def both(args, cotangents):
+        outputs, pull = jax.vjp(forward, *args)
+        return outputs, [g for g in pull(cotangents) if g.dtype != jax.dtypes.float0]
+
+    outputs = jax.eval_shape(forward, *of.args)
+    yield "forward", forward, lambda key: _arrays(key, of.args)
+    yield "forward+backward", both, lambda key: (_arrays(key, of.args), _arrays(key, outputs))
+
+
+def _arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
+    """Normal numbers; integers are indices, different ones, into the rows of the first array."""
+
+    def array(key, x):
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            order = jax.vmap(lambda k: jax.random.permutation(k, like[0].shape[1]))
+            return order(jax.random.split(key, x.shape[0]))[:, : x.shape[1]].astype(x.dtype)
+        return jax.random.normal(key, x.shape, x.dtype)
+
+    return tuple(array(k, x) for k, x in zip(jax.random.split(key, len(like)), like, strict=True))
+
+
+def _runs(op: Op, implementation: str, of: Sample, platform: str) -> bool:
+    try:
+        return choose(op, implementation, *of.args, **of.constants).on(platform) is not None
+    except ValueError:
+        return False
+
+
+def _platform() -> str:
+    backend = jax.devices()[0].platform
+    return "cuda" if backend == "gpu" else backend
+
+
+def _bytes(op: Op, name: str, shape: tuple[int, int, str], what: str) -> int:
+    """What one visit of every tensor costs, whichever implementation runs."""
+    if what == "forward+backward":
+        return _bytes(op, name, shape, "forward") + _bytes(op, name, shape, "backward")
+    rows, width, dtype = shape
+    try:
+        counted = importlib.import_module(f"{op.package}.cost")
+    except ModuleNotFoundError:
+        counted = op.module("pallas_triton")
+    gates = (GATES,) if name == "nag_update_modulated" else ()
+    return counted.expected_bytes_moved(rows, width, *gates, dtype, backward=what == "backward")
+
+
+def _provenance(device: jax.Device, copy: float, repeats: int) -> dict:
+    try:
+        here = pathlib.Path(__file__).parent
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "jax": jax.__version__,
+        "commit": commit,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "repeats": repeats,
+        "copy_GB/s": copy,
+    }
+
+
+def _cells(row: dict) -> tuple[str, ...]:
+    rows, width, dtype = row["shape"]
+    bandwidth = f"{row['GB/s']:.0f}" if row["GB/s"] else "-"
+    share = f"{row['of_copy']:.0%}" if row["of_copy"] else "-"
+    shape = f"{rows}x{width} {dtype}"
+    ratio = f"{row['vs_reference']:.2f}"
+    return row["op"], shape, row["implementation"], row["pass"], f"{row['us']:.1f}", bandwidth, share, ratio
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(c.ljust(w) for c, w in zip(cells, (20, 20, 14, 16, 9, 6, 7, 12), strict=True)) + " |"
+
+
+if __name__ == "__main__":
+    main()

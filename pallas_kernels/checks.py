@@ -1,0 +1,55 @@
+"""Argument checks shared by the ops: a ValueError that names the argument, its shape and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+
+def refuse_argument(op: str, name: str, got: object, accepted: str) -> None:
+    raise ValueError(f"{op}: {name} = {got}; accepted: {accepted}")
+
+
+def describe(array: jax.Array) -> str:
+    return f"{jnp.dtype(array.dtype).name}{list(array.shape)}"
+
+
+def check_float(op: str, **arrays: jax.Array) -> None:
+    """Every array has a floating dtype."""
+    for name, array in arrays.items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            refuse_argument(op, name, describe(array), "a floating dtype (bfloat16, float16 or float32)")
+
+
+def check_dtype(op: str, dtype: object, **arrays: jax.Array) -> None:
+    """Every array has exactly this dtype (or float64, for oracles, where float32 is asked for)."""
+    for name, array in arrays.items():
+        if array.dtype != dtype and not (dtype == jnp.float32 and array.dtype == jnp.float64):
+            refuse_argument(op, name, describe(array), f"{jnp.dtype(dtype).name}")
+
+
+def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict[str, object]:
+    """Match each array against a tuple of letters and numbers; "..." takes any leading dimensions.
+
+    `check_shapes("op", {"x": (x, ("...", "D")), "gain": (gain, ("D",))})` returns what "...", "D" stand for.
+    """
+    bound: dict[str, object] = {}
+    for name, (array, pattern) in shapes.items():
+        dims = list(array.shape)
+        want = " ".join(map(str, pattern))
+        rest = [p for p in pattern if p != "..."]
+        ok = len(dims) >= len(rest) if "..." in pattern else len(dims) == len(rest)
+        if ok and "..." in pattern:
+            lead = tuple(dims[: len(dims) - len(rest)])
+            dims = dims[len(lead) :]
+            ok = bound.setdefault("...", lead) == lead
+        ok = ok and all(
+            size == p if isinstance(p, int) else bound.setdefault(p, size) == size
+            for size, p in zip(dims, rest, strict=True)
+        )
+        if not ok:
+            known = {k: v for k, v in bound.items() if k in pattern}
+            refuse_argument(op, name, describe(array), f"[{want}] with {known}" if known else f"[{want}]")
+    return bound

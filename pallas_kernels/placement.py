@@ -1,0 +1,121 @@
+"""Where the rows of an op live: one context that puts every row op under `shard_map`.
+
+Why this exists: a Pallas kernel cannot be partitioned by the compiler, and a row op needs no communication.
+Model code calls ops on global arrays and knows no mesh; whoever owns the mesh wraps the step once:
+
+    step = shard_rows(step, mesh, P(("data", "fsdp")))
+
+Every row op traced inside runs per shard, forward and backward. Its replicated operands (gains, gate weights)
+get their gradients summed over the row axes; nothing else is communicated. The axes the spec does not name
+(say a tensor-parallel one) hold copies of the rows, and cost no collective either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+class Placement(NamedTuple):
+    """`rows[i]` names the mesh axes that leading dimension `i` of every row operand is split over."""
+
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+    rows: P
+
+
+_current: ContextVar[Placement | None] = ContextVar("row_placement", default=None)
+
+
+def shard_rows(fn: Callable, mesh: jax.sharding.Mesh | None, rows: P | str) -> Callable:
+    """`fn`, with every row op that is traced inside it put under `shard_map` on `mesh`.
+
+    Args:
+      fn: any function that calls row ops, for example a whole training step. Apply outside or inside
+        `jax.jit`, but before `fn` has been traced: what is traced keeps its placement.
+      mesh: Auto or Explicit axes. `None` gives `fn` back unchanged.
+      rows: partition of the *leading* dimensions of row operands: `P("data")` splits the first one
+        (batch, or the rows of an `[N, D]` array), `P("data", "seq")` the first two. Feature dimensions are
+        never split, and an operand with fewer leading dimensions uses the beginning of the spec.
+    """
+    if mesh is None:
+        return fn
+    spec = P(rows) if isinstance(rows, str) else rows
+    unknown = [a for a in _axes(spec) if a not in mesh.axis_names]
+    if unknown:
+        raise ValueError(f"rows = {spec}: no axis {unknown} in the mesh, whose axes are {mesh.axis_names}")
+
+    @functools.wraps(fn)
+    def placed(*args, **kwargs):
+        with row_placement(mesh, spec):
+            return fn(*args, **kwargs)
+
+    return placed
+
+
+@contextlib.contextmanager
+def row_placement(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rows: P) -> Iterator[None]:
+    """The same as `shard_rows`, for the row ops traced inside a `with` block."""
+    token = _current.set(Placement(mesh, rows))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_placement() -> Placement | None:
+    """The placement in force, or None: no context, or already inside a `shard_map` (axes are Manual)."""
+    placement = _current.get()
+    if placement is None:
+        return None
+    inside = jax.sharding.get_abstract_mesh()
+    return None if AxisType.Manual in inside.axis_types else placement
+
+
+def on_shards(
+    fn: Callable,
+    placement: Placement | None,
+    lead: tuple[int | None, ...],
+    out_lead: tuple[int | None, ...],
+) -> Callable:
+    """`fn(*arrays) -> tuple of arrays`, run once per shard of the rows.
+
+    Args:
+      lead: number of leading (row) dimensions of each argument; None marks a replicated one.
+      out_lead: the same for each output; a None output is one partial sum per shard, and is summed.
+    """
+    if placement is None:
+        return fn
+    mesh, rows = placement
+    in_specs, out_specs = (tuple(_spec(rows, n) for n in side) for side in (lead, out_lead))
+    used = tuple(dict.fromkeys(a for s in in_specs for a in _axes(s)))
+
+    def per_shard(*args):
+        outs = fn(*args)
+        return tuple(jax.lax.psum(o, used) if n is None and used else o for o, n in zip(outs, out_lead, strict=True))
+
+    # No transpose ever goes through this shard_map (forward and backward each have their own), so the
+    # replication types buy nothing here, and Pallas interpreters do not carry them.
+    return jax.shard_map(per_shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def place(args: tuple, placement: Placement | None, lead: tuple[int | None, ...]) -> tuple:
+    """`args`, whose Explicit shardings (if the mesh has any) are made those that `on_shards` takes."""
+    if placement is None or AxisType.Explicit not in placement.mesh.axis_types:
+        return args
+    mesh, rows = placement
+    return tuple(jax.sharding.reshard(a, NamedSharding(mesh, _spec(rows, n))) for a, n in zip(args, lead, strict=True))
+
+
+def _spec(rows: P, lead: int | None) -> P:
+    return P() if lead is None else P(*tuple(rows)[:lead])
+
+
+def _axes(spec: P) -> tuple[str, ...]:
+    return tuple(a for part in spec if part for a in ((part,) if isinstance(part, str) else part))

@@ -1,0 +1,65 @@
+"""Device time of a program, and the bandwidth that a plain copy reaches on the same device."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+# More than the last-level cache of any current accelerator (H200: 50 MB), so that no call finds its operands
+# there.
+ROTATE_BYTES = 512 * 2**20
+MOST_SETS = 8
+
+
+def size(tree: object) -> int:
+    """Bytes of all arrays (or shapes) in a pytree."""
+    return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotate: int, repeats: int) -> float:
+    """Median time of one `fn(*args)` on the device.
+
+    One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, and is
+    put into the queue often enough (20 ms of work) that the device never waits for the host. The calls are
+    chained by barriers: neither fused with one another nor run at the same time.
+    """
+    first = make_args(jax.random.key(0))
+    sets = max(1, min(MOST_SETS, math.ceil(rotate / size((first, jax.eval_shape(fn, *first))))))
+    args = [first, *(make_args(jax.random.key(i)) for i in range(1, sets))]
+
+    @jax.jit
+    def program(args):
+        outs = []
+        for each in args:
+            if outs:
+                each, outs[-1] = jax.lax.optimization_barrier((each, outs[-1]))
+            outs.append(fn(*each))
+        return outs
+
+    def run(times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            out = program(args)
+        jax.block_until_ready(out)
+        return time.perf_counter() - start
+
+    run(1)  # compiles
+    times = max(1, math.ceil(0.02 / run(2) * 2))
+    return statistics.median(run(times) for _ in range(repeats)) / (times * sets) * 1e6
+
+
+def copy_bandwidth(*, rotate: int, repeats: int) -> float:
+    """GB/s of reading a [N, D] array and writing another (its negative, which no compiler can skip)."""
+    shape = (16384, 8192) if rotate else (2048, 640)
+    taken = microseconds(
+        jnp.negative,
+        lambda key: (jax.random.normal(key, shape, jnp.bfloat16 if rotate else jnp.float32),),
+        rotate=rotate,
+        repeats=repeats,
+    )
+    return 2 * math.prod(shape) * (2 if rotate else 4) / taken / 1e3

@@ -1,0 +1,107 @@
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from PIL import Image
+from run_folders import SUBLAYERS, depth_line, eval_line, final_lines, train_line, write_run
+
+from nagjax.analysis.plots import draw_plots, smooth
+from nagjax.analysis.runs import load_run
+from nagjax.analysis.style import _spread, run_styles
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    steep = final_lines(1.81, growth_per_sublayer=0.5)
+    return [
+        load_run(write_run(folder / "p", steep, scheme="plain")),
+        load_run(write_run(folder / "n", final_lines(1.79), scheme="nag")),
+    ]
+
+
+@pytest.fixture(scope="module")
+def drawn(runs):
+    return draw_plots(runs)
+
+
+def shows(png: bytes, color: str) -> bool:
+    """Whether the picture has pixels of that very colour."""
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+    return bool((np.abs(pixels - np.round(255 * np.array(to_rgb(color)))).max(axis=-1) <= 1).any())
+
+
+def test_every_figure_is_drawn_with_every_run(runs, drawn):
+    assert [plot.name for plot in drawn] == ["loss", "gap", "growth", "turn", "gate"]
+    for plot in drawn:
+        image = Image.open(io.BytesIO(plot.png))
+        assert image.format == "PNG" and image.width >= 1200
+        assert all(shows(plot.png, style.color) for style in run_styles(runs)), plot.name
+
+
+def test_the_same_runs_give_the_same_bytes_and_leave_no_trace(runs, drawn):
+    before = dict(matplotlib.rcParams)
+    assert [plot.png for plot in draw_plots(runs)] == [plot.png for plot in drawn]
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_what_was_not_measured_is_not_drawn(make_run):
+    lines = [train_line(1, 3.0), eval_line(1, 3.0)]
+    assert [p.name for p in draw_plots([load_run(make_run("a", lines))])] == ["loss"]
+    ungated = {**depth_line(1), "gate": [1.0] * SUBLAYERS}
+    plain = load_run(make_run("b", [ungated], scheme="plain"))
+    assert [p.name for p in draw_plots([plain])] == ["growth", "turn"]
+    gated = load_run(make_run("c", [depth_line(1)]))
+    assert "No gate: plain pre-norm." in draw_plots([plain, gated])[-1].caption
+
+
+@pytest.mark.filterwarnings("error")
+def test_uneven_and_broken_runs_are_drawn(make_run):
+    nan = float("nan")
+    broken = depth_line(5)
+    broken["log_norm"][3:] = [nan] * (SUBLAYERS - 2)
+    broken["turn"] = [None] * SUBLAYERS
+    runs = [
+        load_run(make_run("p", final_lines(1.8, steps=40), scheme="plain")),
+        load_run(make_run("n", [*final_lines(1.8), train_line(11, nan), eval_line(11, nan)], scheme="nag")),
+        load_run(make_run("x", [train_line(1, None), eval_line(1, nan), broken], scheme="elsewhere")),
+        load_run(make_run("y", [], scheme="lns")),
+    ]
+    assert [p.name for p in draw_plots(runs)] == ["loss", "gap", "growth", "turn", "gate"]
+
+
+def test_smoothing_is_a_centred_mean_of_what_is_finite():
+    values = np.array([1.0, 2.0, 6.0, np.nan, 4.0])
+    np.testing.assert_allclose(smooth(values, 1), [1.5, 3.0, 4.0, np.nan, 4.0])
+    np.testing.assert_allclose(smooth(values, 0), values)
+    assert smooth(np.array([]), 3).size == 0
+    np.testing.assert_array_equal(smooth(np.array([2.0]), 9), [2.0])
+
+
+def test_colours_belong_to_schemes_not_to_order(make_run):
+    names = ["plain", "nag", "review", "lns", "alpha", "beta"]
+    runs = [load_run(make_run(name, [], scheme=name)) for name in names]
+    there = {s.label: s for s in run_styles(runs)}
+    back = {s.label: s for s in run_styles(runs[::-1])}
+    assert there == back
+    assert len({s.color for s in there.values()}) == len({s.marker for s in there.values()}) == len(names)
+
+
+def test_repeats_of_a_scheme_differ_by_dashes(make_run):
+    a, b = run_styles([load_run(make_run(name, [], scheme="nag")) for name in "ab"])
+    assert a.color == b.color and a.linestyle != b.linestyle
+
+
+@pytest.mark.parametrize(
+    ("heights", "placed"),
+    [
+        ([0.0, 0.5, 1.0], [0.0, 0.5, 1.0]),
+        ([0.5, 0.5], [0.45, 0.55]),
+        ([0.2, 0.2, 0.2, 0.9], [0.1, 0.2, 0.3, 0.9]),
+        ([0.5, 0.55, 0.62], [0.4567, 0.5567, 0.6567]),
+    ],
+)
+def test_labels_move_apart_as_little_as_needed(heights, placed):
+    np.testing.assert_allclose(_spread(heights, 0.1), placed, atol=1e-4)

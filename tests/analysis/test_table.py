@@ -1,0 +1,102 @@
+import io
+
+import pytest
+from rich.console import Console
+from run_folders import eval_line, final_lines, train_line
+
+from nagjax.analysis.labels import count, number, run_labels
+from nagjax.analysis.runs import load_run
+from nagjax.analysis.table import comparison_table, to_html, to_markdown, to_rich
+
+
+@pytest.fixture
+def runs(make_run):
+    slow = [train_line(step, 2.0, seconds=0.75) for step in range(1, 11)] + [eval_line(10, 1.79)]
+    return [
+        load_run(make_run("p", final_lines(1.81, dead=2), scheme="plain", lr=4e-3)),
+        load_run(make_run("n", slow, scheme="nag", lr=8e-3)),
+    ]
+
+
+def column(table, start):
+    (j,) = [j for j, name in enumerate(table.columns) if name.startswith(start)]
+    return [row[j] for row in table.rows]
+
+
+def test_values(runs):
+    table = comparison_table(runs)
+    assert [c.text for c in column(table, "scheme")] == ["plain pre-norm", "NAG"]
+    assert [c.text for c in column(table, "parameters")] == ["1.53M", "1.53M"]
+    assert [c.text for c in column(table, "learning rate")] == ["0.004", "0.008"]
+    assert [c.text for c in column(table, "step time (ms)")] == ["500", "750"]
+    assert [c.text for c in column(table, "step time / plain")] == ["1.00", "1.50"]
+    assert [c.text for c in column(table, "validation loss")] == ["1.8100", "1.7900"]
+    assert [c.text for c in column(table, "residual growth")] == ["1.82", "n/m"]  # exp(0.6)
+    assert [c.text for c in column(table, "turn angle")] == ["6.5", "n/m"]
+    assert [c.text for c in column(table, "dead gates")] == ["2/8", "n/m"]
+
+
+def test_the_lowest_is_marked_ties_included(runs, make_run):
+    third = load_run(make_run("l", [eval_line(10, 1.79000001)], scheme="lns"))
+    table = comparison_table([*runs, third])
+    assert [c.best for c in column(table, "validation loss")] == [False, True, True]
+    assert [c.best for c in column(table, "step time (ms)")] == [True, False, False]
+    assert not any(c.best for c in column(table, "parameters"))
+
+
+def test_nan_is_never_the_best(runs, make_run):
+    broken = load_run(make_run("b", [eval_line(10, float("nan"))], scheme="review"))
+    cells = column(comparison_table([broken, *runs]), "validation loss")
+    assert [c.text for c in cells] == ["NaN", "1.8100", "1.7900"]
+    assert [c.best for c in cells] == [False, False, True]
+
+
+def test_no_ratio_without_a_comparable_plain_run(runs):
+    assert "step time / plain" not in comparison_table(runs[1:]).columns
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_the_terminal_table_fits_and_shows_every_number(runs, width):
+    table = comparison_table(runs)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(to_rich(table, width))
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    assert "*1.7900" in text and "*1.8100" not in text
+    for row in table.rows:
+        assert all(cell.text in text for cell in row[1:])
+        assert all(word in text for word in row[0].text.split())
+    assert text.count("parameters") == (2 if width == 50 else 1)  # the second run goes below
+
+
+def test_markdown_and_html(runs):
+    table = comparison_table(runs)
+    lines = to_markdown(table).splitlines()
+    assert lines[:2] == ["| scheme | plain pre-norm | NAG |", "| :-- | --: | --: |"]
+    assert len(lines) == 1 + len(table.columns)
+    assert "| validation loss (nats/token) | 1.8100 | **1.7900** |" in lines
+    page = to_html(table)
+    assert page.count("<td>") == 2 * (len(table.columns) - 1)
+    assert (
+        "<tr><th>step time (ms)</th><td><strong>500</strong></td><td>750</td></tr>" in page
+        and "<thead><tr><th>scheme</th><th>plain pre-norm</th><th>NAG</th></tr></thead>" in page
+    )
+
+
+def test_labels_are_distinct(make_run):
+    same = [load_run(make_run(name, [], scheme="nag")) for name in ("a", "b")]
+    assert run_labels(same) == ["NAG a", "NAG b"]
+    assert run_labels([same[0], same[0]]) == ["NAG a #1", "NAG a #2"]
+    assert run_labels(same[:1]) == ["NAG"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (999.7, "1k"), (20480, "20.5k"), (1.53e6, "1.53M"), (3e19, "3e+04P")],
+)
+def test_counts(value, text):
+    assert count(value) == text
+
+
+def test_numbers():
+    assert [number(v, 2) for v in (None, float("nan"), 1.005, 3.0)] == ["n/m", "NaN", "1.00", "3.00"]

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+from run_folders import eval_line, final_lines
+
+from nagjax.analysis.runs import load_run
+from nagjax.analysis.verdict import differences, learning_rates, verdict
+from nagjax.errors import UserError
+
+
+@pytest.fixture
+def load(make_run):
+    """A run with one evaluation: `load(scheme, loss, ...)`."""
+
+    def make(scheme: str, loss: float, *, step: int = 10, name: str | None = None, **config):
+        return load_run(make_run(name or scheme, [eval_line(step, loss)], scheme=scheme, **config))
+
+    return make
+
+
+def test_the_lowest_is_ahead_whoever_it_is(load):
+    plain, nag, lns = load("plain", 1.77), load("nag", 1.79), load("lns", 2.0)
+    said = verdict([nag, lns, plain])
+    assert "plain pre-norm is ahead" in said and "After 20.5k training tokens" in said
+    assert f"{0.02 / math.log(2):.4f} bits per byte (0.0200 nats/token) better than NAG" in said
+    assert "One seed per scheme" in said
+
+
+def test_the_lead_over_plain_is_told_when_plain_is_not_second(load):
+    said = verdict([load("plain", 2.0), load("nag", 1.7), load("lns", 1.8)])
+    assert "NAG is ahead" in said
+    assert "(0.1000 nats/token) better than LayerNorm Scaling and" in said
+    assert "(0.3000 nats/token) better than plain pre-norm" in said
+
+
+def test_runs_that_print_the_same_are_level(load):
+    said = verdict([load("plain", 1.8), load("nag", 1.800001), load("lns", 2.0)])
+    assert "plain pre-norm and NAG are level" in said and "ahead" not in said
+    assert "(0.2000 nats/token) better than LayerNorm Scaling" in said
+
+
+def test_a_run_without_a_finite_score_is_not_ranked(load):
+    said = verdict([load("plain", float("nan")), load("nag", 1.9), load("lns", 1.8)])
+    assert "LayerNorm Scaling is ahead" in said
+    assert "plain pre-norm ended without a finite score." in said
+    assert verdict([load("plain", float("nan"), name="p2")]).startswith("No run is ahead.")
+
+
+def test_one_run_alone_and_two_seeds(load):
+    assert "NAG reaches" in verdict([load("nag", 1.8)])
+    two = [load("plain", 1.8, name="p0", seed=0), load("plain", 1.9, name="p1", seed=1)]
+    assert "plain pre-norm p0 is ahead" in verdict(two) and "One seed" not in verdict(two)
+
+
+def test_other_vocabularies_are_compared_in_bits_only(load):
+    plain, nag = load("plain", 1.8), load("nag", 1.7)
+    nag.config["model"]["vocab"] = 4096
+    assert "nats/token" not in verdict([plain, nag])
+
+
+def test_without_an_evaluation_there_is_no_verdict(make_run):
+    with pytest.raises(UserError, match="no evaluation yet"):
+        verdict([load_run(make_run("a", []))])
+
+
+def test_learning_rates_are_stated(load):
+    plain, nag = load("plain", 1.8, lr=0.016), load("nag", 1.8, lr=0.008)
+    assert "plain pre-norm 0.016 and NAG 0.008" in learning_rates([plain, nag])
+    assert learning_rates([nag]) == "NAG uses the learning rate 0.008."
+    assert learning_rates([nag, load("lns", 1.8, lr=0.008)]) == "Every run uses the learning rate 0.008."
+
+
+def test_equal_terms_give_no_differences(load):
+    assert differences([load("plain", 1.8, lr=0.016), load("nag", 1.7)]) == []
+
+
+def test_every_differing_field_is_named(make_run):
+    a = load_run(make_run("a", final_lines(2.0), scheme="plain"))
+    data = {"corpus": "books", "tokenizer": "bytes", "workers": 3}
+    b = load_run(make_run("b", [eval_line(20, 2.0)], scheme="nag", seed=1, depth=6, data=data))
+    assert differences([a, b]) == [
+        'data.corpus: plain pre-norm "stdlib", NAG "books"',
+        "model.depth: plain pre-norm 4, NAG 6",
+        "tokens trained: plain pre-norm 20,480, NAG 40,960",
+        "train.seed: plain pre-norm 0, NAG 1",
+    ]

@@ -1,0 +1,87 @@
+"""What is listed for compilation, and that faults in a compiled program are found. Needs no compiler wheels."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.aot import cases as listing
+from pallas_kernels.aot.cases import EDGES, TABLE, Case, cases, measure, program
+from pallas_kernels.aot.report import markdown
+from pallas_kernels.aot.samples import ops, sample
+from pallas_kernels.aot.targets import TARGETS, missing
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+def test_every_op_and_every_kernel_of_the_platform_is_listed(target):
+    listed = {(c.op, c.implementation) for c in cases(target) if c.verb != "step"}
+    for name, op in ops().items():
+        for implementation in op.implementations:
+            module = op.module(implementation)
+            here = module.PLATFORMS is None or target.platform in module.PLATFORMS
+            of = [sample(name, *shape) for shape in TABLE + EDGES]
+            taken = any(module.refusal(*s.args, **s.constants) is None for s in of)
+            assert ((name, implementation) in listed) == (here and taken), (name, implementation)
+    assert len(listed) >= 2 * len(ops())
+
+
+def test_reference_program_has_the_sizes_of_its_case():
+    fn, args = program(Case("add_rms_norm", "reference", "forward", 16, 64, "bfloat16"))
+    total, normed = jax.eval_shape(fn, *args)
+    assert total.shape == normed.shape == (16, 64) and total.dtype == jnp.bfloat16
+
+
+def test_shared_gradient_is_one_output():
+    fn, args = program(Case("add_rms_norm", "xla", "backward", 16, 64, "bfloat16"))
+    assert [x.shape for x in jax.eval_shape(fn, *args)] == [(16, 64), (64,)]
+
+
+CALL = 'custom-call(%p), custom_call_target="tpu_custom_call"'
+
+
+def text(*lines):
+    body = "\n".join(f"  %{name} = f32[{size}]{{0}} {rest}" for name, size, rest in lines)
+    return f"HloModule m\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n{body}\n}}\n"
+
+
+def test_faults_of_a_program_are_found(monkeypatch):
+    case = Case("add_rms_norm", "mosaic_tpu", "forward", *TABLE[0])
+    monkeypatch.setattr(listing, "expected_bytes", lambda case: 2 * 4 * 100_000)
+    p, kernel = ("p", 100_000, "parameter(0)"), ("k", 100_000, CALL)
+
+    assert measure(case, text(p, kernel), 800_000)["problems"] == []
+    (problem,) = measure(case, text(p, kernel), 700_000)["problems"]
+    assert "CostEstimate says 700000" in problem
+    (problem,) = measure(case, text(p, kernel, ("c", 100_000, "copy(%k)")), 800_000)["problems"]
+    assert "a second pass" in problem
+    (problem,) = measure(case, text(p, ("k", 120_000, CALL)), 800_000)["problems"][:1]
+    assert "the kernel reads and writes 880000 bytes" in problem
+    gather = text(p, kernel, ("g", 10, "all-gather(%p), dimensions={0}"))
+    assert any("all-gather" in problem for problem in measure(case, gather, 800_000)["problems"])
+    assert "no tpu_custom_call in the program" in measure(case, text(p), None)["problems"]
+
+
+def test_a_step_may_sum_gradients_and_nothing_else():
+    case = Case("module:function", "mosaic_tpu", "step")
+    p, kernel = ("p", 4, "parameter(0)"), ("k", 4, CALL)
+    assert measure(case, text(p, kernel, ("r", 4, "all-reduce(%k)")), None)["problems"] == []
+    (problem,) = measure(case, text(p, kernel, ("r", 4, "all-to-all(%k)")), None)["problems"]
+    assert problem == "unexpected collectives: ['all-to-all']"
+
+
+def test_table_gives_ratios_to_the_reference():
+    shape = TABLE[0]
+    figures = {("reference", "forward"): 400, ("reference", "saving"): 600, ("reference", "backward"): 400}
+    figures |= {("mosaic_tpu", "forward"): 200, ("mosaic_tpu", "backward"): 300}
+    results = {
+        ("v5e", Case("add_rms_norm", name, verb, *shape)): {"bytes": mega * 10**6}
+        for (name, verb), mega in figures.items()
+    }
+    line = markdown(results).splitlines()[-1]
+    assert line == ("| add_rms_norm | 16384 x 2048 bfloat16 | v5e | 400 | 200 | 0.50 | 1000 | - | 500 | 0.50 |")
+
+
+def test_what_is_missing_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALLAS_KERNELS_H200_CONFIG", str(tmp_path / "absent"))
+    monkeypatch.setattr("pallas_kernels.aot.targets._installed", lambda module: module != "libtpu")
+    assert "libtpu" in missing(TARGETS["v5e"])
+    assert str(tmp_path / "absent") in missing(TARGETS["h200"])

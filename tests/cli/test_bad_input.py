@@ -1,0 +1,243 @@
+"""Every kind of bad input: one line that names field, value and fix, exit code 2, and nothing saved is damaged."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from nagjax.cli import main
+
+TINY = "--scheme nag --depth 2 --width 16 --context 32 --batch 8 --eval-batches 1 --mesh.data 1".split()
+
+
+def fails(capsys, args, *words):
+    """Runs the command; it must fail with one line holding all the words."""
+    capsys.readouterr()
+    assert main([str(a) for a in args]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("nagjax: error: ")
+    for word in words:
+        assert word in lines[0], (word, lines[0])
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"document {i}: " + "the quick brown fox jumps over the lazy dog. " * 20)
+    out = folder / "corpus"
+    assert main(["data", "prepare", str(folder), "--out", str(out), "--validation", "0.3"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", *TINY, "--data.path", str(corpus), "--steps", "2", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_unknown_command(capsys):
+    fails(capsys, ["trian"], "command = 'trian'", "did you mean 'train'")
+
+
+def test_unknown_scheme_suggests_the_nearest(capsys):
+    fails(capsys, ["train", "--scheme", "nga"], "scheme = 'nga'", "did you mean 'nag'", "plain")
+
+
+def test_unknown_preset(capsys):
+    fails(capsys, ["train", "--preset", "7T"], "preset = '7T'", "350M")
+
+
+def test_width_not_divisible_by_heads(capsys):
+    fails(capsys, ["train", "--width", "96", "--heads", "7"], "heads = 7", "width 96", "nearest: ")
+
+
+def test_scheme_options_are_checked(capsys):
+    fails(capsys, ["train", "--scheme", "nag", "--scheme.ramp", "1.5"], "scheme.ramp = 1.5", "[0, 1)")
+
+
+def test_batch_not_divisible_by_the_mesh(capsys, corpus, tmp_path):
+    args = [*TINY[:-2], "--batch", "6", "--mesh.data", "4", "--data.path", corpus, "--out", tmp_path / "r"]
+    fails(capsys, ["train", *args], "batch = 6", "data x fsdp = 4", "try 4")
+    assert not (tmp_path / "r").exists()
+
+
+def test_mesh_larger_than_the_machine(capsys, corpus, tmp_path):
+    args = [*TINY, "--mesh.fsdp", "4096", "--data.path", corpus, "--out", tmp_path / "r"]
+    fails(capsys, ["train", *args], "mesh = ", "4096", "devices")
+
+
+def test_kernels_of_another_platform(capsys, corpus, tmp_path):
+    args = [*TINY, "--kernels", "mosaic_tpu", "--data.path", corpus, "--out", tmp_path / "r"]
+    fails(capsys, ["train", *args], "kernels = 'mosaic_tpu'", "tpu only", "use auto")
+
+
+def test_absent_corpus(capsys, tmp_path):
+    fails(capsys, ["train", *TINY, "--data.path", tmp_path / "nowhere", "--out", tmp_path / "r"], "nowhere")
+
+
+def test_empty_corpus(capsys, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "empty.txt").write_text("")
+    fails(capsys, ["data", "prepare", tmp_path / "text", "--out", tmp_path / "c"], "inputs")
+
+
+def test_truncated_shard(capsys, corpus, tmp_path):
+    copy = tmp_path / "corpus"
+    subprocess.run(["cp", "-r", str(corpus), str(copy)], check=True)
+    shard = max(copy.rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    shard.write_bytes(shard.read_bytes()[:-7])
+    fails(capsys, ["train", *TINY, "--data.path", copy, "--out", tmp_path / "r"], shard.name)
+
+
+def test_checkpoint_of_another_config(capsys, run, corpus):
+    before = contents(run)
+    args = [*TINY, "--data.path", corpus, "--steps", "2", "--out", run, "--width", "32", "--lr", "0.1"]
+    fails(
+        capsys,
+        ["train", *args],
+        "model.width was 16 and is now 32",
+        "optimizer.lr was None and is now 0.1",
+        "--fresh",
+    )
+    assert contents(run) == before
+
+
+def test_a_rejected_command_does_not_block_the_corrected_one(capsys, corpus, tmp_path):
+    common = [*TINY, "--data.path", corpus, "--steps", "1", "--out", tmp_path / "r"]
+    fails(capsys, ["train", *common, "--context", "99000000"], "context = 99000000")
+    assert main([str(a) for a in ["train", *common]]) == 0
+
+
+def test_out_is_a_file(capsys, corpus, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "under"):
+        fails(capsys, ["train", *TINY, "--data.path", corpus, "--out", out], "out", str(out), "--out")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_damaged_config_of_a_run(capsys, run, corpus, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "config.json").write_text("")
+    args = [*TINY, "--data.path", corpus, "--steps", "2", "--out", copy]
+    fails(capsys, ["train", *args], "config.json", "cannot be read", "--fresh")
+
+
+def test_a_damaged_checkpoint(capsys, run, corpus, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints").rglob("*"):
+        if path.is_file() and path.stat().st_size > 2000:
+            path.write_bytes(path.read_bytes()[:100])
+    fails(capsys, ["generate", copy, "--tokens", "4"], "checkpoint", str(copy))
+
+
+def test_a_corpus_prepared_anew_is_not_taken_for_the_old_one(capsys, run, corpus):
+    held, before = corpus.with_name("held"), contents(run)
+    text = corpus.with_name("other")
+    text.mkdir()
+    for i in range(40):
+        (text / f"{i}.txt").write_text(f"number {i}: " + "something else entirely. " * 30)
+    corpus.rename(held)
+    try:
+        assert main(["data", "prepare", str(text), "--out", str(corpus), "--validation", "0.3"]) == 0
+        args = [*TINY, "--data.path", corpus, "--steps", "2", "--out", run]
+        fails(capsys, ["train", *args], "another corpus", "tokens was", "--fresh")
+        assert contents(run) == before
+    finally:
+        shutil.rmtree(corpus, ignore_errors=True)
+        held.rename(corpus)
+
+
+def test_attention_of_another_platform(capsys, corpus, tmp_path):
+    args = [*TINY, "--attention", "splash", "--data.path", corpus, "--out", tmp_path / "r"]
+    fails(capsys, ["train", *args], "attention = 'splash'", "tpu only", "use auto")
+
+
+def test_finished_run_is_left_alone(run, corpus):
+    before = contents(run)
+    assert main(["train", *TINY, "--data.path", str(corpus), "--steps", "2", "--out", str(run)]) == 0
+    assert contents(run) == before
+
+
+def test_prompt_longer_than_the_context(capsys, run):
+    fails(capsys, ["generate", run, "--prompt", "x" * 40, "--tokens", "4"], "prompt", "40", "32")
+
+
+def test_not_a_run(capsys, tmp_path):
+    for command in ("eval", "generate", "info"):
+        fails(capsys, [command, tmp_path], str(tmp_path))
+
+
+def test_compare_needs_two_runs(capsys, run):
+    fails(capsys, ["compare", run], "run")
+
+
+def test_no_write_permission(capsys, monkeypatch, tmp_path):
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    fails(capsys, ["train", *TINY, "--out", tmp_path / "r"], "out", "no permission", "--out")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+from nagjax.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def limited(args, limit):
+    """The command in a process whose files may not pass `limit` bytes: writing fails as on a full disk."""
+    command = [sys.executable, "-c", LIMITED, str(limit), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+
+
+def test_full_disk_while_preparing(tmp_path):
+    (tmp_path / "big.txt").write_text("all work and no play " * 50_000)
+    done = limited(["data", "prepare", tmp_path / "big.txt", "--out", tmp_path / "c"], 200_000)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "nagjax: error: " in done.stderr and str(tmp_path / "c") in done.stderr
+    assert main(["data", "prepare", str(tmp_path / "big.txt"), "--out", str(tmp_path / "c")]) == 0
+
+
+def test_full_disk_while_saving_keeps_the_last_checkpoint(corpus, tmp_path):
+    out = tmp_path / "run"
+    args = [
+        "train",
+        *TINY,
+        "--width",
+        "64",
+        "--data.path",
+        corpus,
+        "--steps",
+        "4",
+        "--save-every",
+        "2",
+        "--out",
+        out,
+    ]
+    assert main([str(a) for a in args]) == 0
+    before = contents(out / "checkpoints")
+    longer = [*args[:-2], "--out", tmp_path / "other"]
+    done = limited(longer, 100_000)
+    assert done.returncode == 2, done.stderr[-2000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("nagjax: error: ") and "checkpoint" in last, last
+    assert "Traceback" not in done.stderr
+    assert contents(out / "checkpoints") == before
+    assert main([str(a) for a in longer]) == 0
+    assert json.loads((tmp_path / "other" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4

@@ -1,0 +1,116 @@
+"""The commands end to end on tiny models: the demo, and what reads the runs it leaves."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nagjax.cli import COMMANDS, main
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo")
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes plain nag".split()
+    assert main(["demo", *args, "--out", str(out)]) == 0
+    return out
+
+
+def test_demo_leaves_a_self_contained_report(demo):
+    page = (demo / "report.html").read_text()
+    assert "data:image/png;base64," in page and 'src="http' not in page
+    assert "NAG" in page and "plain pre-norm" in page
+    assert (demo / "report.md").exists()
+    for scheme in ("plain", "nag"):
+        run = demo / f"{scheme}-d2-w16"
+        kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert kinds.count("train") == 8 and kinds.count("eval") == kinds.count("depth") == 9
+        assert (run / "sample.txt").read_text().startswith("def ")
+
+
+def test_demo_started_again_trains_nothing_twice(demo):
+    before = (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes()
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes plain nag".split()
+    assert main(["demo", *args, "--out", str(demo)]) == 0
+    assert (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes() == before
+
+
+def test_eval_prints_the_same_loss_the_run_logged(demo, capsys):
+    run = demo / "nag-d2-w16"
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in logged if line["kind"] == "eval"][-1]
+    batches = json.loads((run / "config.json").read_text())["train"]["eval_batches"]
+    capsys.readouterr()
+    assert main(["eval", str(run), "--batches", str(batches), "--as-json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["loss"] == pytest.approx(last["loss"], rel=1e-5)
+    assert scores["bits_per_byte"] == pytest.approx(last["bits_per_byte"], rel=1e-5)
+
+
+def test_generate_takes_a_batch_of_prompts_and_repeats_itself(demo, capsys):
+    args = ["generate", str(demo / "nag-d2-w16"), "--prompt", "import ", "x", "--tokens", "8", "--temperature", "0"]
+    outputs = []
+    for _ in range(2):
+        capsys.readouterr()
+        assert main(args) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] and outputs[0].startswith("import ") and outputs[0].count("---") == 2
+
+
+def test_info_counts_every_parameter_once(demo, capsys):
+    run = demo / "plain-d2-w16"
+    facts = json.loads((run / "info.json").read_text())
+    assert sum(facts["parameters_by_part"].values()) == facts["parameters"]
+    capsys.readouterr()
+    assert main(["info", str(run)]) == 0
+    assert f"{facts['parameters']:,}" in capsys.readouterr().out
+
+
+def test_compare_writes_a_report(demo, tmp_path, capsys):
+    runs = [str(demo / f"{scheme}-d2-w16") for scheme in ("plain", "nag")]
+    assert main(["compare", *runs, "--out", str(tmp_path / "both")]) == 0
+    assert (tmp_path / "both" / "report.html").exists()
+
+
+def test_tokenizer_and_prepare_lead_to_a_run(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i} of a small text that says hello to number {i * i}\n" for i in range(3000)))
+    assert main(["tokenizer", "train", str(text), "--out", str(tmp_path / "t.json"), "--vocab", "300"]) == 0
+    corpus = str(tmp_path / "corpus")
+    prepare = ["data", "prepare", str(text), "--out", corpus, "--tokenizer", str(tmp_path / "t.json")]
+    assert main([*prepare, "--validation", "0.4"]) == 0
+    tiny = "--scheme lns --depth 1 --width 16 --context 16 --batch 8 --steps 2 --eval-batches 1".split()
+    assert main(["train", *tiny, "--data.path", corpus, "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["vocab"] == 300
+    shutil.rmtree(corpus)  # the run carries its tokenizer
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "line", "--tokens", "4"]) == 0
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself(command, capsys):
+    nested = {"data": ["prepare"], "tokenizer": ["train"], "bench": ["step"]}.get(command, [])
+    with pytest.raises(SystemExit) as stop:
+        main([command, *nested, "--help"])
+    assert stop.value.code == 0
+    assert "usage: nagjax" in capsys.readouterr().out
+
+
+def test_interrupt_saves_and_says_so(tmp_path):
+    out = tmp_path / "run"
+    args = "--depth 1 --width 16 --context 32 --batch 8 --steps 100000 --eval-batches 1 --eval-every 100000".split()
+    command = [sys.executable, "-m", "nagjax.cli", "train", *args, "--save-every", "100000", "--out", str(out)]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count('"train"') > 3):
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 130, errors
+    assert "the same command goes on" in errors and "Traceback" not in errors
+    last = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert [int(p.name) for p in (out / "checkpoints").iterdir() if p.name.isdigit()] == [last]

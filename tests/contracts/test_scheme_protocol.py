@@ -1,0 +1,170 @@
+"""What a scheme owes the Transformer, Mixture-of-Depths and telemetry, for every scheme there is."""
+
+import dataclasses
+import functools
+import inspect
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+from flax import nnx
+
+from nagjax.layers.attention import Where
+from nagjax.model.transformer import Transformer
+from nagjax.residual import Boundary, Scheme, find_scheme, schemes
+from nagjax.residual.scheme import observe
+from nagjax.train.config import RunConfig, from_dict, to_dict
+
+TELEMETRY = {"turn", "ratio", "growth", "log_norm", "gate", "closed"}
+ROLES = {"matrix", "embedding", "norm", "gate"}
+
+
+def test_name_title_and_docstring(scheme):
+    cls = type(scheme)
+    assert find_scheme(cls.name) is cls
+    assert Path(inspect.getfile(cls)).stem == cls.name
+    assert cls.title and [c.title for c in schemes().values()].count(cls.title) == 1
+    assert cls.learning_rate > 0 and 0 < cls.gate_rate <= 1
+    assert len(cls.__doc__) > 40 and dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
+
+
+def test_config_round_trip(scheme):
+    config = tiny.run_config(scheme, optimizer={"lr": 3e-3}, train={"log": ("wandb",)}, mlp="gelu")
+    assert from_dict(RunConfig, json.loads(json.dumps(to_dict(config)))) == config
+    assert from_dict(Scheme, json.loads(json.dumps(to_dict(scheme)))) == scheme
+    hash(config)
+
+
+@functools.cache
+def model_of(scheme) -> Transformer:
+    model = Transformer(tiny.model_config(), scheme, nnx.Rngs(0))
+    graph, params = nnx.split(model)
+    return nnx.merge(graph, tiny.moved(params, 0.1))
+
+
+def forward(scheme, observed):
+    graph, params = nnx.split(model_of(scheme))
+    batch = tiny.packed_batch()
+
+    @jax.jit
+    def run(params):
+        model = nnx.merge(graph, params)
+        output = model(batch.tokens, batch.where, observed=observed)
+        return model.logits(output), output.depth
+
+    return run(params)
+
+
+def test_scan_equals_unrolled_with_telemetry_of_every_sublayer(scheme):
+    """Sublayer after sublayer by the four verbs alone, each with the parameters that are its own."""
+    model, batch = model_of(scheme), tiny.packed_batch()
+    logits, depth = forward(scheme, observed=True)
+    assert logits.shape == (tiny.BATCH, tiny.TOKENS, tiny.VOCAB) and logits.dtype == jnp.float32
+    assert set(depth) == TELEMETRY
+    assert all(v.shape == (model.config.sublayers,) and v.dtype == jnp.float32 for v in depth.values())
+
+    blocks = [jax.tree.map(lambda x, i=i: x[i], model.blocks) for i in range(model.config.depth)]
+    sublayers = [part for block in blocks for part in (block.attention, block.mlp)]
+    entries = [sublayer.entry for sublayer in sublayers] + [model.entry]
+
+    @jax.jit
+    def open_(embedding):
+        return scheme.open(embedding, boundary(None, entries[0], 0, 1), model.ends)
+
+    @jax.jit
+    def attend(stream, branch, *at):
+        return commit(stream, branch(scheme.read(stream), batch.where)[0], at)
+
+    @jax.jit
+    def think(stream, branch, *at):
+        return commit(stream, branch(scheme.read(stream)), at)
+
+    def boundary(gate, entry, index, following):
+        return Boundary(gate, entry, jnp.int32(index), jnp.int32(following), jnp.float32(1.0))
+
+    def commit(stream, update, at):
+        after, gate = scheme.advance(stream, update, boundary(*at))
+        return after, observe(scheme, stream, after, gate)
+
+    stream, notes = open_(model.embedding(batch.tokens, batch.where, jnp.float32)), []
+    for index, sublayer in enumerate(sublayers, 1):
+        following = index + 1 if index < len(sublayers) else 0
+        run = attend if index % 2 else think
+        stream, note = run(stream, sublayer.branch, sublayer.gate, entries[index], index, following)
+        notes.append(note)
+    hidden, log_scale = scheme.close(stream, model.ends)
+    unrolled = np.exp(log_scale)[..., None] * np.asarray(hidden, float) @ np.asarray(model.head_rows(), float).T
+    np.testing.assert_allclose(logits, unrolled, rtol=1e-4, atol=1e-5)
+    for name, values in depth.items():
+        np.testing.assert_allclose(values, [n[name] for n in notes], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert np.all(depth["turn"] > 0) and np.all(depth["closed"] >= 0) and np.all(depth["closed"] <= 1)
+
+
+def test_advance_is_per_token(scheme):
+    """Any rows, in any order and number, advance as they would among all others."""
+    model = model_of(scheme)
+    block = jax.tree.map(lambda x: x[1], model.blocks)
+    at = Boundary(block.attention.gate, block.mlp.entry, jnp.int32(3), jnp.int32(4), jnp.float32(1.0))
+    embedding, update = jax.random.normal(jax.random.key(0), (2, 2, 6, model.config.width))
+    stream = scheme.open(embedding, at._replace(gate=None), model.ends)
+    assert all(leaf.shape[:2] == (2, 6) for leaf in jax.tree.leaves(stream))
+    assert scheme.read(stream).shape == embedding.shape
+    advance = jax.jit(lambda stream, update: scheme.advance(stream, update, at))
+    after, gate = advance(stream, update)
+    assert jax.tree.structure(after) == jax.tree.structure(stream)
+    jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or 1 / 0, after, stream)
+    np.broadcast_shapes(gate.shape, update.shape)
+
+    chosen = np.array([4, 0, 3])
+    take = lambda x: x.reshape(12, *x.shape[2:])[chosen * 2][None]  # noqa: E731
+    picked, _ = advance(jax.tree.map(take, stream), take(update))
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, take(want), rtol=2e-6, atol=2e-6), picked, after)
+
+
+def test_lanes_are_a_direction_and_a_log_norm(scheme):
+    model = model_of(scheme)
+    first = jax.tree.map(lambda x: x[0], model.blocks.attention.entry)
+    at = Boundary(None, first, jnp.int32(0), jnp.int32(1), jnp.float32(1.0))
+    stream = scheme.open(3.0 * jax.random.normal(jax.random.key(0), (2, 6, 16), jnp.bfloat16), at, model.ends)
+    direction, log_norm = scheme.lanes(stream)
+    assert direction.dtype == log_norm.dtype == jnp.float32 and log_norm.shape == (2, 6)
+    np.testing.assert_allclose(np.mean(direction**2, -1), 1.0, rtol=1e-5)
+
+
+def test_telemetry_costs_nothing_when_off(scheme):
+    """The compiled block has as many instructions as one whose scheme never computes what only telemetry reads."""
+
+    class Muted(type(scheme)):
+        def advance(self, stream, update, at):
+            return super().advance(stream, update, at)[0], jnp.ones((1, 1, 1))
+
+    muted = Muted(**{f.name: getattr(scheme, f.name) for f in dataclasses.fields(scheme)})
+    where = Where.whole(2, 4)
+
+    def instructions(scheme, observed):
+        graph, params = nnx.split(jax.tree.map(lambda x: x, model_of(scheme)))
+
+        def block(params, tokens):
+            model = nnx.merge(graph, params)
+            layer = jax.tree.map(lambda x: x[0], model.layers())
+            first = jax.tree.map(lambda x: x[0], model.blocks.attention.entry)
+            at = Boundary(None, first, jnp.int32(0), jnp.int32(1), jnp.float32(1.0))
+            stream = scheme.open(model.embedding(tokens, where, jnp.float32), at, model.ends)
+            return model.step(stream, layer, where, jnp.float32(1.0), observed)
+
+        text = jax.jit(block).lower(params, jnp.zeros((2, 4), jnp.int32)).compile().as_text()
+        return text.count(" = ")
+
+    off = instructions(scheme, False)
+    assert off == instructions(muted, False)
+    assert off < instructions(scheme, True)
+
+
+def test_parameters_have_known_roles_and_axes(scheme):
+    parameters = jax.tree.leaves(tiny.blueprint(tiny.run_config(scheme)).parameters)
+    assert {p.role for p in parameters} <= ROLES
+    for p in parameters:
+        assert len(p.axes) <= len(p.shape) and len(p.shape) - len(p.axes) <= 1

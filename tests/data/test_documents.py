@@ -1,0 +1,135 @@
+import gzip
+import json
+import lzma
+import sys
+import types
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from nagjax.data import read_documents
+from nagjax.data.documents import TEXT_PIECE, find_files, split_name
+from nagjax.errors import UserError
+
+PACK = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
+}
+DOCUMENTS = ["first: naïve", "second\r\nline", "日本語 🙂"]
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_every_packing_of_json_lines_and_text(tmp_path, suffix):
+    lines = tmp_path / f"a.jsonl{suffix}"
+    lines.write_bytes(PACK[suffix]("\n".join(json.dumps({"text": d}) for d in DOCUMENTS).encode()))
+    assert list(read_documents([str(lines)])) == DOCUMENTS
+    text = tmp_path / f"b.md{suffix}"
+    text.write_bytes(PACK[suffix](DOCUMENTS[1].encode()))
+    assert list(read_documents([str(text)])) == [DOCUMENTS[1]]
+
+
+def test_parquet_and_field(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"body": DOCUMENTS, "n": [1, 2, 3]}), path)
+    assert list(read_documents([str(path)], field="body")) == DOCUMENTS
+    with pytest.raises(UserError, match=r"no column 'text'.*body.*--field"):
+        list(read_documents([str(path)]))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match="not a whole Parquet file"):
+        list(read_documents([str(path)], field="body"))
+
+
+def test_folder_order_is_by_name(tmp_path):
+    for name in ("z/1.txt", "a/2.txt", "a/1.txt", "b.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "ignored.bin").write_text("no")
+    assert list(read_documents([str(tmp_path)])) == ["a/1.txt", "a/2.txt", "b.txt", "z/1.txt"]
+    assert [p.name for p in find_files([str(tmp_path / "b.txt")])] == ["b.txt"]
+
+
+def test_long_text_is_cut_at_lines_and_loses_nothing(tmp_path):
+    text = "".join(f"line {i} é\r\n" for i in range(12_000))
+    (tmp_path / "long.txt").write_text(text, newline="")
+    pieces = list(read_documents([str(tmp_path)]))
+    assert "".join(pieces) == text and len(pieces) > 3
+    assert all(piece.endswith("\n") and len(piece) < TEXT_PIECE + 20 for piece in pieces)
+
+
+def test_half_surrogates_become_replacement_characters(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude42"}\n')
+    assert list(read_documents([str(path)])) == ["a\ufffdb", "🙂"]
+
+
+def test_split_is_stable_disjoint_and_of_the_asked_size():
+    texts = [f"document {i}" for i in range(4000)]
+    sides = [split_name(text, 0.05) for text in texts]
+    assert sides == [split_name(text, 0.05) for text in texts]
+    assert 150 < sides.count("validation") < 250
+    # Frozen: the side of a document must never change between releases.
+    assert [i for i in range(60) if sides[i] == "validation"] == [21, 22, 55, 59]
+    wider = [split_name(text, 0.2) for text in texts]
+    assert all(w == "validation" for s, w in zip(sides, wider, strict=True) if s == "validation")
+    assert all(split_name(text, 0.0) == "train" for text in texts)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}\n', r"a.jsonl:2.*no text in field 'text'.*body.*--field"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": 3}\n', r"a.jsonl:3.*no text"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', r"a.jsonl:2.*not an object"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a.jsonl:2.*not a line of JSON"),
+        ("a.txt", b"caf\xe9", "not UTF-8"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-12], "cut short or damaged"),
+        ("a.jsonl.xz", lzma.compress(b'{"text": "x"}\n' * 99)[:-12], "cut short or damaged"),
+        ("a.jsonl.zst", b"not zstandard at all", "cut short or damaged"),
+        ("a.txt.gz", b"plain", "cut short or damaged"),
+        ("a.csv", b"a,b", "unknown format"),
+        ("a.parquet.gz", b"", "unpack the file"),
+    ],
+    ids=lambda value: "" if isinstance(value, bytes) else None,
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(read_documents([str(path)]))
+
+
+def test_absent_paths_and_empty_folders(tmp_path):
+    with pytest.raises(UserError, match="no such file.*hub:OWNER/NAME"):
+        list(read_documents([str(tmp_path / "absent")]))
+    with pytest.raises(UserError, match="the folder holds no"):
+        list(read_documents([str(tmp_path)]))
+
+
+def test_hub_without_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"pip install 'nagjax\[hub\]'"):
+        list(read_documents(["hub:someone/texts"]))
+
+
+def test_hub_datasets(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
+        if name == "someone/offline":
+            raise ConnectionError("no network")
+        return iter([{"text": "one"}, {"text": "two"}])
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert list(read_documents(["hub:someone/texts#small:test"])) == ["one", "two"]
+    assert list(read_documents(["hub:someone/texts"])) == ["one", "two"]
+    assert asked == [("someone/texts", "small", "test", True), ("someone/texts", None, "train", True)]
+    with pytest.raises(UserError, match="no network.*folder"):
+        list(read_documents(["hub:someone/offline"]))
+    with pytest.raises(UserError, match=r"hub:someone/texts:0.*'body'"):
+        list(read_documents(["hub:someone/texts"], field="body"))

@@ -1,0 +1,209 @@
+import errno
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nagjax.data import DataConfig, load_tokenizer, open_dataset, prepare, read_manifest, verify
+from nagjax.errors import UserError
+
+
+def raw_documents(folder, split):
+    """The token lists of a split, read straight from the files the manifest names."""
+    manifest = json.loads((Path(folder) / "manifest.json").read_text())
+    for shard in manifest["splits"][split]["shards"]:
+        tokens = np.fromfile(Path(folder) / shard["tokens"]["name"], manifest["dtype"]).tolist()
+        start = 0
+        for end, size in np.fromfile(Path(folder) / shard["documents"]["name"], "<i8").reshape(-1, 2):
+            yield tokens[start:end], int(size)
+            start = int(end)
+        assert start == len(tokens)
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["corpus", "bpe_corpus"])
+def test_files_hold_every_document_once(kind, request, texts):
+    folder = request.getfixturevalue(kind)
+    tokenizer = open_dataset(DataConfig(path=folder)).tokenizer
+    found = {"train": [], "validation": []}
+    for split, documents in found.items():
+        for ids, size in raw_documents(folder, split):
+            assert ids[-1] == tokenizer.end_of_text and tokenizer.end_of_text not in ids[:-1]
+            documents.append(tokenizer.decode(ids[:-1]))
+            assert size == len(documents[-1].encode()) == tokenizer.token_bytes[ids].sum()
+    threshold = 0.2 * 2**64
+    held_out = [t for t in texts if int(sha256(t.encode()).hexdigest()[:16], 16) < threshold]
+    assert held_out and found["validation"] == held_out
+    assert found["train"] == [t for t in texts if t not in held_out]
+
+
+def test_manifest_describes_the_folder(corpus, texts):
+    manifest = verify(corpus)
+    assert len(manifest.splits["train"]) > 2
+    totals = {what: sum(manifest.total(s, what) for s in manifest.splits) for what in ("byte_count", "document_count")}
+    assert totals == {"byte_count": sum(len(t.encode()) for t in texts), "document_count": len(texts)}
+    names = {f.name for shards in manifest.splits.values() for s in shards for f in (s.tokens, s.documents)}
+    assert set(os.listdir(corpus)) == names | {"manifest.json"}
+    written = json.loads((Path(corpus) / "manifest.json").read_text())
+    assert written["format"] == 1 and written["dtype"] == "<u2"
+    assert written["splits"]["train"]["token_count"] == open_dataset(DataConfig(path=corpus)).token_count
+
+
+def test_large_vocabularies_take_four_bytes(bpe, jsonl, tmp_path):
+    spec = json.loads(Path(bpe).read_text(encoding="utf-8"))
+    spec["model"]["vocab"]["zzzzz"] = 70_000
+    wide = tmp_path / "wide.json"
+    wide.write_text(json.dumps(spec))
+    assert load_tokenizer(str(wide)).vocab_size == 70_001
+    manifest = prepare([jsonl], tmp_path / "out", tokenizer=str(wide))
+    assert manifest.dtype == "<u4"
+    assert open_dataset(DataConfig(path=str(tmp_path / "out"))).tokenizer.vocab_size == 70_001
+
+
+def test_inexact_tokenizers_get_the_mean(bpe, jsonl, tmp_path):
+    spec = json.loads(Path(bpe).read_text(encoding="utf-8")) | {"normalizer": {"type": "Lowercase"}}
+    lower = tmp_path / "lower.json"
+    lower.write_text(json.dumps(spec))
+    prepare([jsonl], tmp_path / "out", tokenizer=str(lower), validation=0.2)
+    dataset = open_dataset(DataConfig(path=str(tmp_path / "out")), split="validation")
+    assert dataset.tokenizer.token_bytes is None and not dataset.stream.exact
+    table = dataset.bytes_per_token()
+    assert table[dataset.tokenizer.end_of_text] == 0
+    total = table[dataset.stream.read(0, len(dataset.stream))].sum(dtype=np.float64)
+    np.testing.assert_allclose(total, dataset.byte_count, rtol=1e-6)
+
+
+def test_same_request_same_bytes_and_no_work(corpus, jsonl, tmp_path):
+    prepare([jsonl], tmp_path / "again", validation=0.2, shard_tokens=7000)
+    assert content(tmp_path / "again") == content(corpus)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "again").iterdir()}
+    prepare([jsonl], tmp_path / "again", validation=0.2, shard_tokens=7000)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "again").iterdir()}
+    with pytest.raises(UserError, match="out = .*another corpus"):
+        prepare([jsonl], tmp_path / "again", validation=0.3, shard_tokens=7000)
+
+
+@pytest.mark.parametrize("failing_write", [1, 2, 5, 8])
+def test_full_disk_loses_nothing_and_the_next_run_goes_on(corpus, jsonl, tmp_path, monkeypatch, failing_write):
+    out, writes, fsync = tmp_path / "out", [], os.fsync
+
+    def full(descriptor):
+        writes.append(descriptor)
+        if len(writes) == failing_write:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    arguments = dict(validation=0.2, shard_tokens=7000)
+    with pytest.raises(UserError, match="disk is full.*same command again"):
+        prepare([jsonl], out, **arguments)
+    assert not list(out.glob(".*")), "a part of a file was left"
+    if failing_write > 5:
+        with pytest.raises(UserError, match="not finished"):
+            open_dataset(DataConfig(path=str(out)))
+        with pytest.raises(UserError, match="unfinished corpus of another request"):
+            prepare([jsonl], out, validation=0.1, shard_tokens=7000)
+    finished = json.loads((out / "progress.json").read_text())["rounds"] if failing_write > 5 else 0
+    writes.clear()
+    failing_write = -1
+    monkeypatch.setattr(os, "fsync", lambda d: (writes.append(d), fsync(d)))
+    prepare([jsonl], out, **arguments)
+    assert content(out) == content(corpus)
+    total = len(list(Path(corpus).glob("*"))) + len(read_manifest(corpus).splits["train"])
+    assert finished == 0 or len(writes) <= total - 3 * finished
+
+
+def test_killed_parts_are_never_read(corpus, jsonl, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".train-00000.tokens.partial").write_bytes(b"half")
+    (out / "train-00000.tokens").write_bytes(b"a whole shard that no record vouches for")
+    prepare([jsonl], out, validation=0.2, shard_tokens=7000)
+    assert content(out) == content(corpus)
+
+
+@pytest.fixture
+def copied(corpus, tmp_path):
+    for path in Path(corpus).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def test_cut_missing_and_changed_shards_are_named(copied):
+    shard = copied / "train-00001.tokens"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-2])
+    with pytest.raises(UserError, match=rf"train-00001.tokens.*{len(data) - 2} bytes instead of {len(data)}.*prepare"):
+        open_dataset(DataConfig(path=str(copied)))
+    shard.write_bytes(b"\x01" + data[1:])
+    open_dataset(DataConfig(path=str(copied)))
+    with pytest.raises(UserError, match="train-00001.tokens.*content changed"):
+        verify(copied)
+    shard.unlink()
+    with pytest.raises(UserError, match="train-00001.tokens.*missing"):
+        open_dataset(DataConfig(path=str(copied)))
+
+
+def test_damaged_manifest_and_tokenizer(copied, bpe_corpus, tmp_path_factory):
+    manifest = copied / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"format": 1', '"format": 99'))
+    with pytest.raises(UserError, match="format is not 1"):
+        open_dataset(DataConfig(path=str(copied)))
+    manifest.write_text(text[:50])
+    with pytest.raises(UserError, match="manifest.json.*cannot be read"):
+        open_dataset(DataConfig(path=str(copied)))
+    other = tmp_path_factory.mktemp("changed")
+    for path in Path(bpe_corpus).iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    changed = (other / "tokenizer.json").read_text().replace('"dropout": null', '"dropout": 0.1')
+    (other / "tokenizer.json").write_text(changed)
+    with pytest.raises(UserError, match="not the one its tokens were made with"):
+        open_dataset(DataConfig(path=str(other)))
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="tokenizer.json.*missing"):
+        open_dataset(DataConfig(path=str(other)))
+
+
+def test_bad_requests(jsonl, tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": ""}\n')
+    with pytest.raises(UserError, match="no text in them"):
+        prepare([str(empty)], tmp_path / "a")
+    with pytest.raises(UserError, match="at least one file"):
+        prepare([], tmp_path / "b")
+    with pytest.raises(UserError, match="validation = 1"):
+        prepare([jsonl], tmp_path / "c", validation=1)
+    with pytest.raises(UserError, match="shard_tokens = 0"):
+        prepare([jsonl], tmp_path / "d", shard_tokens=0)
+    with pytest.raises(UserError, match="cannot write here"):
+        prepare([jsonl], Path(jsonl) / "under_a_file")
+    if os.geteuid():
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(UserError, match="cannot write here.*permissions"):
+            prepare([jsonl], tmp_path / "closed" / "out")
+
+
+def test_held_out_inputs_go_to_validation_whole(jsonl, texts, tmp_path):
+    extra = tmp_path / "extra.txt"
+    extra.write_text("held out")
+    prepare([jsonl], tmp_path / "out", validation=0, held_out=[str(extra)])
+    assert [(len(ids), size) for ids, size in raw_documents(tmp_path / "out", "validation")] == [(9, 8)]
+    assert len(list(raw_documents(tmp_path / "out", "train"))) == len(texts)
+    prepare([jsonl], tmp_path / "none", validation=0)
+    with pytest.raises(UserError, match="validation.*holds no documents.*--validation"):
+        open_dataset(DataConfig(path=str(tmp_path / "none")), split="validation")
+
+
+def test_real_documents(shared_data, tmp_path):
+    source = shared_data / "techdocs.valid.jsonl.xz"
+    manifest = prepare([str(source)], tmp_path, validation=0.1, shard_tokens=1 << 20)
+    assert sum(manifest.total(split, "document_count") for split in manifest.splits) == 240
+    assert sum(manifest.total(split, "byte_count") for split in manifest.splits) > 2_000_000
+    assert all(shard.exact for shards in manifest.splits.values() for shard in shards)

@@ -1,0 +1,50 @@
+"""A corpus and a run folder, as preparation and training leave them."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_models import shaken
+
+from nagjax.data import DataConfig, batches, open_dataset, prepare
+from nagjax.model.config import ModelConfig
+from nagjax.residual.nag import NAG
+from nagjax.train.checkpoint import Checkpoints
+from nagjax.train.config import MeshConfig, RunConfig, TrainConfig, to_dict
+from nagjax.train.mesh import make_mesh
+from nagjax.train.state import Blueprint
+
+STEP = 30  # of 1000: NAG's alpha has risen to 60% of its value
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A prepared folder of bytes; three of its documents are for validation."""
+    folder = tmp_path_factory.mktemp("corpus")
+    held_out = [folder / f"held-{i}.txt" for i in range(3)]
+    for i, path in enumerate(held_out):
+        path.write_text(f"document {i} is about the number {i}, é. " * (i + 2), encoding="utf-8")
+    (folder / "train.txt").write_text("it was a dark and stormy night; " * 20)
+    prepare([str(folder / "train.txt")], folder / "bytes", validation=0.0, held_out=list(map(str, held_out)))
+    return folder / "bytes"
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory, corpus):
+    """A NAG run stopped at `STEP`, its parameters `shaken`."""
+    folder = tmp_path_factory.mktemp("runs") / "nag"
+    config = RunConfig(
+        NAG(),
+        ModelConfig(depth=2, width=32, heads=4, kv_heads=2, context=40),
+        train=TrainConfig(steps=1000, batch=2),
+        data=DataConfig(path=str(corpus)),
+    )
+    blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1), jax.local_devices()[:1]))
+    state = blueprint.init(config.train.seed)
+    state = state._replace(step=jnp.int32(STEP), params=shaken(state.params))
+    data = iter(batches(open_dataset(config.data), batch=2, context=40))
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(STEP, state, data)
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    return folder

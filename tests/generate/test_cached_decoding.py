@@ -1,0 +1,65 @@
+"""A pass with the cache computes what a pass without it computes, for every scheme."""
+
+import chex
+import numpy as np
+import pytest
+from tiny_models import full_logits, make_model, stepwise_logits
+
+from nagjax.generate.sample import generate
+from nagjax.residual import schemes
+from nagjax.residual.nag import NAG
+from nagjax.residual.plain import Plain
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
+ROWS = np.random.default_rng(0).integers(0, 61, (3, 13)).tolist()
+
+
+def assert_greedy(model, prompts, written, progress=1.0):
+    """Each written token is the likeliest after what precedes it, by full passes without a cache."""
+    rows = [prompt + new for prompt, new in zip(prompts, written, strict=True)]
+    for prompt, new, logits in zip(prompts, written, full_logits(model, rows, progress), strict=True):
+        assert np.argmax(logits, axis=-1)[len(prompt) - 1 : -1].tolist() == new
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_step_by_step_equals_one_pass(name):
+    model = make_model(schemes()[name]())
+    full, stepwise = full_logits(model, ROWS), stepwise_logits(model, ROWS)
+    assert np.std(full) > 0.1  # else agreement would mean little
+    chex.assert_trees_all_close(stepwise, full, atol=1e-4)
+    assert np.array_equal(np.argmax(stepwise, -1), np.argmax(full, -1))
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_greedy_equals_full_passes_for_prompts_of_different_lengths(name):
+    model = make_model(schemes()[name]())
+    written = generate(model, PROMPTS, tokens=9, temperature=0.0)
+    assert [len(new) for new in written] == [9, 9, 9]
+    assert_greedy(model, PROMPTS, written)
+
+
+def test_learned_positions_and_a_prompt_that_fills_the_context():
+    model = make_model(Plain(), positions="learned", mlp="gelu", tied=True)
+    prompts = [list(range(39)), [9], [2, 40, 7]]
+    assert_greedy(model, prompts, generate(model, prompts, tokens=9, temperature=0.0))
+
+
+def test_progress_reaches_the_scheme():
+    model = make_model(NAG())
+    written = generate(model, PROMPTS, tokens=9, temperature=0.0, progress=0.01)
+    assert_greedy(model, PROMPTS, written, progress=0.01)
+    assert written != generate(model, PROMPTS, tokens=9, temperature=0.0)
+
+
+def test_bfloat16_stays_close():
+    model = make_model(NAG(), dtype="bfloat16")
+    full, stepwise = np.array(full_logits(model, ROWS)), np.array(stepwise_logits(model, ROWS))
+    # A few roundings (2**-8 relative each) in another order: measured against the spread of the logits.
+    assert np.sqrt(np.mean((stepwise - full) ** 2)) < 0.02 * np.std(full)
+    written = generate(model, PROMPTS, tokens=9, temperature=0.0)
+    rows = [prompt + new for prompt, new in zip(PROMPTS, written, strict=True)]
+    for prompt, new, logits in zip(PROMPTS, written, full_logits(model, rows), strict=True):
+        logits = logits[len(prompt) - 1 : -1]
+        assert np.all(logits.max(-1) - logits[np.arange(9), new] < 0.1 * np.std(logits))

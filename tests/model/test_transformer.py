@@ -1,0 +1,128 @@
+"""The Transformer as a whole: packing, padding, rematerialisation, its options."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from nagjax.layers.attention import Where
+from nagjax.model.transformer import Transformer
+from nagjax.residual import find_scheme
+from nagjax.train.loss import forward
+
+NAG = find_scheme("nag")()
+
+
+def make(scheme=NAG, **changes) -> Transformer:
+    return Transformer(tiny.model_config(**changes), scheme, nnx.Rngs(0))
+
+
+def logits(model, tokens, where):
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def run(params, tokens, where):
+        model = nnx.merge(graph, params)
+        return model.logits(model(tokens, where))
+
+    return np.asarray(run(params, jnp.asarray(tokens), Where(*map(jnp.asarray, where))))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@pytest.mark.parametrize("scheme", ["plain", "nag"])
+def test_a_document_packed_behind_another_is_as_alone(scheme, positions):
+    """Three rows: documents a and b packed; b alone; a and other padding."""
+    a, b = [5, 9, 2], [7, 1, 30, 4]
+    tokens = np.array([a + b + [0], b + [0, 0, 0, 0], a + [31, 30, 29, 28, 27]])
+    segments = np.array([[1] * 3 + [2] * 4 + [0], [1] * 4 + [0] * 4, [1] * 3 + [0] * 5])
+    places = np.array([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0, 0, 0]])
+    out = logits(make(find_scheme(scheme)(), positions=positions), tokens, (segments, places))
+    np.testing.assert_allclose(out[0, 3:7], out[1, :4], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out[0, :3], out[2, :3], rtol=1e-5, atol=1e-5)
+    assert np.all(np.isfinite(out))
+    joined = logits(
+        make(find_scheme(scheme)(), positions=positions), tokens[:1], (np.ones((1, 8), int), np.arange(8)[None])
+    )
+    assert np.abs(joined[0, 3:7] - out[0, 3:7]).max() > 1e-3  # as one document they do see each other
+
+
+def gradient(model, batch):
+    graph, params = nnx.split(model)
+
+    def loss(params):
+        sums, _ = forward(nnx.merge(graph, params), batch)
+        return sums.nats / sums.count
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    return value, nnx.to_pure_dict(grads)
+
+
+@functools.cache
+def reference():
+    return gradient(make(), tiny.packed_batch())
+
+
+@pytest.mark.parametrize("remat", ["block", "dots"])
+def test_rematerialisation_changes_nothing(remat):
+    value, grads = gradient(make(remat=remat), tiny.packed_batch())
+    np.testing.assert_allclose(value, reference()[0], rtol=1e-6)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-7), grads, reference()[1])
+
+
+def test_padding_changes_neither_loss_nor_gradient():
+    batch = tiny.packed_batch()
+    padding = batch.segment_ids == 0
+    assert padding.any()
+    noise = np.where(padding, 31, 0)
+    other = batch._replace(tokens=(batch.tokens + noise) % 32, targets=(batch.targets + noise) % 32)
+    value, grads = gradient(make(), other)
+    np.testing.assert_allclose(value, reference()[0], rtol=1e-6)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-7), grads, reference()[1])
+
+
+def test_tied_and_untied_heads():
+    batch = tiny.packed_batch()
+    untied, tied = make(find_scheme("plain")()), make(find_scheme("plain")(), tied=True)
+    assert untied.head is not None and tied.head is None
+    np.testing.assert_array_equal(tied.head_rows(), tied.embedding.tokens[...])
+    np.testing.assert_array_equal(untied.head_rows(), untied.head.tokens[...])
+    out = logits(tied, batch.tokens, batch.where)
+    assert out.shape == (8, 8, 32) and out.std() < 1.0  # the shared table starts where the head wants it
+    _, grads = gradient(tied, batch)
+    unseen = np.setdiff1d(np.arange(32), batch.tokens)
+    assert np.all(np.any(np.asarray(grads["embedding"]["tokens"])[unseen] != 0, axis=-1))  # through the head alone
+
+
+def test_options_change_the_parameters_they_name():
+    def names(model):
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
+        return {jax.tree_util.keystr(path) for path, _ in leaves}
+
+    def shape(**changes):
+        return nnx.eval_shape(lambda: make(**changes))
+
+    base = names(shape())
+    assert base - names(shape(mlp="gelu")) == {"['blocks']['mlp']['branch']['gate']"}
+    assert names(shape(positions="learned")) - base == {"['embedding']['positions']"}
+    assert base - names(shape(tied=True)) == {"['head']['tokens']"}
+    model = shape(mlp="gelu", depth=5)
+    assert model.blocks.mlp.branch.up.shape == (5, 16, 64)
+    assert model.blocks.attention.branch.key.shape == (5, 16, 8)
+
+
+def test_gelu_blocks_run_and_learn():
+    value, grads = gradient(make(mlp="gelu", qk_norm=False), tiny.packed_batch())
+    assert np.isfinite(value) and all(
+        np.any(np.asarray(g) != 0) for g in jax.tree.leaves(grads["blocks"]["mlp"]["branch"])
+    )
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
+    model = make(dtype="bfloat16")
+    output = jax.eval_shape(lambda m: m(jnp.zeros((2, 8), jnp.int32), Where.whole(2, 8)), model)
+    assert output.hidden.dtype == jnp.bfloat16 and output.log_scale.dtype == jnp.float32
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}

@@ -1,0 +1,26 @@
+"""The benchmark runs, on shapes too small to mean anything."""
+
+import json
+
+import pytest
+
+from pallas_kernels import bench, shapes
+from pallas_kernels.nag_update.cost import expected_bytes_moved
+
+
+def test_benchmark_writes_what_it_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(shapes, "BENCH_CPU", ((64, 96, "float32"),))
+    file = tmp_path / "figures.json"
+    bench.main(["--op", "nag_update", "--repeats", "1", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["platform"] == "cpu" and result["copy_GB/s"] > 0
+    rows = {(r["op"], r["implementation"], r["pass"]): r for r in result["rows"]}
+    passes = ("forward", "forward+backward", "backward")
+    assert set(rows) == {("nag_update", i, p) for i in ("reference", "xla") for p in passes}
+    forward = rows["nag_update", "xla", "forward"]
+    moved = expected_bytes_moved(64, 96, "float32")
+    assert moved == 64 * (3 * 96 * 4 + 3 * 4)
+    assert forward["GB/s"] == pytest.approx(moved / forward["us"] / 1e3)
+    assert forward["of_copy"] == pytest.approx(forward["GB/s"] / result["copy_GB/s"])
+    assert all(rows["nag_update", "reference", p]["vs_reference"] == 1 for p in passes)
+    assert "nothing here says how fast the kernels are" in capsys.readouterr().out

@@ -1,0 +1,143 @@
+"""The NAG update whose turn is decided by the modulator."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import nag_oracle
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from kernel_lowering import CUSTOM_CALL
+
+from pallas_kernels import nag_update, nag_update_modulated, shard_rows
+from pallas_kernels.dispatch import interpreting
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "beta", "alpha")
+NAMES = ("direction", "log_norm", "turn", *(f"d_{name}" for name in ARGUMENTS))
+STRICT = pltpu.InterpretParams(
+    detect_races=True,
+    uninitialized_memory="nan",
+    dma_execution_mode="on_wait",
+    out_of_bounds_reads="raise",
+)
+INTERPRETERS = {"mosaic_tpu": STRICT, "pallas_triton": True}
+SHAPES = ((7, 96, "float32"), (33, 640, "bfloat16"), (300, 128, "float32"))
+
+
+def oracle(r, s, u, weight, bias, logits, beta, alpha):
+    share = jnp.exp(logits) / jnp.exp(logits).sum()
+    mixture = (share / (1 + jnp.exp(-(r @ weight + bias)))).sum(-1)
+    turn = alpha * jnp.where(mixture > 1e-6, mixture, 1e-6) ** beta
+    return *nag_oracle.update(r, s, u, turn), turn
+
+
+def inputs(n, d, dtype, gates=8):
+    (r, s, u, _), (g, ds) = nag_oracle.inputs(n, d, dtype)
+    normal = np.random.default_rng(7).standard_normal
+    parameters = normal((d, gates)) / np.sqrt(d), normal(gates), normal(gates), 1.3, 0.4
+    primals = (r, s, u, *(jnp.asarray(x, jnp.float32) for x in parameters))
+    return primals, (g, ds, jnp.asarray(normal(n), jnp.float32))
+
+
+def implementation(name):
+    return lambda *args: nag_update_modulated(*args, implementation=name)
+
+
+def assert_close(got, want, width, dtype):
+    """bfloat16 weights are exact to 16 bits, and d_direction is then the sum of two terms rounded to bfloat16."""
+    got, want = ([np.atleast_1d(x) for x in side] for side in (got, want))
+    coarse = dtype == "bfloat16"
+    sums = 3000 / np.sqrt(width) if coarse else 32
+    for name, value, truth in zip(NAMES, got, want, strict=True):
+        more = 10 if coarse and name == "d_direction" else 1
+        nag_oracle.assert_close([name], [value], [truth], width, more * sums)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ("reference", "xla", *INTERPRETERS))
+def test_against_float64(name, shape):
+    primals, cotangents = inputs(*shape)
+    with interpreting(INTERPRETERS.get(name)):
+        got = nag_oracle.with_gradients(implementation(name), primals, cotangents)
+    chex.assert_trees_all_equal_shapes_and_dtypes(tuple(got[3:]), primals)
+    assert_close(got, nag_oracle.exact(oracle, primals, cotangents), *shape[1:])
+
+
+@pytest.mark.parametrize("name", ("xla", "mosaic_tpu"))
+def test_closed_gate_is_finite_and_still(name):
+    """Where every gate is shut the mixture is clamped: a turn of alpha * 1e-6 ** beta, and no gradient to the gate."""
+    primals, cotangents = inputs(7, 96, "float32")
+    primals = (*primals[:4], primals[4] - 200, *primals[5:])
+    with interpreting(INTERPRETERS.get(name)):
+        got = dict(zip(NAMES, nag_oracle.with_gradients(implementation(name), primals, cotangents), strict=True))
+    chex.assert_tree_all_finite(got)
+    np.testing.assert_allclose(got["turn"], 0.4 * 1e-6**1.3, rtol=1e-4)
+    for parameter in ("weight", "bias", "logits"):
+        assert not np.any(got[f"d_{parameter}"])
+
+
+def test_is_the_plain_update_by_its_own_turn():
+    primals, _ = inputs(9, 128, "float32")
+    direction, log_norm, turn = nag_update_modulated(*primals)
+    chex.assert_trees_all_equal((direction, log_norm), nag_update(*primals[:3], turn))
+
+
+def test_kernel_sums_over_rows_are_the_same_every_time():
+    primals, cotangents = inputs(300, 128, "float32")
+    with interpreting(STRICT):
+        runs = [nag_oracle.with_gradients(implementation("mosaic_tpu"), primals, cotangents) for _ in range(2)]
+    chex.assert_trees_all_equal(*runs)
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+def test_sharded_rows_sum_the_parameter_gradients_once(kind):
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 devices")
+    (r, s, u, *parameters), cotangents = inputs(16, 96, "float32")
+    fold = lambda x: x.reshape(4, 4, *x.shape[1:])  # noqa: E731
+    primals, cotangents = (fold(r), fold(s), fold(u), *parameters), jax.tree.map(fold, cotangents)
+    want = nag_oracle.with_gradients(nag_update_modulated, primals, cotangents)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "seq", "tensor"), axis_types=(kind,) * 3)
+
+    def step(primals, cotangents):
+        outputs, pull = jax.vjp(nag_update_modulated, *primals)
+        return [*outputs, *pull(cotangents)]
+
+    with jax.set_mesh(mesh):
+        rows, whole = NamedSharding(mesh, P("data", "seq")), NamedSharding(mesh, P())
+        primals = tuple(jax.device_put(x, whole if i > 2 else rows) for i, x in enumerate(primals))
+        cotangents = jax.device_put(cotangents, rows)
+        compiled = jax.jit(shard_rows(step, mesh, P("data", "seq"))).lower(primals, cotangents).compile()
+        got = compiled(primals, cotangents)
+    chex.assert_trees_all_close(jax.device_get(got), jax.device_get(want), rtol=2e-5, atol=2e-5)
+    text = compiled.as_text()
+    assert "all-gather" not in text and "all-to-all" not in text
+    sizes = [line.split(" = ")[1].split("all-reduce")[0] for line in text.splitlines() if " all-reduce(" in line]
+    assert sizes and not any("[2,2,96]" in size for size in sizes), sizes  # parameters alone, never rows
+
+
+@pytest.mark.parametrize("platform,name", [("tpu", "mosaic_tpu"), ("cuda", "pallas_triton")])
+def test_lowers_to_its_kernel(lower, platform, name):
+    primals, cotangents = inputs(33, 640, "bfloat16")
+    for chosen in (name, None):
+        step = functools.partial(nag_oracle.with_gradients, implementation(chosen))
+        assert lower(platform, step, primals, cotangents).count(CUSTOM_CALL[name]) == 2
+
+
+def test_too_many_gates_fall_back_or_say_why(lower):
+    primals, _ = inputs(4, 64, "float32", gates=65)
+    assert "tpu_custom_call" not in lower("tpu", nag_update_modulated, *primals)
+    with pytest.raises(ValueError, match="mosaic_tpu: C = 65; accepted: up to 64 gates"):
+        implementation("mosaic_tpu")(*primals)
+
+
+def test_bad_arguments_are_named():
+    primals, _ = inputs(4, 64, "float32")
+    with pytest.raises(ValueError, match=r"weight = float32\[63, 8\]; accepted: \[D C\] with \{'D': 64\}"):
+        nag_update_modulated(*primals[:3], primals[3][:63], *primals[4:])

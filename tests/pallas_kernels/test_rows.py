@@ -1,0 +1,198 @@
+"""Taking, putting and updating rows by index."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import nag_oracle
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from kernel_lowering import CUSTOM_CALL
+
+from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows
+from pallas_kernels.dispatch import interpreting
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+STRICT = pltpu.InterpretParams(
+    detect_races=True,
+    uninitialized_memory="nan",
+    dma_execution_mode="on_wait",
+    out_of_bounds_reads="raise",
+)
+SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
+NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")
+
+
+def interpret(name):
+    return interpreting({"mosaic_tpu": STRICT, "pallas_triton": True}.get(name))
+
+
+def inputs(groups, n, k, d, dtype, seed=3):
+    random = np.random.default_rng(seed)
+    indices = jnp.asarray([random.permutation(n)[:k] for _ in range(groups)], jnp.int32)
+    x, rows, g = (jnp.asarray(random.standard_normal((groups, m, d)), dtype) for m in (n, k, n))
+    return x, rows, indices, g
+
+
+def skip_if_refused(name, dtype):
+    if (name, dtype) == ("mosaic_tpu", "bfloat16"):
+        pytest.skip("two 16-bit rows share a word of memory: no DMA moves one alone")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_take(name, shape):
+    skip_if_refused(name, shape[-1])
+    x, g, indices, _ = inputs(*shape)
+    with interpret(name):
+        out, (dx,) = jax.jit(
+            lambda x, g: (lambda o, f: (o, f(g)))(*jax.vjp(lambda x: take_rows(x, indices, implementation=name), x))
+        )(x, g)
+    want = np.zeros(x.shape, x.dtype)
+    for b, row in enumerate(np.asarray(indices)):
+        np.testing.assert_array_equal(out[b], x[b][row])
+        want[b][row] = g[b]
+    np.testing.assert_array_equal(dx, want)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_put(name, shape):
+    skip_if_refused(name, shape[-1])
+    x, rows, indices, g = inputs(*shape)
+    with interpret(name):
+        out, (dx, drows) = jax.jit(
+            lambda x, rows, g: (lambda o, f: (o, f(g)))(
+                *jax.vjp(lambda x, r: put_rows(x, r, indices, implementation=name), x, rows)
+            )
+        )(x, rows, g)
+    want, d_want = np.array(x), np.array(g)
+    for b, row in enumerate(np.asarray(indices)):
+        want[b][row] = rows[b]
+        d_want[b][row] = 0
+        np.testing.assert_array_equal(drows[b], g[b][row])
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(dx, d_want)
+
+
+def update_inputs(groups, n, k, d, dtype):
+    (r, s, _, _), (g, ds) = nag_oracle.inputs(groups * n, d, dtype)
+    (_, _, u, t), _ = nag_oracle.inputs(groups * k, d, dtype, seed=1)
+    shape = lambda x, m: x.reshape(groups, m, *x.shape[1:])  # noqa: E731
+    primals = shape(r, n), shape(s, n), shape(u, k), shape(t, k)
+    return primals, (shape(g, n), shape(ds, n)), inputs(groups, n, k, d, dtype)[2]
+
+
+def update_oracle(indices):
+    def run(r, s, u, t):
+        def group(r, s, u, t, i):
+            new, lane = nag_oracle.update(r[i], s[i], u, t)
+            return r.at[i].set(new), s.at[i].set(lane)
+
+        return jax.vmap(group)(r, s, u, t, indices)
+
+    return run
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_update_of_selected_rows_against_float64(name, shape):
+    primals, cotangents, indices = update_inputs(*shape)
+    call = lambda *args: nag_update_rows(*args, indices, implementation=name)  # noqa: E731
+    with interpret(name):
+        got = nag_oracle.with_gradients(call, primals, cotangents)
+    want = nag_oracle.exact(update_oracle(indices), primals, cotangents)
+    names = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
+    nag_oracle.assert_close(names, got, want, shape[3])
+    kept = np.ones(primals[1].shape, bool)
+    np.put_along_axis(kept, np.asarray(indices), False, axis=1)
+    np.testing.assert_array_equal(got[0][kept], primals[0][kept])
+    np.testing.assert_array_equal(got[1][kept], primals[1][kept])
+
+
+def test_update_saves_selected_rows_only():
+    (r, s, u, t), _, indices = update_inputs(2, 64, 8, 128, "bfloat16")
+    pull = jax.eval_shape(lambda *args: jax.vjp(nag_update_rows, *args, indices)[1], r, s, u, t)
+    assert nag_oracle.nbytes(pull) == 2 * u.nbytes + t.nbytes + indices.nbytes
+
+
+def test_update_reuses_the_memory_of_the_stream():
+    (r, s, u, t), _, indices = update_inputs(2, 64, 8, 128, "float32")
+    step = jax.jit(lambda *args: nag_update_rows(*args), donate_argnums=(0, 1)).lower(r, s, u, t, indices).compile()
+    assert step.memory_analysis().alias_size_in_bytes == r.nbytes + s.nbytes
+
+
+@pytest.mark.parametrize(
+    "platform,name,calls",
+    [("tpu", "mosaic_tpu", 2), ("cuda", "pallas_triton", 2)],
+)
+def test_update_lowers_to_its_kernel(lower, platform, name, calls):
+    primals, cotangents, indices = update_inputs(2, 16, 5, 640, "bfloat16")
+    for chosen in (name, None):
+        call = lambda *args, chosen=chosen: nag_update_rows(*args, indices, implementation=chosen)  # noqa: E731
+        step = functools.partial(nag_oracle.with_gradients, call)
+        assert lower(platform, step, primals, cotangents).count(CUSTOM_CALL[name]) == calls
+
+
+@pytest.mark.parametrize("platform,name", [("tpu", "mosaic_tpu"), ("cuda", "pallas_triton")])
+def test_copies_lower_to_their_kernels(lower, platform, name):
+    x, rows, indices, _ = inputs(2, 16, 5, 640, "float32")
+    text = lower(platform, lambda x, r, i: (take_rows(x, i), put_rows(x, r, i)), x, rows, indices)
+    assert text.count(CUSTOM_CALL[name]) == 2
+    assert "output_operand_alias" in text
+
+
+def test_sixteen_bit_rows_go_to_xla_on_tpu(lower):
+    x, rows, indices, _ = inputs(2, 16, 5, 640, "bfloat16")
+    text = lower("tpu", lambda x, r, i: (take_rows(x, i), put_rows(x, r, i)), x, rows, indices)
+    assert CUSTOM_CALL["mosaic_tpu"] not in text
+    with pytest.raises(ValueError, match="rows.take: .*mosaic_tpu: bfloat16 rows share"):
+        take_rows(x, indices, implementation="mosaic_tpu")
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+def test_indices_stay_local_to_a_sequence_when_sharded(kind):
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 devices")
+    primals, cotangents, indices = update_inputs(8, 16, 4, 64, "float32")
+
+    def step(primals, cotangents, indices):
+        (r, s), pull = jax.vjp(lambda *args: nag_update_rows(*args, indices), *primals)
+        return r, s, put_rows(r, take_rows(r, indices), indices), pull(cotangents)
+
+    want = jax.jit(step)(primals, cotangents, indices)
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(kind,) * 2)
+    with jax.set_mesh(mesh):
+        args = jax.device_put((primals, cotangents, indices), NamedSharding(mesh, P("data")))
+        compiled = jax.jit(shard_rows(step, mesh, "data")).lower(*args).compile()
+        got = compiled(*args)
+    chex.assert_trees_all_close(jax.device_get(got), jax.device_get(want), rtol=1e-5, atol=1e-5)
+    assert not any(name in compiled.as_text() for name in ("all-reduce", "all-gather", "collective-permute"))
+
+
+def test_indices_are_checked_when_asked():
+    x = jnp.ones((4, 64))
+    with checking_indices():
+        with pytest.raises(ValueError, match="take_rows: indices from 0 to 4; accepted: 0 to 3"):
+            take_rows(x, jnp.array([0, 4], jnp.int32))
+        with pytest.raises(ValueError, match="put_rows: indices hold 1 twice"):
+            put_rows(x, x[:2], jnp.array([1, 1], jnp.int32))
+        with pytest.raises(Exception, match="indices from -1 to 0"):
+            jax.block_until_ready(jax.jit(lambda i: take_rows(x, i))(jnp.array([0, -1], jnp.int32)))
+            jax.effects_barrier()
+    take_rows(x, jnp.array([3, 0], jnp.int32))
+
+
+def test_bad_arguments_are_named():
+    x = jnp.ones((4, 64))
+    with pytest.raises(ValueError, match=r"take_rows: indices = int16\[2\]; accepted: int32"):
+        take_rows(x, jnp.array([0, 1], jnp.int16))
+    with pytest.raises(ValueError, match=r"put_rows: rows = bfloat16\[2, 64\]; accepted: float32"):
+        put_rows(x, x[:2].astype(jnp.bfloat16), jnp.array([0, 1], jnp.int32))
+    with pytest.raises(ValueError, match=r"put_rows: indices = int32\[3\].*'k': 2"):
+        put_rows(x, x[:2], jnp.array([0, 1, 2], jnp.int32))

@@ -1,0 +1,117 @@
+"""What NAG promises at any depth: unit RMS, orthogonal updates, growth sqrt(1 + t^2), a modulator that stays alive."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from stack import boundary, build, normal, streams
+
+from nagjax.residual.nag import NAG, NAGStream
+
+WIDTH = 48
+
+
+def rms(x):
+    return np.sqrt(np.mean(np.asarray(x, np.float64) ** 2, axis=-1))
+
+
+def wide_open(stack):
+    """Every modulator at one: m = 1, whatever it reads."""
+    for gate in stack.gates:
+        gate.bias = nnx.Param(jnp.full_like(gate.bias[...], 200.0))
+    return stack
+
+
+def test_unit_rms_over_256_sublayers_in_bfloat16():
+    scheme = NAG()
+    stack = wide_open(build(scheme, width=WIDTH, sublayers=1, moved=0.0))
+    stack.gates[0].alpha = nnx.Param(jnp.float32(0.4))
+    at = boundary(stack, 1)
+    opened = scheme.open(jnp.asarray(normal(0, 2, 16, WIDTH), jnp.bfloat16), boundary(stack, 0), stack.ends)
+
+    def sublayer(stream, key):
+        update = jax.random.normal(key, stream.direction.shape, jnp.bfloat16)
+        stream, _ = scheme.advance(stream, update, at)
+        return stream, stream
+
+    last, seen = jax.jit(lambda s: jax.lax.scan(sublayer, s, jax.random.split(jax.random.key(1), 256)))(opened)
+    assert last.direction.dtype == jnp.bfloat16 and last.log_norm.dtype == jnp.float32
+    drift = np.abs(rms(seen.direction.astype(jnp.float32)) - 1.0)
+    assert drift.max() <= 2.0**-8, f"RMS drifts by {drift.max():.1e}"  # spacing of bfloat16 just below 1
+    grown = np.asarray(last.log_norm) - np.asarray(opened.log_norm)
+    np.testing.assert_allclose(grown, 256 * 0.5 * np.log1p(0.4**2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("along", [0.0, 30.0], ids=["random", "mostly_parallel"])
+def test_the_written_update_is_orthogonal_and_grows_the_norm_as_predicted(along):
+    scheme = NAG()
+    stack = build(scheme, width=WIDTH, sublayers=1)
+    at, before = boundary(stack, 1), streams(stack, normal(0, 2, 5, WIDTH), [])[0]
+    update = jnp.asarray(normal(1, 2, 5, WIDTH)) + along * before.direction + 3.0
+    t = np.asarray(scheme.turn(before, at), np.float64)
+    after, _ = scheme.advance(before, update, at)
+
+    old, new = np.asarray(before.direction, np.float64), np.asarray(after.direction, np.float64)
+    growth = np.exp(np.asarray(after.log_norm, np.float64) - np.asarray(before.log_norm, np.float64))
+    written = growth[..., None] * new - old
+    np.testing.assert_allclose(growth, np.sqrt(1.0 + t**2), rtol=1e-6)
+    np.testing.assert_allclose(rms(written), np.abs(t), rtol=1e-5)
+    cosine = np.mean(written * old, -1) / rms(written)
+    assert np.abs(cosine).max() < 1e-5 * (1 + along / 10)
+    assert np.abs(np.mean(written, -1)).max() < 1e-5
+
+
+def test_total_growth_at_the_start_values_is_the_root_of_the_sublayers():
+    sublayers = 24
+    stack = wide_open(build(NAG(), width=WIDTH, sublayers=sublayers, moved=0.0))
+    seen = streams(stack, normal(0, 1, 4, WIDTH), normal(1, sublayers, 1, 4, WIDTH))
+    for done in (1, 5, sublayers):
+        growth = np.exp(np.asarray(seen[done].log_norm) - np.asarray(seen[0].log_norm))
+        np.testing.assert_allclose(growth, np.sqrt(done + 1), rtol=1e-5)
+
+
+def test_alpha_rises_over_the_ramp():
+    stack = build(NAG(ramp=0.2), width=WIDTH, sublayers=2)
+    stream = streams(stack, normal(0, 1, 4, WIDTH), [])[0]
+    update = jnp.asarray(normal(1, 1, 4, WIDTH))
+
+    def turn(progress, scheme=stack.scheme):
+        return np.asarray(scheme.turn(stream, boundary(stack, 1, progress)))
+
+    np.testing.assert_allclose(turn(0.05), 0.25 * turn(1.0), rtol=1e-6)
+    np.testing.assert_allclose(turn(0.2), turn(1.0), rtol=1e-6)
+    np.testing.assert_array_equal(turn(0.0, NAG(ramp=0.0)), turn(1.0))
+    still, _ = stack.scheme.advance(stream, update, boundary(stack, 1, 0.0))
+    np.testing.assert_array_equal(still.log_norm, stream.log_norm)
+    np.testing.assert_allclose(still.direction, stream.direction, rtol=3e-7)
+
+
+@pytest.mark.parametrize("beta", [-3.0, 0.54, 3.0])
+def test_a_closed_modulator_has_finite_gradients(beta):
+    """x ** beta at x = 0: the mixture underflows to 0 for every token here."""
+    stack = build(NAG(), width=WIDTH, sublayers=1)
+    graph, params = nnx.split(stack.gates[0])
+    params["bias"] = params["bias"].replace(jnp.full_like(params["bias"][...], -200.0))
+    params["beta"] = params["beta"].replace(jnp.float32(beta))
+    direction = streams(stack, normal(0, 1, 4, WIDTH), [])[0].direction
+    value, grads = jax.value_and_grad(lambda p, r: jnp.sum(nnx.merge(graph, p)(r)), argnums=(0, 1))(params, direction)
+    for leaf in jax.tree.leaves((value, grads)):
+        assert np.all(np.isfinite(leaf))
+    assert 0.0 <= value <= 4.0 * 1e-6 ** np.log1p(np.exp(beta)) * 1.01
+
+
+def test_the_embedding_enters_centred_and_padding_of_zeros_stays_finite():
+    scheme = NAG()
+    stack = build(scheme, width=WIDTH, sublayers=1)
+    shifted = normal(0, 1, 4, WIDTH) + 5.0
+
+    def opened(embedding) -> NAGStream:
+        return scheme.open(embedding, boundary(stack, 0), stack.ends)
+
+    stream = opened(jnp.asarray(shifted))
+    assert np.abs(np.mean(np.asarray(stream.direction, np.float64), -1)).max() < 1e-6
+    np.testing.assert_allclose(rms(stream.direction), 1.0, rtol=1e-6)
+    zeros, pull = jax.vjp(opened, jnp.zeros((1, 4, WIDTH)))
+    (grad,) = pull(jax.tree.map(jnp.ones_like, zeros))
+    assert all(np.all(np.isfinite(x)) for x in (*zeros, grad))

@@ -1,0 +1,79 @@
+"""Schemes are found by name, from this package or from a user's own file."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nagjax import residual
+from nagjax.errors import UserError
+from nagjax.layers.attention import Where
+from nagjax.model.config import ModelConfig
+from nagjax.model.transformer import Transformer
+from nagjax.residual.plain import Plain
+from nagjax.residual.scheme import Nothing, Scheme, split_lanes
+
+
+def test_the_schemes_of_the_papers_and_their_baselines_are_there():
+    assert {"plain", "lns", "review", "highway", "highway_convex", "nag"} <= set(residual.schemes())
+
+
+@pytest.mark.parametrize("typed, nearest", [("revew", "review"), ("NAG", "nag"), ("planes", "plain")])
+def test_an_unknown_scheme_names_the_nearest(typed, nearest):
+    with pytest.raises(UserError, match=f"did you mean '{nearest}'.*known schemes: .*plain"):
+        residual.find_scheme(typed)
+    with pytest.raises(UserError, match="known schemes"):
+        residual.find_scheme("qqqq")
+
+
+@dataclasses.dataclass(frozen=True)
+class Post(Scheme):
+    """Post-norm, from outside the package: `h <- norm(h + f(h))`."""
+
+    name: ClassVar[str] = "post_of_the_test"
+    title: ClassVar[str] = "Post"
+
+    def open(self, embedding, at, ends):
+        return split_lanes(embedding)[0].astype(embedding.dtype)
+
+    def read(self, stream):
+        return stream
+
+    def advance(self, stream, update, at):
+        return split_lanes(stream + update)[0].astype(stream.dtype), jnp.ones((1, 1, 1))
+
+    def close(self, stream, ends):
+        return stream, jnp.zeros(stream.shape[:-1])
+
+    def lanes(self, stream):
+        return split_lanes(stream)
+
+
+def test_a_registered_scheme_is_known_and_runs(monkeypatch):
+    monkeypatch.setattr(residual, "_registered", {})
+    assert residual.register(Post) is Post
+    assert residual.find_scheme("post_of_the_test") is Post
+    config = ModelConfig(depth=2, width=8, heads=2, vocab=7, context=4)
+    model = Transformer(config, Post(), nnx.Rngs(0))
+    output = model(jnp.array([[1, 2, 3, 4]]), Where.whole(1, 4), observed=True)
+    np.testing.assert_allclose(np.mean(np.square(output.hidden), -1), 1.0, rtol=1e-5)
+    assert output.depth["turn"].shape == (4,)
+    with pytest.raises(UserError, match="name"):
+        residual.register(type("Nameless", (Scheme,), {}))
+
+
+def test_defaults_of_the_base_class():
+    base = Scheme()
+    assert isinstance(base.gate(8, jnp.int32(1), nnx.Rngs(0)), Nothing) and base.output_scale(48) == 1.0
+    table = jnp.ones((3, 2))
+    assert base.head_rows(table) is table
+
+
+def test_output_projections_start_scaled_where_the_paper_scales_them():
+    assert Plain(scaled_start=False).output_scale(48) == 1.0
+    for scheme in (Plain(scaled_start=True), residual.find_scheme("review")(), residual.find_scheme("highway")()):
+        assert scheme.output_scale(48) == pytest.approx(48**-0.5)
+    assert residual.find_scheme("lns")().output_scale(48) == 1.0  # not to be combined with a scaled start

@@ -1,0 +1,81 @@
+"""Models, batches and training small enough that compiling is all they cost."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.train.config import MeshConfig, OptimizerConfig, RunConfig, TrainConfig
+from nagjax.train.loss import Batch
+from nagjax.train.mesh import batch_sharding, make_mesh
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+
+BATCH, TOKENS, VOCAB = 8, 8, 32
+
+
+def model_config(**changes) -> ModelConfig:
+    return ModelConfig(
+        **dict(depth=3, width=16, heads=2, kv_heads=1, context=TOKENS, vocab=VOCAB, dtype="float32") | changes
+    )
+
+
+def run_config(scheme: Scheme, *, optimizer: dict | None = None, train: dict | None = None, **model) -> RunConfig:
+    return RunConfig(
+        scheme=scheme,
+        model=model_config(**model),
+        optimizer=OptimizerConfig(**optimizer or {}),
+        train=TrainConfig(**dict(steps=100, batch=BATCH) | (train or {})),
+    )
+
+
+def blueprint(config: RunConfig, data: int = 1, fsdp: int = 1, tensor: int = 1) -> Blueprint:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return Blueprint.of(config, make_mesh(MeshConfig(data, fsdp, tensor), devices))
+
+
+def packed_batch(seed: int = 0, batch: int = BATCH, tokens: int = TOKENS, vocab: int = VOCAB) -> Batch:
+    """Two documents and some padding in every row, cut elsewhere in each."""
+    noise = np.random.default_rng(seed)
+    segments, positions = np.zeros((2, batch, tokens), np.int32)
+    for row in range(batch):
+        first, second = 2 + (row + seed) % (tokens // 2), tokens - (row % 2)
+        segments[row, :first], positions[row, :first] = 1, np.arange(first)
+        segments[row, first:second], positions[row, first:second] = 2, np.arange(second - first)
+    text = noise.integers(0, vocab, (2, batch, tokens), dtype=np.int32)
+    return Batch(text[0], text[1], segments, positions, (segments > 0).astype(np.float32))
+
+
+@functools.cache
+def trained(scheme: Scheme, mesh: tuple[int, int, int] = (1, 1, 1), steps: int = 3) -> tuple[np.ndarray, int]:
+    """Loss and gradient norm [steps, 2] of a few steps on a mesh, and how many programs were compiled for them.
+
+    Start values are made on one device and moved: that they are the same on any mesh is tested on its own.
+    """
+    state = jax.device_get(created(scheme))
+    bp = blueprint(run_config(scheme), *mesh)
+    state = jax.device_put(state, bp.shardings())
+    step, seen = step_of(scheme, mesh), []
+    for seed in range(steps):
+        state, metrics = step(state, jax.device_put(packed_batch(seed), batch_sharding(bp.mesh)))
+        seen.append((float(metrics.loss), float(metrics.grad_norm)))
+    return np.array(seen), step._cache_size()
+
+
+@functools.cache
+def step_of(scheme: Scheme, mesh: tuple[int, int, int]):
+    return jit_train_step(blueprint(run_config(scheme), *mesh))
+
+
+@functools.cache
+def created(scheme: Scheme):
+    return blueprint(run_config(scheme)).create()
+
+
+def moved(params, size: float = 0.05, seed: int = 0):
+    """Parameters away from their start values, so that none is special."""
+    noise = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + size * jnp.asarray(noise.standard_normal(x.shape), x.dtype), params)

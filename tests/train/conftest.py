@@ -1,0 +1,47 @@
+"""A small corpus, and run configs that share their compiled programs."""
+
+import jax
+import pytest
+import tiny
+
+from nagjax.data import DataConfig, prepare
+from nagjax.residual import find_scheme
+from nagjax.train.config import MeshConfig, RunConfig
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(quick_compile):
+    pass
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(30):
+        (folder / f"{i}.txt").write_text(f"document {i}: " + "the quick brown fox jumps over it. " * (3 + i % 5))
+    out = folder / "corpus"
+    prepare([str(folder)], out, validation=0.3)
+    return str(out)
+
+
+@pytest.fixture(scope="session")
+def compiled_once(tmp_path_factory):
+    """Programs that several runs compile alike are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session")
+def run_of(corpus, compiled_once):
+    """`run_of(steps=6)`: the config of a tiny run on one device."""
+
+    def make(scheme: str = "nag", lr: float | None = None, mesh: MeshConfig | None = None, **train) -> RunConfig:
+        train = dict(steps=6, batch=4, eval_every=3, eval_batches=1, save_every=2) | train
+        config = tiny.run_config(find_scheme(scheme)(), optimizer={"lr": lr}, train=train, depth=2, context=16)
+        return RunConfig(
+            config.scheme, config.model, config.optimizer, config.train, DataConfig(corpus), mesh or MeshConfig(data=1)
+        )
+
+    return make

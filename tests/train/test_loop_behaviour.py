@@ -1,0 +1,130 @@
+"""What a run does when it is asked for something odd, and how it treats the host's time."""
+
+import json
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nagjax.errors import UserError
+from nagjax.train import loop, steplog
+from nagjax.train.checkpoint import Checkpoints
+from nagjax.train.config import MeshConfig
+from nagjax.train.loop import train
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def latest(folder):
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        return checkpoints.latest
+
+
+def train_losses(folder):
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    return [(r["step"], r["loss"]) for r in lines if r["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def finished(run_of, tmp_path_factory):
+    return train(run_of(steps=4), tmp_path_factory.mktemp("runs") / "finished")
+
+
+def test_another_config_is_refused_and_nothing_is_touched(run_of, finished):
+    before = contents(finished)
+    with pytest.raises(UserError, match="optimizer.lr was None and is now 0.5") as caught:
+        train(run_of(steps=4, lr=0.5), finished)
+    assert caught.value.field == "out" and "--fresh" in str(caught.value)
+    with pytest.raises(UserError, match="scheme.name was 'nag' and is now 'plain'.*train.steps was 4 and is now 5"):
+        train(run_of("plain", steps=5), finished)
+    assert contents(finished) == before
+    train(run_of(steps=4, eval_every=1, mesh=MeshConfig(data=2)), finished)  # these change no result
+
+
+def test_fresh_starts_over_and_spares_foreign_files(run_of, finished):
+    losses = train_losses(finished)
+    (finished / "notes.txt").write_text("mine")
+    train(run_of(steps=4, lr=0.01), finished, fresh=True)
+    again = train_losses(finished)
+    assert [s for s, _ in again] == [1, 2, 3, 4] and again[0] == losses[0] and again[2:] != losses[2:]
+    assert (finished / "notes.txt").read_text() == "mine"
+    assert json.loads((finished / "config.json").read_text())["optimizer"]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    "asked, words",
+    [
+        (dict(batch=6, mesh=MeshConfig(data=4)), "data x fsdp = 4; try 4"),
+        (dict(batch=12, accumulate=2, mesh=MeshConfig(data=2, fsdp=2)), "data x fsdp = 4; try 8"),
+    ],
+)
+def test_a_batch_the_mesh_cannot_share(run_of, tmp_path, asked, words):
+    with pytest.raises(UserError, match=words) as caught:
+        train(run_of(**asked), tmp_path / "run")
+    assert caught.value.field == "batch" and not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(run_of, tmp_path, monkeypatch):
+    real = loop.jit_train_step
+
+    def poisoned(blueprint):
+        step = real(blueprint)
+
+        def take(state, batch):
+            bad = int(state.step) == 2
+            state, metrics = step(state, batch)
+            return (state, metrics._replace(loss=jnp.float32(np.nan))) if bad else (state, metrics)
+
+        return take
+
+    monkeypatch.setattr(loop, "jit_train_step", poisoned)
+    with pytest.raises(UserError, match="not finite at step 3.*lower --lr"):
+        train(run_of(steps=4), tmp_path / "run")
+    assert latest(tmp_path / "run") == 2
+    monkeypatch.undo()
+    train(run_of(steps=4), tmp_path / "run")
+    assert [s for s, _ in train_losses(tmp_path / "run")] == [1, 2, 3, 4] and latest(tmp_path / "run") == 4
+
+
+def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished, tmp_path, monkeypatch):
+    """Order of dispatches and reads, transfers forbidden but for the explicit ones, and one compilation.
+
+    The run is interrupted after its fifth step and must then have saved it.
+    """
+    events, steps = [], []
+    real_step, real_get = loop.jit_train_step, steplog.jax.device_get
+
+    def watched(blueprint):
+        step = real_step(blueprint)
+        steps.append(step)
+
+        def take(state, batch):
+            events.append("step")
+            if events.count("step") == 5:
+                signal.raise_signal(signal.SIGINT)
+            with jax.transfer_guard("disallow"):
+                return step(state, batch)
+
+        return take
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(jax, name)
+
+        def device_get(self, tree):
+            events.append(f"read {len(tree)}")
+            return real_get(tree)
+
+    monkeypatch.setattr(loop, "jit_train_step", watched)
+    monkeypatch.setattr(steplog, "jax", Watched())
+    handlers = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), jax.transfer_guard_device_to_host("disallow"):
+        train(run_of(steps=8, eval_every=100, save_every=100), tmp_path / "run")
+    assert events == ["step", "step", "read 1", "step", "read 1", "step", "read 1", "step", "read 1", "read 1"]
+    assert steps[0]._cache_size() == 1
+    assert signal.getsignal(signal.SIGINT) is handlers
+    assert latest(tmp_path / "run") == 5

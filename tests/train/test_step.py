@@ -1,0 +1,116 @@
+"""One training step: what it differentiates, in how many parts, and where the state lives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from nagjax.errors import UserError
+from nagjax.residual import find_scheme
+from nagjax.train.config import MeshConfig, RunConfig, differences, from_dict, to_dict
+from nagjax.train.loss import cross_entropy, forward
+from nagjax.train.mesh import batch_sharding, make_mesh, parameter_sharding
+from nagjax.train.step import jit_train_step
+
+NAG = find_scheme("nag")()
+
+
+def test_cross_entropy():
+    batch = tiny.packed_batch()
+    logits = 3.0 * np.random.default_rng(0).standard_normal((8, 8, 32)).astype(np.float32)
+    got = cross_entropy(jnp.asarray(logits), batch)
+    x, w = logits.astype(float), batch.weights
+    log_z = np.log(np.sum(np.exp(x), -1))
+    nats = log_z - np.take_along_axis(x, batch.targets[..., None], -1)[..., 0]
+    want = np.sum(w * nats), np.sum(w * log_z**2), np.sum(w), np.sum(w * (np.argmax(x, -1) == batch.targets))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert 0 < got.count < 64
+
+
+def test_accumulation_in_parts_is_the_gradient_of_the_whole():
+    """On two devices, in four parts that hold different numbers of targets."""
+    batch, params = tiny.packed_batch(3), tiny.moved(tiny.created(NAG).params)
+    one = tiny.blueprint(tiny.run_config(NAG))
+
+    def loss(params):
+        sums, _ = forward(one.model(params), batch)
+        return (sums.nats + 0.1 * sums.z) / sums.count, sums
+
+    (_, sums), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    train = {"accumulate": 4, "z_loss": 0.1}
+    bp = tiny.blueprint(tiny.run_config(NAG, train=train, optimizer={"clip": 0.0}), data=2)
+    state = jax.device_get(tiny.created(NAG)._replace(step=jnp.int32(50), params=params))
+    state = jax.device_put(state, bp.shardings())
+    state, metrics = jit_train_step(bp)(state, jax.device_put(batch, batch_sharding(bp.mesh)))
+    moment = optax.tree_utils.tree_get(state.optimizer, "mu")
+    jax.tree.map(lambda m, g: np.testing.assert_allclose(m, 0.1 * g, rtol=1e-4, atol=1e-7), moment, grads)
+    np.testing.assert_allclose(metrics.loss, sums.nats / sums.count, rtol=1e-5)
+    np.testing.assert_allclose(metrics.accuracy, sums.correct / sums.count, rtol=1e-5)
+    np.testing.assert_allclose(metrics.grad_norm, optax.tree.norm(grads), rtol=1e-5)
+    assert metrics.count == batch.weights.sum() and int(state.step) == 51
+
+
+def test_the_state_is_born_sharded_with_the_same_values():
+    bp = tiny.blueprint(tiny.run_config(NAG), 2, 2, 2)
+    state = bp.create()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(tiny.created(NAG)))
+    up = state.params["blocks"]["mlp"]["branch"]["up"]
+    assert up.sharding.shard_shape(up.shape) == (3, 8, up.shape[2] // 2)
+    moment = optax.tree_utils.tree_get(state.optimizer, "nu")["blocks"]["mlp"]["branch"]["up"]
+    assert moment.sharding == up.sharding
+
+
+def test_seeds_differ():
+    config = tiny.run_config(NAG, train={"seed": 1})
+    other = tiny.blueprint(config).create()
+    same = tiny.created(NAG)
+    assert np.any(np.asarray(other.params["head"]["tokens"]) != same.params["head"]["tokens"])
+    assert np.any(np.asarray(other.rng) != same.rng)
+
+
+def test_sharding_rules():
+    mesh = make_mesh(MeshConfig(2, 2, 2))
+
+    def spec(axes, shape):
+        return tuple(parameter_sharding(mesh, axes, shape).spec)
+
+    assert spec(("embed", "mlp"), (5, 16, 48)) == (None, "fsdp", "tensor")
+    assert spec(("embed", "mlp"), (5, 15, 48)) == (None, None, "tensor")  # 15 is not to be halved
+    assert spec(("vocab", "embed"), (257, 16)) == (None, "fsdp")
+    assert spec((None, "embed", None), (2, 16, 3)) == (None, "fsdp", None)
+    assert spec((), ()) == ()
+
+
+@pytest.mark.parametrize("wrong", [MeshConfig(data=3, fsdp=3), MeshConfig(fsdp=3), MeshConfig(tensor=16)])
+def test_a_mesh_that_does_not_fit(wrong):
+    with pytest.raises(UserError, match="there are 8 devices: data x fsdp x tensor must fill them"):
+        make_mesh(wrong)
+    with pytest.raises(UserError, match="at least 1"):
+        MeshConfig(tensor=0)
+
+
+def test_mesh_uses_what_it_is_given():
+    assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(make_mesh(MeshConfig(tensor=2)).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert make_mesh(MeshConfig(data=1)).size == 1
+
+
+def test_config_differences_are_named():
+    old = to_dict(tiny.run_config(NAG))
+    new = to_dict(tiny.run_config(find_scheme("review")(rank=3), width=32))
+    changed = differences(old, new)
+    assert changed["model.width"] == (16, 32) and changed["scheme.rank"] == (None, 3)
+    assert changed["scheme.name"] == ("nag", "review") and "model.depth" not in changed
+    with pytest.raises(UserError, match="frobnicate"):
+        from_dict(RunConfig, old | {"frobnicate": 1})
+
+
+@pytest.mark.parametrize("name", ["steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every", "keep"])
+def test_counts_are_at_least_one(name):
+    with pytest.raises(UserError) as caught:
+        tiny.run_config(NAG, train={name: 0})
+    assert caught.value.field == name
+    with pytest.raises(UserError, match="batch 8 must divide"):
+        tiny.run_config(NAG, train={"accumulate": 3})

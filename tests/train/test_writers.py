@@ -1,0 +1,70 @@
+"""Metrics writers: JSON lines survive kills, the optional ones get scalars only, and say what to install."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from nagjax.errors import UserError
+from nagjax.train.metrics import Writers
+
+
+def test_lines_after_the_checkpoint_and_a_torn_one_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n{"kind": "tr')
+    writers = Writers(tmp_path, (), {}, resume_step=1)
+    writers.write("train", 2, loss=0.5)
+    writers.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"kind": "train", "step": 1}, {"kind": "train", "step": 2, "loss": 0.5}]
+
+
+def test_a_fresh_run_starts_an_empty_file(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 0}\n')
+    Writers(tmp_path, (), {}, resume_step=0).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_tensorboard_gets_the_scalars(tmp_path, monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            assert folder == str(tmp_path / "tensorboard")
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    writers = Writers(tmp_path, ("tensorboard",), {}, resume_step=0)
+    writers.write("depth", 3, turn=[0.1, 0.2], mean=0.15, mfu=None)
+    writers.close()
+    assert written == [("depth/mean", 0.15, 3), "closed"]
+
+
+def test_wandb_gets_config_and_scalars(tmp_path, monkeypatch):
+    logged = []
+    run = types.SimpleNamespace(
+        log=lambda values, step: logged.append((values, step)), finish=lambda: logged.append("finished")
+    )
+
+    def init(**options):
+        assert options["config"] == {"a": 1} and options["dir"] == str(tmp_path)
+        return run
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    writers = Writers(tmp_path, ("wandb",), {"a": 1}, resume_step=0)
+    writers.write("train", 7, loss=1.25)
+    writers.close()
+    assert logged == [({"train/loss": 1.25}, 7), "finished"]
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"pip install 'nagjax\[{name}\]'"):
+        Writers(tmp_path, (name,), {}, resume_step=0)
