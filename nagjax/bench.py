@@ -13,8 +13,8 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.train.ahead import abstract_batch
 from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.train.evaluator import put
 from nagjax.train.facts import resolve, run_facts
-from nagjax.train.loop import put
 from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step

@@ -8,7 +8,7 @@ from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
 from nagjax.generate.load import OpenRun, open_run
-from nagjax.train.loop import Evaluator
+from nagjax.train.evaluator import Evaluator
 
 
 def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None = None) -> dict:
@@ -27,7 +27,7 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
         raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
     run = open_run(folder)
     evaluator = Evaluator(run.blueprint, _validation(run, data))
-    scores, depth = evaluator(run.params, run.step, evaluator.stream(batches))
+    scores, depth = evaluator(run.params, run.mod, run.step, evaluator.stream(batches))
     tokens = scores.pop("targets")
     perplexity = float(np.exp(scores["loss"]))
     return {"step": run.step, **scores, "perplexity": perplexity, "tokens": tokens, "depth": depth}

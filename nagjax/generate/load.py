@@ -26,6 +26,7 @@ class OpenRun:
     blueprint: Blueprint
     step: int  # training steps behind the parameters
     params: Tree
+    mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
     tokenizer: Tokenizer
 
     @property
@@ -55,7 +56,7 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None)
     devices = list(jax.local_devices()[:1] if devices is None else devices)
     blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
     state = restore_params(folder / "checkpoints", blueprint.abstract())
-    return OpenRun(folder, blueprint, int(state.step), state.params, _tokenizer(folder, config))
+    return OpenRun(folder, blueprint, int(state.step), state.params, state.mod, _tokenizer(folder, config))
 
 
 def read_config(folder: Path) -> RunConfig:

@@ -19,6 +19,15 @@ class KVCache(NamedTuple):
     keys: Float[Array, "B S K Dh"]
     values: Float[Array, "B S K Dh"]
 
+    @property
+    def where(self) -> Where:
+        """Of the slots."""
+        return Where.whole(*self.keys.shape[:2])
+
+    def write(self, fresh: "KVCache", where: Where) -> "KVCache":
+        rows = jnp.arange(where.positions.shape[0])[:, None]
+        return jax.tree.map(lambda old, new: old.at[rows, where.positions].set(new), self, fresh)
+
 
 def unit_rms(x: Float[Array, "*n Dh"]) -> Float[Array, "*n Dh"]:
     wide = x.astype(jnp.float32)
@@ -49,16 +58,21 @@ class Attention(nnx.Module):
     def keys_values(self, x: Float[Array, "B T D"], where: Where) -> KVCache:
         return KVCache(self._place(self._heads(x, self.key), where), self._heads(x, self.value))
 
+    def mix(
+        self, x: Float[Array, "B k D"], where: Where, known: KVCache, seen: Where, implementation: str | None = None
+    ) -> Float[Array, "B k D"]:
+        """The update of the tokens `x`, which stand at `where`, from keys and values that stand at `seen`."""
+        mixed = attend(
+            self.queries(x, where), known.keys, known.values, where, seen, implementation or self.config.attention
+        )
+        return mixed.reshape(*x.shape[:2], -1) @ self.out[...].astype(x.dtype)
+
     def __call__(
         self, x: Float[Array, "B T D"], where: Where, cache: KVCache | None = None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """With a cache, the new keys and values are written at their positions and the queries see all of it."""
-        q, fresh = self.queries(x, where), self.keys_values(x, where)
+        fresh = self.keys_values(x, where)
         if cache is None:
-            mixed = attend(q, fresh.keys, fresh.values, where, where, self.config.attention)
-        else:
-            rows = jnp.arange(x.shape[0])[:, None]
-            cache = jax.tree.map(lambda old, new: old.at[rows, where.positions].set(new), cache, fresh)
-            seen = Where.whole(x.shape[0], cache.keys.shape[1])
-            mixed = attend(q, cache.keys, cache.values, where, seen, "xla")
-        return mixed.reshape(*x.shape[:2], -1) @ self.out[...].astype(x.dtype), cache
+            return self.mix(x, where, fresh, where), None
+        cache = cache.write(fresh, where)
+        return self.mix(x, where, cache, cache.where, "xla"), cache

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
+from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
 
 
@@ -34,11 +35,13 @@ class ModelConfig:
     remat: Literal["none", "block", "dots"] = "none"  # recomputed in the backward pass: nothing, all, all but matmuls
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"  # residual updates
+    mod: ModConfig = ModConfig()  # Mixture-of-Depths
 
     def __post_init__(self):
         for field in ("depth", "width", "context", "vocab"):
             if getattr(self, field) < 1:
                 raise UserError(field, getattr(self, field), "give a whole number of at least 1")
+        self.mod.rates(self.depth)  # its errors show here
         fill = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731 (frozen: derived defaults)
         if self.heads is None:
             even = 2 if self.positions == "rotary" else 1

@@ -6,15 +6,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
+from nagjax.depth.cache import SelectedCache
+from nagjax.depth.config import Group, kept
+from nagjax.depth.routed import Cache, Depth, Pass, Result, Site
+from nagjax.errors import UserError
 from nagjax.layers.attention import Attention, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import GELU, SwiGLU
 from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, Scheme
-from nagjax.residual.scheme import observe
+from nagjax.residual.scheme import observe, turn_angle
 from pallas_kernels import using
 
 POLICIES = {
@@ -24,32 +28,40 @@ POLICIES = {
 
 
 class Output(NamedTuple):
-    """`hidden` and `log_scale` are what the head reads; `depth` holds per-sublayer telemetry, arrays [S]."""
+    """`hidden` and `log_scale` are what the head reads.
+
+    depth: telemetry by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
+    `nagjax.depth.routed.Result`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
+    mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual.
+    """
 
     hidden: Float[Array, "B T D"]
     log_scale: Float[Array, "B T"]
-    cache: KVCache | None
+    cache: tuple | None
     depth: dict[str, Float[Array, " S"]] | None
+    routing: dict[str, Float[Array, " S"]] | None = None
+    paths: dict[str, Array] | None = None
 
 
 class Sublayer(nnx.Module):
-    """A branch with the scheme's parameters at its two ends."""
+    """A branch with the scheme's parameters at its two ends, and Mixture-of-Depths' at its door."""
 
-    def __init__(self, branch, scheme: Scheme, width: int, index: Int[Array, ""], rngs: nnx.Rngs):
+    def __init__(self, branch, depth: Depth, width: int, index: Int[Array, ""], rngs: nnx.Rngs):
         self.branch = branch
-        self.entry = scheme.entry(width, rngs)
-        self.gate = scheme.gate(width, index, rngs)
+        self.entry = depth.scheme.entry(width, rngs)
+        self.gate = depth.scheme.gate(width, index, rngs)
+        self.routing = depth.parameters(width, rngs)
 
 
 class Block(nnx.Module):
     """Attention, then MLP. `index` (0-based, may be traced) only sets start values."""
 
-    def __init__(self, config: ModelConfig, scheme: Scheme, index: Int[Array, ""], rngs: nnx.Rngs):
-        scale = scheme.output_scale(config.sublayers)
+    def __init__(self, config: ModelConfig, depth: Depth, index: Int[Array, ""], rngs: nnx.Rngs):
+        scale = depth.scheme.output_scale(config.sublayers)
         mlp = {"swiglu": SwiGLU, "gelu": GELU}[config.mlp](config.width, config.hidden, scale, rngs)
         attention = Attention(config, scale, rngs)
-        self.attention = Sublayer(attention, scheme, config.width, 2 * index + 1, rngs)
-        self.mlp = Sublayer(mlp, scheme, config.width, 2 * index + 2, rngs)
+        self.attention = Sublayer(attention, depth, config.width, 2 * index + 1, rngs)
+        self.mlp = Sublayer(mlp, depth, config.width, 2 * index + 2, rngs)
 
 
 class Layer(NamedTuple):
@@ -59,48 +71,78 @@ class Layer(NamedTuple):
     entry: nnx.Module
     index: Int[Array, " 2"]
     following: Int[Array, " 2"]
-    cache: KVCache | None
+    cuts: Float[Array, " 2"]
+
+
+class Look(NamedTuple):
+    """What a forward pass tells besides its result."""
+
+    observed: bool = False
+    mapped: bool = False
+
+
+NOTHING = Look()
 
 
 class Transformer(nnx.Module):
-    """Decoder-only Transformer over any residual scheme. Blocks are stacked: parameters [L, ...], run by a scan."""
+    """Decoder-only Transformer over any residual scheme. Blocks are stacked: parameters [L, ...], run by scans, one
+    for every stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without it)."""
 
     def __init__(self, config: ModelConfig, scheme: Scheme, rngs: nnx.Rngs):
         self.config, self.scheme = config, scheme
+        self.depth = Depth.of(scheme, config.mod, config.context)
+        self.groups = config.mod.groups(config.depth)
         std = head_std(config.width) if config.tied else scheme.embedding_std(config.width)
         self.embedding = Embedding(config, std, rngs)
-        make = nnx.vmap(lambda index, rngs: Block(config, scheme, index, rngs))
+        make = nnx.vmap(lambda index, rngs: Block(config, self.depth, index, rngs))
         self.blocks = make(jnp.arange(config.depth), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
         self.ends = scheme.ends(config.width, std, rngs)
         self.head = None if config.tied else Head(config, rngs)
 
-    def layers(self, cache: KVCache | None = None) -> Layer:
-        """What the scan runs over, stacked along depth."""
+    def layers(self, cuts: Float[Array, " S"] | None = None) -> Layer:
+        """What the scans run over, stacked along depth."""
         shifted = jax.tree.map(
             lambda own, last: jnp.concatenate([own[1:], last[None]]), self.blocks.attention.entry, self.entry
         )
         index = jnp.arange(1, self.config.sublayers + 1, dtype=jnp.int32)
         following = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
-        return Layer(self.blocks, shifted, index.reshape(-1, 2), following.reshape(-1, 2), cache)
+        cuts = jnp.zeros(self.config.sublayers) if cuts is None else cuts
+        return Layer(self.blocks, shifted, index.reshape(-1, 2), following.reshape(-1, 2), cuts.reshape(-1, 2))
 
-    def step(self, stream, layer: Layer, where: Where, progress, observed: bool = False):
-        """One block: the stream, the layer's new cache, and telemetry of its two sublayers (arrays [2])."""
+    def step(
+        self,
+        stream,
+        layer: Layer,
+        going: Pass,
+        *,
+        rates: tuple[float, float] = (0.0, 0.0),
+        cache: Cache = None,
+        look: Look = NOTHING,
+    ):
+        """One block: the stream, the layer's new cache, and notes on its two sublayers, stacked: telemetry, routing,
+        paths."""
         attention, mlp = layer.block.attention, layer.block.mlp
-        update, cache = attention.branch(self.scheme.read(stream), where, layer.cache)
-        at = Boundary(attention.gate, mlp.entry, layer.index[0], layer.following[0], progress)
-        middle, attention_gate = self.scheme.advance(stream, update, at)
-
-        update = mlp.branch(self.scheme.read(middle))
-        at = Boundary(mlp.gate, layer.entry, layer.index[1], layer.following[1], progress)
-        after, mlp_gate = self.scheme.advance(middle, update, at)
-        if not observed:
-            return after, cache, None
-        notes = (
-            observe(self.scheme, stream, middle, attention_gate),
-            observe(self.scheme, middle, after, mlp_gate),
+        site = lambda i, own, entry: Site(  # noqa: E731
+            own.branch,
+            own.routing,
+            Boundary(own.gate, entry, layer.index[i], layer.following[i], going.progress),
+            layer.cuts[i],
+            rates[i],
         )
-        return after, cache, jax.tree.map(lambda *pair: jnp.stack(pair), *notes)
+        first = self.depth.run(stream, site(0, attention, mlp.entry), cache, going)
+        second = self.depth.run(first.stream, site(1, mlp, layer.entry), None, going)
+        both = (self._notes(stream, first, look), self._notes(first.stream, second, look))
+        return second.stream, first.cache, jax.tree.map(lambda *pair: jnp.stack(pair), *both)
+
+    def _notes(self, before, result: Result, look: Look) -> tuple[dict, dict, dict]:
+        after = result.stream
+        telemetry = observe(self.scheme, before, after, result.gate) if look.observed else {}
+        paths = {}
+        if look.mapped:
+            (d0, _), (d1, _) = self.scheme.lanes(before), self.scheme.lanes(after)
+            paths = {"ran": result.ran, "turn": turn_angle(d0, d1)}
+        return telemetry, result.notes if self.config.mod.active else {}, paths
 
     def __call__(
         self,
@@ -108,35 +150,68 @@ class Transformer(nnx.Module):
         where: Where,
         *,
         progress: float | Float[Array, ""] = 1.0,
-        cache: KVCache | None = None,
+        cache: tuple | None = None,
+        cuts: Float[Array, " S"] | None = None,
+        causal: bool = False,
+        noise: int | UInt32[Array, ""] = 0,
         observed: bool = False,
+        mapped: bool = False,
         pin: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Tokens [B, T] to what the head reads.
 
         `where` says which document and position each token is at; `progress` is the share of the training done;
-        `cache` (leaves [L, B, S, K, Dh]) makes the pass incremental; `observed` adds telemetry by sublayer;
-        `pin` is applied to activations [B, T, ...] between blocks (the trainer pins their sharding with it).
+        `cache` (from `empty_cache`) makes the pass incremental; `observed` adds telemetry by sublayer, `mapped` by
+        token as well; `pin` is applied to activations [B, T, ...] between blocks (the trainer pins their sharding
+        with it).
+
+        Mixture-of-Depths: `causal` chooses tokens by the causal decider, which a pass with a cache needs, instead of
+        by top-k; `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
+
+        Raises UserError where `causal` needs cuts and there are none.
         """
         progress = jnp.asarray(progress, jnp.float32)
-        layers = self.layers(cache)
+        if causal and cuts is None and self.depth.decider.needs_cuts and self.config.mod.active:
+            fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
+            raise UserError("mod.decider", self.depth.decider.name, fix)
+        going = Pass(where, progress, jnp.asarray(noise, jnp.uint32), causal)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress)
         stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
+        layers, look = self.layers(cuts), Look(observed, mapped)
+        caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
-        def body(stream, layer):
-            stream, cache, notes = self.step(jax.tree.map(pin, stream), layer, where, progress, observed)
-            return stream, (cache, notes)
+        written, notes = [], []
+        with using(None if self.config.kernels == "auto" else self.config.kernels):
+            for group, own in zip(self.groups, caches, strict=True):
+                stream, (now, note) = self._scan(group, stream, layers, own, going, look, pin)
+                written.append(now)
+                notes.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), note))
+        depth, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
+        routing = jax.tree.map(lambda note: jnp.mean(note, axis=-1), routing)
+        hidden, log_scale = self.scheme.close(stream, self.ends)
+        cache = tuple(written) if cache else None
+        return Output(hidden, log_scale, cache, depth or None, routing or None, paths or None)
+
+    def _scan(self, group: Group, stream, layers: Layer, cache: tuple, going: Pass, look: Look, pin):
+        """The blocks of one group: the stream, the caches, and notes [repeats, pattern, 2, ...]."""
+        size = len(group.rates)
+        fold = lambda x: x[group.start : group.stop].reshape(group.repeats, size, *x.shape[1:])  # noqa: E731
+
+        def body(stream, xs):
+            layer, caches = xs
+            written, notes = [], []
+            for i, rates in enumerate(group.rates):
+                block = jax.tree.map(lambda x, i=i: x[i], layer)
+                stream = jax.tree.map(pin, stream)
+                stream, now, note = self.step(stream, block, going, rates=rates, cache=caches[i], look=look)
+                written.append(now)
+                notes.append(note)
+            return stream, (tuple(written), jax.tree.map(lambda *parts: jnp.stack(parts), *notes))
 
         if self.config.remat != "none":
             body = jax.checkpoint(body, policy=POLICIES[self.config.remat], prevent_cse=False)
-        with using(None if self.config.kernels == "auto" else self.config.kernels):
-            stream, (cache, notes) = jax.lax.scan(body, stream, layers)
-        depth = None
-        if observed:
-            depth = jax.tree.map(lambda note: note.reshape(-1), notes)
-        hidden, log_scale = self.scheme.close(stream, self.ends)
-        return Output(hidden, log_scale, cache, depth)
+        return jax.lax.scan(body, stream, (jax.tree.map(fold, layers), cache))
 
     def head_rows(self) -> Float[Array, "V D"]:
         """The unembedding table as the scheme's head uses it."""
@@ -147,7 +222,17 @@ class Transformer(nnx.Module):
         """Float32 logits."""
         return unembed(output.hidden, output.log_scale, self.head_rows())
 
-    def empty_cache(self, batch: int, tokens: int) -> KVCache:
-        """Zeros, leaves [L, B, tokens, K, Dh] in the computation's dtype."""
-        shape = (self.config.depth, batch, tokens, self.config.kv_heads, self.config.head_width)
-        return KVCache(jnp.zeros(shape, self.config.compute_dtype), jnp.zeros(shape, self.config.compute_dtype))
+    def empty_cache(self, batch: int, tokens: int) -> tuple:
+        """For each group and block of its pattern: keys and values [repeats, B, tokens, K, Dh] in the computation's
+        dtype; where attention sees only selected tokens, as many of them as training lets in."""
+        config = self.config
+
+        def one(group: Group, rate: float) -> Cache:
+            routed = config.mod.kv == "selected" and rate > 0.0
+            slots = min(kept(rate, config.context), tokens) if routed else tokens
+            shape = (group.repeats, batch, slots, config.kv_heads, config.head_width)
+            if routed:
+                return SelectedCache.empty(shape, config.compute_dtype)
+            return KVCache(jnp.zeros(shape, config.compute_dtype), jnp.zeros(shape, config.compute_dtype))
+
+        return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)

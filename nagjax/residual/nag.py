@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
 from nagjax.residual.scheme import Boundary, Scheme, gate_parameter, split_lanes
-from pallas_kernels import nag_update_modulated
+from pallas_kernels import nag_update_modulated, nag_update_rows
 
 HEAD_SPREAD = 0.5  # standard deviation of the first logits: the start loss is about log V + 0.125 nats
 MIXTURE_FLOOR = 1e-6  # x ** beta has an infinite derivative at 0
@@ -131,6 +131,11 @@ class NAG(Scheme):
         )
         # The gate again, for telemetry: dead code unless it is read.
         return NAGStream(direction, log_norm), own(stream.direction)[..., None]
+
+    def advance_rows(self, stream: NAGStream, rows: NAGStream, update, at: Boundary, indices):
+        turn = self.turn(rows, at)
+        direction, log_norm = nag_update_rows(stream.direction, stream.log_norm, update, turn, indices)
+        return NAGStream(direction, log_norm), at.gate(rows.direction)[..., None]
 
     def close(self, stream: NAGStream, ends):
         width = stream.direction.shape[-1]

@@ -60,6 +60,9 @@ class PreNorm(Scheme):
         )
         return PreNormStream(hidden, normed), jnp.ones((1, 1, 1), jnp.float32)
 
+    def skip(self, stream: PreNormStream, at: Boundary) -> PreNormStream:
+        return PreNormStream(stream.hidden, self.normalise(stream.hidden, at))
+
     def close(self, stream: PreNormStream, ends):
         return stream.normed, jnp.zeros(stream.normed.shape[:-1], jnp.float32)
 

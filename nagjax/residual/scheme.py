@@ -12,6 +12,9 @@ A *sublayer* is one attention or one MLP; sublayers count from 1. Parameters com
 normalises a sublayer's input; the head has one too), `gate` (what commits a sublayer's update) and `ends` (one set
 per model). `advance` is handed the entry of the *next* reader, so that committing an update and normalising for the
 next read is one pass over memory.
+
+Mixture-of-Depths adds what has a default: `skip` is the boundary for tokens that have no update, `advance_rows` the
+one where only some have.
 """
 
 import dataclasses
@@ -21,6 +24,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+
+from nagjax.residual.rows import put
 
 Stream = Any  # a pytree of arrays, each [B, T, ...]
 
@@ -87,6 +92,18 @@ class Scheme:
         self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
     ) -> tuple[Stream, Float[Array, "B T #D"]]:
         raise NotImplementedError
+
+    def skip(self, stream: Stream, at: Boundary) -> Stream:
+        """The stream behind a sublayer that did not run. A stream that carries what is ready for one reader makes it
+        ready for the next one; the residual itself does not change."""
+        return stream
+
+    def advance_rows(
+        self, stream: Stream, rows: Stream, update: Float[Array, "B k D"], at: Boundary, indices: Int[Array, "B k"]
+    ) -> tuple[Stream, Float[Array, "B k #D"]]:
+        """`advance` for the tokens at the indices, whose rows of the stream are `rows`; `skip` for all others."""
+        after, gate = self.advance(rows, update, at)
+        return put(self.skip(stream, at), after, indices), gate
 
     def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
         raise NotImplementedError

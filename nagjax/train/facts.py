@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 
 from nagjax.data import open_dataset
-from nagjax.model.config import ModelConfig
+from nagjax.depth.accounting import Costs, costs, mod_rates
+from nagjax.depth.routed import Depth
 from nagjax.train.config import MeshConfig, RunConfig
 from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint
@@ -42,34 +43,23 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def parameters_by_part(blueprint: Blueprint) -> dict[str, int]:
-    """Parameter counts: embedding, attention, mlp, residual (entries, gates, ends of the scheme), head."""
-    parts = dict.fromkeys(("embedding", "attention", "mlp", "residual", "head"), 0)
+    """Parameter counts: embedding, attention, mlp, residual (entries, gates, ends of the scheme), routing (of
+    Mixture-of-Depths), head."""
+    parts = dict.fromkeys(("embedding", "attention", "mlp", "residual", "routing", "head"), 0)
     for path, parameter in jax.tree_util.tree_leaves_with_path(blueprint.parameters):
         names = [key.key for key in path]
         if names[0] == "blocks":
-            part = names[1] if names[2] == "branch" else "residual"
+            part = {"branch": names[1], "routing": "routing"}.get(names[2], "residual")
         else:
             part = names[0] if names[0] in parts else "residual"
         parts[part] += math.prod(parameter.shape)
     return parts
 
 
-def forward_flops_per_token(blueprint: Blueprint) -> float:
-    """Floating-point operations of one token's forward pass: 2 per multiply-add of every matrix product.
-
-    Parameters of two or more dimensions per block, attention scores and mixing over the causal average of
-    (context + 1) / 2 keys (dense backends compute the masked half too; it is not counted), and the head.
-    """
-    config: ModelConfig = blueprint.config.model
-    stacked = jax.tree.leaves(blueprint.parameters["blocks"])
-    products = sum(math.prod(p.shape) for p in stacked if len(p.shape) >= 3)
-    attention = config.depth * 2 * config.heads * config.head_width * (config.context + 1) / 2
-    return 2.0 * (products + attention + config.vocab * config.width)
-
-
-def train_flops_per_token(blueprint: Blueprint) -> float:
-    """Forward and backward pass: three times the forward pass."""
-    return 3.0 * forward_flops_per_token(blueprint)
+def model_costs(blueprint: Blueprint) -> Costs:
+    """FLOPs, executed parameters and cache per token, with what Mixture-of-Depths skips left out."""
+    depth = Depth.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
+    return costs(blueprint.config.model, blueprint.parameters, depth.router.name, depth.decider.name)
 
 
 def state_bytes(blueprint: Blueprint) -> dict[str, int]:
@@ -77,11 +67,6 @@ def state_bytes(blueprint: Blueprint) -> dict[str, int]:
     size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     state = blueprint.abstract()
     return {"parameters": size(state.params), "optimizer": size(state.optimizer)}
-
-
-def kv_bytes_per_token(config: ModelConfig) -> int:
-    """Bytes a token adds to the key/value cache."""
-    return 2 * config.depth * config.kv_heads * config.head_width * config.compute_dtype.itemsize
 
 
 def _commit() -> str | None:
@@ -94,13 +79,16 @@ def _commit() -> str | None:
 
 def run_facts(blueprint: Blueprint) -> dict:
     """The content of a run's info.json."""
-    parts = parameters_by_part(blueprint)
+    parts, each = parameters_by_part(blueprint), model_costs(blueprint)
     packages = ("nagjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     return {
         "parameters": sum(parts.values()),
         "parameters_by_part": parts,
-        "train_flops_per_token": train_flops_per_token(blueprint),
-        "kv_bytes_per_token": kv_bytes_per_token(blueprint.config.model),
+        "executed_parameters_per_token": each.executed_parameters,
+        "forward_flops_per_token": each.forward,
+        "train_flops_per_token": each.train,
+        "kv_bytes_per_token": each.kv_bytes,
+        "mod_rate": mod_rates(blueprint.config.model),
         "device": blueprint.mesh.devices.flat[0].device_kind,
         "devices": blueprint.mesh.size,
         "mesh": dict(blueprint.mesh.shape),
@@ -119,22 +107,31 @@ def describe(config: RunConfig):
     table = Table(title=f"{config.scheme.title}: {model.depth} blocks x {model.width}", show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
-    total = sum(parts.values())
+    total, each, rates = sum(parts.values()), model_costs(blueprint), mod_rates(model)
     for part, count in parts.items():
         table.add_row(f"parameters, {part}", f"{count:,}  ({count / total:5.1%})")
     rows = {
         "parameters": f"{total:,}",
-        "forward FLOPs per token": f"{forward_flops_per_token(blueprint):,.0f}",
-        "training FLOPs per token": f"{train_flops_per_token(blueprint):,.0f}",
-        "training FLOPs per step": f"{train_flops_per_token(blueprint) * config.train.batch * model.context:.3e}",
+        "parameters executed per token": f"{each.executed_parameters:,.0f}",
+        "forward FLOPs per token": f"{each.forward:,.0f}",
+        "training FLOPs per token": f"{each.train:,.0f}",
+        "training FLOPs per step": f"{each.train * config.train.batch * model.context:.3e}",
         "parameters, float32": _megabytes(memory["parameters"]),
         "optimizer state": _megabytes(memory["optimizer"]),
-        "key/value cache per token": f"{kv_bytes_per_token(model):,} bytes",
+        "key/value cache per token": f"{each.kv_bytes:,.0f} bytes",
+        "skipped (token, sublayer) pairs": _shown(rates),
         "learning rate": f"{config.learning_rate:.3g}",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _shown(rates: dict) -> str:
+    """MoD rates in one line, and those of the sublayers where they differ."""
+    line = f"{rates['total']:.1%}  (attention {rates['attention']:.1%}, MLP {rates['mlp']:.1%})"
+    differ = len(set(rates["sublayers"])) > 1
+    return line + ("\n" + " ".join(f"{rate:.0%}" for rate in rates["sublayers"]) if differ else "")
 
 
 def _megabytes(size: int) -> str:

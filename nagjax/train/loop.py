@@ -1,29 +1,24 @@
 """The training loop: data in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
 
-import itertools
 import json
-import math
 import signal
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
-from nagjax.data import Dataset, batches, open_dataset
+from nagjax.data import batches, open_dataset
 from nagjax.errors import UserError
 from nagjax.train.checkpoint import Checkpoints
 from nagjax.train.config import RunConfig, to_dict
 from nagjax.train.console import ProgressLine
+from nagjax.train.evaluator import Evaluator, process_share, put
 from nagjax.train.facts import resolve, run_facts
 from nagjax.train.folder import prepare_folder, write_text
-from nagjax.train.loss import Batch
-from nagjax.train.mesh import batch_sharding, check_batch, make_mesh
+from nagjax.train.mesh import check_batch, make_mesh
 from nagjax.train.metrics import Writers
 from nagjax.train.state import Blueprint
-from nagjax.train.step import jit_eval_step, jit_train_step
+from nagjax.train.step import jit_train_step
 from nagjax.train.steplog import StepLog
 
 PLATFORM_OF = {
@@ -40,52 +35,6 @@ def check_platform(config: RunConfig, mesh: Mesh) -> None:
         needed = platforms.get(value, there)
         if needed != there:
             raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")
-
-
-class Evaluator:
-    """What a model makes of validation text: the run's own, unless `dataset` is given."""
-
-    def __init__(self, blueprint: Blueprint, dataset: Dataset | None = None):
-        self.blueprint = blueprint
-        self.dataset = dataset or open_dataset(blueprint.config.data, split="validation")
-        self.token_bytes = jnp.asarray(self.dataset.bytes_per_token())
-        self.step = jit_eval_step(blueprint)
-
-    def stream(self, limit: int | None = None) -> Iterator[Batch]:
-        """The first `limit` (None: all) batches of one fixed order, on the devices."""
-        size, context = self.blueprint.config.train.batch, self.blueprint.config.model.context
-        stream = batches(self.dataset, batch=size, context=context, repeat=False, **process_share())
-        return (put(self.blueprint, batch) for batch in itertools.islice(stream, limit))
-
-    def __call__(self, params, step: int, stream: Iterable[Batch]) -> tuple[dict, dict]:
-        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers."""
-        results = []
-        for batch in stream:
-            results.append(self.step(params, jnp.int32(step), batch, self.token_bytes))
-            results[-2:-1] = jax.device_get(results[-2:-1])  # one behind: neither waits for long, nor runs ahead
-        results = jax.device_get(results)
-        total = {name: float(sum(getattr(r.sums, name) for r in results)) for name in ("nats", "count", "correct")}
-        read_bytes = float(sum(r.bytes for r in results))
-        scores = {
-            "loss": total["nats"] / total["count"],
-            "bits_per_byte": total["nats"] / math.log(2) / read_bytes if read_bytes else None,
-            "accuracy": total["correct"] / total["count"],
-            "targets": int(total["count"]),
-        }
-        depth = {name: np.mean([r.depth[name] for r in results], axis=0) for name in results[0].depth}
-        first = depth["log_norm"][:1] - depth["growth"][:1]
-        depth["log_norm"] = np.concatenate([first, depth["log_norm"]])
-        return scores, {name: [float(v) for v in values] for name, values in depth.items()}
-
-
-def process_share() -> dict[str, int]:
-    return {"process_index": jax.process_index(), "process_count": jax.process_count()}
-
-
-def put(blueprint: Blueprint, batch: dict) -> Batch:
-    """This process' rows of a batch as global arrays."""
-    sharding = batch_sharding(blueprint.mesh)
-    return Batch(**{k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()})
 
 
 class Stopper:
@@ -152,7 +101,7 @@ def _run(
     done = int(state.step)
 
     def evaluate() -> None:
-        scores, depth = evaluator(state.params, done, held_out)
+        scores, depth = evaluator(state.params, state.mod, done, held_out)
         writers.write("eval", done, tokens=done * log.tokens_per_step, **scores)
         writers.write("depth", done, **depth)
         log.restart_clock()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.where import Where
-from nagjax.model.transformer import Transformer
+from nagjax.model.transformer import Output, Transformer
 
 
 class Batch(NamedTuple):
@@ -47,7 +47,7 @@ def cross_entropy(logits: Float[Array, "B T V"], batch: Batch) -> Sums:
     )
 
 
-def forward(model: Transformer, batch: Batch, **options) -> tuple[Sums, dict | None]:
-    """Loss sums of one batch and, if `observed`, telemetry by sublayer."""
+def forward(model: Transformer, batch: Batch, **options) -> tuple[Sums, Output]:
+    """Loss sums of one batch, and what else the pass tells."""
     output = model(batch.tokens, batch.where, **options)
-    return cross_entropy(model.logits(output), batch), output.depth
+    return cross_entropy(model.logits(output), batch), output

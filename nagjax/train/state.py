@@ -25,6 +25,7 @@ class TrainState(NamedTuple):
     params: Tree  # nested dict of float32 arrays
     optimizer: Tree
     rng: UInt32[Array, "2"]  # key data
+    mod: dict[str, Array]  # of Mixture-of-Depths: `cuts` [S], the average top-k cuts; empty without it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,9 @@ class Blueprint:
         """A fresh state; trace it under jit."""
         params = nnx.to_pure_dict(nnx.state(build_model(self.config, seed)))
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
-        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key)
+        model = self.config.model
+        mod = {"cuts": jnp.zeros(model.sublayers)} if model.mod.active else {}
+        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, mod)
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
@@ -87,7 +90,7 @@ class Blueprint:
             params,
             transform_non_params=lambda _: whole,
         )
-        shardings = TrainState(whole, params, moments, whole)
+        shardings = TrainState(whole, params, moments, whole, {name: whole for name in shapes.mod})
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
+from nagjax.model.transformer import Output, Transformer
 from nagjax.train.loss import Batch, Sums, forward
 from nagjax.train.mesh import BATCH, batch_sharding, pin_rows, replicated
 from nagjax.train.optimizer import schedule
@@ -27,16 +28,41 @@ class StepMetrics(NamedTuple):
 
 
 class EvalSums(NamedTuple):
-    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; `depth` is telemetry [S]."""
+    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; `depth` is telemetry [S],
+    `routing` what Mixture-of-Depths did."""
 
     sums: Sums
     bytes: Float[Array, ""]
     depth: dict[str, Float[Array, " S"]]
+    routing: dict[str, Float[Array, " S"]] | None
 
 
 def progress(blueprint: Blueprint, step: Int[Array, ""]) -> Float[Array, ""]:
     """Share of the training done."""
     return step.astype(jnp.float32) / blueprint.config.train.steps
+
+
+def noise(state: TrainState) -> UInt32[Array, ""]:
+    """What the random router draws in this step."""
+    return jax.random.bits(jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step))
+
+
+def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
+    """Weighted cross-entropy of a trained causal decider, mean over sublayers, nats."""
+    if output.routing is None or not model.depth.decider.trained:
+        return 0.0
+    return model.config.mod.aux_weight * jnp.mean(output.routing["loss"])
+
+
+def _cuts(output: Output) -> dict[str, Array]:
+    return {} if output.routing is None else {"cuts": jax.lax.stop_gradient(output.routing["cut"])}
+
+
+def _averaged(state: TrainState, cuts: dict[str, Array], decay: float) -> dict[str, Array]:
+    """Exponential moving averages; the first step's cuts are where they start."""
+    return jax.tree.map(
+        lambda old, new: jnp.where(state.step == 0, new, decay * old + (1.0 - decay) * new), state.mod, cuts
+    )
 
 
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
@@ -47,21 +73,23 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     train, mesh = blueprint.config.train, blueprint.mesh
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
 
-    def summed_loss(params, part: Batch, done):
-        sums, _ = forward(blueprint.model(params), part, progress=done, pin=pin_rows(mesh))
-        return sums.nats + train.z_loss * sums.z, sums
+    def summed_loss(params, part: Batch, state: TrainState):
+        model = blueprint.model(params)
+        options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
+        sums, output = forward(model, part, **options)
+        return sums.nats + train.z_loss * sums.z + sums.count * auxiliary(model, output), (sums, _cuts(output))
 
     def step(state: TrainState, batch: Batch):
-        done = progress(blueprint, state.step)
         gradient = jax.grad(summed_loss, has_aux=True)
         if train.accumulate == 1:
-            grads, sums = gradient(state.params, batch, done)
+            grads, (sums, cuts) = gradient(state.params, batch, state)
         else:
             parts = jax.tree.map(lambda x: _parts(x, train.accumulate), batch)
-            zeros = jax.eval_shape(lambda: gradient(state.params, jax.tree.map(lambda x: x[0], parts), done))
+            zeros = jax.eval_shape(lambda: gradient(state.params, jax.tree.map(lambda x: x[0], parts), state))
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
-            add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(state.params, part, done)), None)  # noqa: E731
-            (grads, sums), _ = jax.lax.scan(add, zeros, parts)
+            add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(state.params, part, state)), None)  # noqa: E731
+            (grads, (sums, cuts)), _ = jax.lax.scan(add, zeros, parts)
+            cuts = jax.tree.map(lambda x: x / train.accumulate, cuts)
         count = jnp.maximum(sums.count, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
@@ -73,7 +101,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             jnp.float32(rate(state.step)),
             sums.count,
         )
-        return TrainState(state.step + 1, params, optimizer, state.rng), metrics
+        mod = _averaged(state, cuts, blueprint.config.model.mod.ema)
+        return TrainState(state.step + 1, params, optimizer, state.rng, mod), metrics
 
     return shard_rows(step, mesh, P(BATCH)) if mesh.size > 1 else step
 
@@ -94,19 +123,23 @@ def jit_train_step(blueprint: Blueprint):
     )
 
 
-def jit_eval_step(blueprint: Blueprint):
-    """`(params, steps done, batch, token_bytes [V]) -> EvalSums`."""
+def jit_eval_step(blueprint: Blueprint, *, causal: bool = False):
+    """`(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
+
+    Routed tokens are chosen by top-k, or with `causal` by the run's causal decider.
+    """
     mesh = blueprint.mesh
 
-    def step(params: Any, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
+    def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
-        sums, depth = forward(model, batch, **options)
+        sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
         weights = batch.weights.astype(jnp.float32)
-        return EvalSums(sums, jnp.sum(weights * token_bytes[batch.targets]), depth)
+        read = jnp.sum(weights * token_bytes[batch.targets])
+        return EvalSums(sums, read, output.depth, output.routing)
 
     if mesh.size > 1:
         step = shard_rows(step, mesh, P(BATCH))
     params = blueprint.shardings().params
     whole = replicated(mesh)
-    return jax.jit(step, in_shardings=(params, whole, batch_sharding(mesh), whole), out_shardings=whole)
+    return jax.jit(step, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

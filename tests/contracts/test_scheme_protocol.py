@@ -12,8 +12,9 @@ import numpy as np
 import tiny
 from flax import nnx
 
+from nagjax.depth.routed import Pass
 from nagjax.layers.attention import Where
-from nagjax.model.transformer import Transformer
+from nagjax.model.transformer import Look, Transformer
 from nagjax.residual import Boundary, Scheme, find_scheme, schemes
 from nagjax.residual.scheme import observe
 from nagjax.train.config import RunConfig, from_dict, to_dict
@@ -153,7 +154,8 @@ def test_telemetry_costs_nothing_when_off(scheme):
             first = jax.tree.map(lambda x: x[0], model.blocks.attention.entry)
             at = Boundary(None, first, jnp.int32(0), jnp.int32(1), jnp.float32(1.0))
             stream = scheme.open(model.embedding(tokens, where, jnp.float32), at, model.ends)
-            return model.step(stream, layer, where, jnp.float32(1.0), observed)
+            going = Pass(where, jnp.float32(1.0), jnp.uint32(0), causal=False)
+            return model.step(stream, layer, going, look=Look(observed))
 
         text = jax.jit(block).lower(params, jnp.zeros((2, 4), jnp.int32)).compile().as_text()
         return text.count(" = ")

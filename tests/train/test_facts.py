@@ -8,16 +8,15 @@ import pytest
 import tiny
 from flax import nnx
 
+from nagjax.depth.routed import Pass
 from nagjax.layers.attention import Where
 from nagjax.residual import Boundary, find_scheme
 from nagjax.train.facts import (
-    forward_flops_per_token,
-    kv_bytes_per_token,
+    model_costs,
     parameters_by_part,
     peak_flops,
     run_facts,
     state_bytes,
-    train_flops_per_token,
 )
 
 BATCH, TOKENS = 2, 64
@@ -30,13 +29,14 @@ def xla_flops_per_token(bp) -> float:
 
     def run(params, tokens):
         model, where = bp.model(params), Where.whole(BATCH, TOKENS)
+        going = Pass(where, jnp.float32(1.0), jnp.uint32(0), causal=False)
         graph, layers = nnx.split(model.layers())
         first = jax.tree.map(lambda x: x[0], model.blocks.attention.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), jnp.float32(1.0))
         stream = model.scheme.open(model.embedding(tokens, where, jnp.float32), at, model.ends)
         for i in range(depth):
             layer = nnx.merge(graph, jax.tree.map(lambda x, i=i: x[i], layers))
-            stream, _, _ = model.step(stream, layer, where, jnp.float32(1.0))
+            stream, _, _ = model.step(stream, layer, going)
         hidden, log_scale = model.scheme.close(stream, model.ends)
         return jnp.exp(log_scale)[..., None] * (hidden @ model.head_rows().T)
 
@@ -52,8 +52,8 @@ def test_forward_flops_are_those_xla_counts(scheme):
         bp = tiny.blueprint(tiny.run_config(find_scheme(scheme)(), depth=depth, **SHAPE))
         masked = depth * 4 * 512 * (TOKENS - (TOKENS + 1) / 2)
         counted.append(xla_flops_per_token(bp))
-        known.append(forward_flops_per_token(bp) + masked)
-        assert train_flops_per_token(bp) == 3 * forward_flops_per_token(bp)
+        known.append(model_costs(bp).forward + masked)
+        assert model_costs(bp).train == 3 * model_costs(bp).forward
     block = counted[1] - counted[0]
     assert block == pytest.approx(known[1] - known[0], rel=0.02)
     assert counted[0] == pytest.approx(known[0], rel=0.02)
@@ -78,7 +78,7 @@ def test_parameters_and_bytes():
         memory = state_bytes(bp)
         assert memory["parameters"] == 4 * size
         assert 2 * memory["parameters"] <= memory["optimizer"] <= 2 * memory["parameters"] + 64
-    assert kv_bytes_per_token(bp.config.model) == 2 * 3 * 1 * 8 * 4
+    assert model_costs(bp).kv_bytes == 2 * 3 * 1 * 8 * 4
 
 
 def tiny_params(bp):

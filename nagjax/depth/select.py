@@ -1,0 +1,32 @@
+"""Choosing tokens by score, with static shapes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.layers.where import Where
+
+
+class Chosen(NamedTuple):
+    """The chosen tokens of each sequence in their original order, and the score of the last one let in."""
+
+    indices: Int[Array, "B k"]
+    cut: Float[Array, " B"]
+
+
+def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
+    """The k highest scores of each sequence, exactly k: of equal scores the earlier token goes first.
+
+    Padding is chosen only when nothing else is left. Indices int32, sorted; nothing here has a gradient.
+    """
+    ranked = jnp.where(where.segments > 0, jax.lax.stop_gradient(scores), -jnp.inf)
+    values, indices = jax.lax.top_k(ranked, k)
+    return Chosen(jnp.sort(indices, axis=-1), values[:, -1])
+
+
+def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:
+    """Which tokens are among the chosen."""
+    rows = jnp.arange(indices.shape[0])[:, None]
+    return jnp.zeros((indices.shape[0], tokens), bool).at[rows, indices].set(True)

@@ -1,0 +1,33 @@
+"""Rows of a stream by index: what Mixture-of-Depths moves."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from pallas_kernels import put_rows, take_rows
+
+
+def take(tree: Any, indices: Int[Array, "B k"]) -> Any:
+    """The rows of every leaf `[B, T, ...]` at the indices: `[B, k, ...]`. Indices are unique within a sequence."""
+
+    def leaf(x):
+        if x.ndim == 2:
+            return jnp.take_along_axis(x, indices, axis=1, mode="promise_in_bounds")
+        picked = take_rows(x.reshape(*x.shape[:2], -1), indices)
+        return picked.reshape(*indices.shape, *x.shape[2:])
+
+    return jax.tree.map(leaf, tree)
+
+
+def put(tree: Any, rows: Any, indices: Int[Array, "B k"]) -> Any:
+    """Every leaf with its rows at the indices replaced."""
+
+    def leaf(x, new):
+        if x.ndim == 2:
+            return jnp.put_along_axis(x, indices, new, axis=1, inplace=False, mode="promise_in_bounds")
+        flat = put_rows(x.reshape(*x.shape[:2], -1), new.reshape(*indices.shape, -1), indices)
+        return flat.reshape(x.shape)
+
+    return jax.tree.map(leaf, tree, rows)

@@ -1,0 +1,75 @@
+"""Evaluation of a model on validation text, and how batches reach the devices."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nagjax.data import Dataset, batches, open_dataset
+from nagjax.train.loss import Batch
+from nagjax.train.mesh import batch_sharding
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_eval_step
+
+
+class Evaluator:
+    """What a model makes of validation text: the run's own, unless `dataset` is given.
+
+    With `causal`, Mixture-of-Depths chooses tokens by the run's causal decider instead of by top-k.
+    """
+
+    def __init__(self, blueprint: Blueprint, dataset: Dataset | None = None, *, causal: bool = False):
+        self.blueprint = blueprint
+        self.dataset = dataset or open_dataset(blueprint.config.data, split="validation")
+        self.token_bytes = jnp.asarray(self.dataset.bytes_per_token())
+        self.step = jit_eval_step(blueprint, causal=causal)
+
+    def stream(self, limit: int | None = None) -> Iterator[Batch]:
+        """The first `limit` (None: all) batches of one fixed order, on the devices."""
+        size, context = self.blueprint.config.train.batch, self.blueprint.config.model.context
+        stream = batches(self.dataset, batch=size, context=context, repeat=False, **process_share())
+        return (put(self.blueprint, batch) for batch in itertools.islice(stream, limit))
+
+    def __call__(self, params, mod: dict, step: int, stream: Iterable[Batch]) -> tuple[dict, dict]:
+        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers.
+
+        Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
+        decider with top-k, too; its scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its
+        parts `mod_rate_attention` and `mod_rate_mlp`.
+        """
+        results = []
+        for batch in stream:
+            results.append(self.step(params, mod, jnp.int32(step), batch, self.token_bytes))
+            results[-2:-1] = jax.device_get(results[-2:-1])  # one behind: neither waits for long, nor runs ahead
+        results = jax.device_get(results)
+        total = {name: float(sum(getattr(r.sums, name) for r in results)) for name in ("nats", "count", "correct")}
+        read_bytes = float(sum(r.bytes for r in results))
+        scores = {
+            "loss": total["nats"] / total["count"],
+            "bits_per_byte": total["nats"] / math.log(2) / read_bytes if read_bytes else None,
+            "accuracy": total["correct"] / total["count"],
+            "targets": int(total["count"]),
+        }
+        depth = {name: np.mean([r.depth[name] for r in results], axis=0) for name in results[0].depth}
+        first = depth["log_norm"][:1] - depth["growth"][:1]
+        depth["log_norm"] = np.concatenate([first, depth["log_norm"]])
+        if results[0].routing is not None:
+            for name in ("executed", "agreement"):
+                depth[name] = np.mean([r.routing[name] for r in results], axis=0)
+            skipped = 1.0 - depth["executed"]
+            parts = {"": skipped, "_attention": skipped[::2], "_mlp": skipped[1::2]}
+            scores |= {f"mod_rate{part}": float(np.mean(rates)) for part, rates in parts.items()}
+        return scores, {name: [float(v) for v in values] for name, values in depth.items()}
+
+
+def process_share() -> dict[str, int]:
+    return {"process_index": jax.process_index(), "process_count": jax.process_count()}
+
+
+def put(blueprint: Blueprint, batch: dict) -> Batch:
+    """This process' rows of a batch as global arrays."""
+    sharding = batch_sharding(blueprint.mesh)
+    return Batch(**{k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()})
