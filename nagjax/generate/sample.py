@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int, UInt32
 from nagjax.errors import UserError
 from nagjax.generate.choose import choose
 from nagjax.generate.load import OpenRun
-from nagjax.layers.attention import KVCache, Where
 from nagjax.layers.embedding import unembed
+from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.train.mesh import BATCH, pin_rows
@@ -36,13 +36,15 @@ def generate(
     seed: int = 0,
     end_of_text: int | None = None,
     progress: float = 1.0,
+    cuts: Float[Array, " S"] | None = None,
 ) -> list[list[int]]:
     """Continues every prompt by up to `tokens` token ids; prompts of any lengths go in one batch.
 
     temperature: 0 takes the likeliest token, deterministically. top_p: draws from the smallest set of tokens
     that holds this probability, after the temperature. seed: what row i draws does not depend on other rows.
     end_of_text: ends a row and is not returned; and an empty prompt begins with it, as a document does in
-    training. None: no row ends early. progress: the share of its training the model has behind it.
+    training. None: no row ends early. progress: the share of its training the model has behind it. cuts: with
+    Mixture-of-Depths, the average top-k cuts the threshold decider compares with.
 
     A prompt is taken as it is: the model reads it as a piece from within a document, unless it begins with
     `end_of_text`. Compiled once per number of prompts, `tokens`, and longest prompt rounded up to 32.
@@ -80,6 +82,7 @@ def generate(
         np.float32(top_p),
         np.int32(NO_TOKEN if end_of_text is None else end_of_text),
         np.float32(progress),
+        cuts,
         graph=graph,
         tokens=tokens,
         mesh=mesh,
@@ -97,7 +100,7 @@ def complete(run: OpenRun, prompts: Sequence[str], **options) -> list[str]:
     tokenizer = run.tokenizer
     texts = [prompt.encode(errors="replace").decode() for prompt in prompts]
     before = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
-    ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress}
+    ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress, "cuts": run.mod.get("cuts")}
     after = generate(run.model, before, **ending, **options)
     return [_new_text(tokenizer, *ids) for ids in zip(before, after, strict=True)]
 
@@ -150,6 +153,7 @@ def _generate(
     top_p: Float[Array, ""],
     stop: Int[Array, ""],
     progress: Float[Array, ""],
+    cuts: Float[Array, " S"] | None,
     *,
     graph: nnx.GraphDef,
     tokens: int,
@@ -159,15 +163,16 @@ def _generate(
 
     The cache's slot is the token's position. A prompt's padding fills the slots that its row's new tokens
     will take; each of them is written again before the first query that may see it: padding is never read.
+    With Mixture-of-Depths tokens run by the causal decider, in the prompts as in what follows.
     """
     model = nnx.merge(graph, params)
     model = nnx.merge(graph, _narrow(params, model.config.compute_dtype))
     table = model.head_rows()
     batch, padded = prompts.shape
-    options = {"progress": progress} | ({"pin": pin_rows(mesh)} if mesh else {})
+    options = {"progress": progress, "cuts": cuts, "causal": True} | ({"pin": pin_rows(mesh)} if mesh else {})
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(key), jnp.arange(batch))
 
-    def forward(tokens: Int[Array, "B T"], where: Where, cache: KVCache, last: Int[Array, " B"]):
+    def forward(tokens: Int[Array, "B T"], where: Where, cache: tuple, last: Int[Array, " B"]):
         """Logits [B, V] at the index `last` of each row, and the cache."""
         output = model(tokens, where, cache=cache, **options)
         at = (jnp.arange(batch), last)
@@ -188,7 +193,9 @@ def _generate(
         return index + 1, logits, token == stop, written, cache
 
     cache = model.empty_cache(batch, min(padded + tokens, model.config.context))
-    logits, cache = forward(prompts, Where.whole(batch, padded), cache, lengths - 1)
+    where = Where.whole(batch, padded)
+    where = where._replace(segments=(where.positions < lengths[:, None]).astype(jnp.int32))
+    logits, cache = forward(prompts, where, cache, lengths - 1)
     start = jnp.int32(0), logits, jnp.zeros(batch, bool), jnp.full((batch, tokens), stop, jnp.int32), cache
     return jax.lax.while_loop(going, step, start)[3]
 

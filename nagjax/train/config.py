@@ -1,7 +1,6 @@
 """Everything that defines a run, as frozen dataclasses; the command line is generated from them."""
 
 import dataclasses
-import types
 import typing
 from typing import Annotated, Literal
 
@@ -54,13 +53,23 @@ class TrainConfig:
     eval_every: int = 50  # steps between evaluations
     eval_batches: int = 16  # validation batches per evaluation, always the same ones
     save_every: int = 100  # steps between checkpoints
-    keep: int = 2  # checkpoints kept
+    save_minutes: float = 0.0  # also save when so many minutes have passed since the last save; 0: never for that
+    keep: int = 2  # newest checkpoints kept
+    keep_best: int = 0  # checkpoints of the lowest validation loss kept besides; an evaluation among them is saved
+    keep_every: int = 0  # checkpoints whose step divides by this are kept besides; 0: none
+    on_bad_step: Literal["raise", "skip", "rollback"] = "raise"  # loss or gradient not finite, or a spike
+    spike: float = 0.0  # a loss so many robust deviations above the median of the last 64 is bad too; 0: never
+    max_bad_steps: int = 5  # bad steps in a row, or rollbacks to one checkpoint, before the run gives up
     log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl
 
     def __post_init__(self):
-        for field in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every", "keep"):
+        counts = "steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every", "keep", "max_bad_steps"
+        for field in counts:
             if getattr(self, field) < 1:
                 raise UserError(field, getattr(self, field), "give a whole number of at least 1")
+        for field in ("save_minutes", "keep_best", "keep_every", "spike"):
+            if not getattr(self, field) >= 0:
+                raise UserError(field, getattr(self, field), "give a number of at least 0; 0 turns it off")
         if self.batch % self.accumulate:
             raise UserError("accumulate", self.accumulate, f"batch {self.batch} must divide by it")
 
@@ -101,7 +110,8 @@ def to_dict(config) -> dict:
     values = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        values[field.name] = to_dict(value) if dataclasses.is_dataclass(value) else value
+        value = to_dict(value) if dataclasses.is_dataclass(value) else value
+        values[field.name] = list(value) if isinstance(value, tuple) else value
     return ({"name": config.name} if isinstance(config, Scheme) else {}) | values
 
 
@@ -118,7 +128,7 @@ def from_dict(cls: type, values: dict):
         hint = hints[name]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
             values[name] = from_dict(hint, value)
-        elif typing.get_origin(hint) in (tuple, types.GenericAlias) and isinstance(value, list):
+        elif isinstance(value, list):
             values[name] = tuple(value)
     return cls(**values)
 
