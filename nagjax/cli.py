@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nagjax.errors import UserError
+from nagjax.errors import Preempted, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -45,7 +45,7 @@ def run(args: Sequence[str]) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 after one line for bad input; 130 when interrupted."""
+    """Exit code 0, also after a run that SIGTERM asked to end; 2 after one line for bad input; 130 when interrupted."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # the libraries' own reports of errors that we report
     try:
         run(sys.argv[1:] if args is None else args)
@@ -62,6 +62,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
+    except Preempted:
+        return 0
     return 0
 
 

@@ -10,3 +10,7 @@ class UserError(Exception):
     def __init__(self, field: str, value: object, fix: str):
         self.field, self.value, self.fix = field, value, fix
         super().__init__(f"{field} = {value!r}: {fix}")
+
+
+class Preempted(SystemExit):
+    """A run was asked to end (SIGTERM) and has saved itself: the process ends with code 0."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from nagjax.commands.options import parse, parse_run
 from nagjax.errors import UserError
@@ -13,13 +14,14 @@ def train(args: Sequence[str]) -> None:
     description = (
         "Train a Transformer under one residual scheme, or go on training it: the same command resumes.\n\n"
         "--scheme NAME (default nag) chooses the scheme and its own --scheme.* options; "
-        "--preset 1M|4M|20M|60M|150M|350M|1B sets depth, width and context."
+        "--preset 1M|4M|20M|60M|150M|350M|1B sets depth, width and context; "
+        "--resume previous passes over a damaged newest checkpoint."
     )
-    extra = [("out", Path | None, None), ("fresh", bool, False)]
+    extra = [("out", Path | None, None), ("fresh", bool, False), ("resume", Literal["latest", "previous"], "latest")]
     config, given = parse_run(args, "train", description, extra)
     model = config.model
     folder = given.out or Path("runs") / f"{config.scheme.name}-d{model.depth}-w{model.width}"
-    train_run(config, folder, fresh=given.fresh)
+    train_run(config, folder, fresh=given.fresh, skip_damaged=given.resume == "previous")
     print(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")
 
 

@@ -123,6 +123,7 @@ def batches(
     batch: int,
     context: int,
     repeat: bool = True,
+    start: int = 0,
     process_index: int = 0,
     process_count: int = 1,
 ) -> "grain.DatasetIterator":
@@ -134,6 +135,8 @@ def batches(
     `rows(context)` consecutive rows from a multiple of it are one whole epoch.
     `repeat=False`: one pass over all rows in one fixed scattered order whatever the seed, so that its first
     batches are a fair sample; the last batch is filled with padding rows. Always in this process.
+
+    `start` batches are left out at the beginning, without being read: the stream is the one that has yielded them.
 
     `batch` is the global batch. Process p takes its p-th part: joining the processes' batches in order gives
     the batch of a single process, for any `process_count`. `get_state` / `set_state` (and orbax, to which the
@@ -147,6 +150,8 @@ def batches(
     for field, value in (("batch", batch), ("context", context), ("process_count", process_count)):
         if value < 1:
             raise UserError(field, value, "needs to be at least 1")
+    if start < 0:
+        raise UserError("start", start, "needs to be at least 0")
     if batch % process_count:
         raise UserError("batch", batch, f"needs to be a multiple of the {process_count} processes")
     if not 0 <= process_index < process_count:
@@ -165,7 +170,8 @@ def batches(
         order = grain.MapDataset.concatenate([scattered, padding]) if len(padding) else scattered
         source = order.map(Rows(dataset.stream, context, end).__getitem__)
     # Batching before dividing is what keeps the global batch independent of the number of processes.
-    local = source.batch(batch // process_count, drop_remainder=True)[process_index::process_count]
+    local = source.batch(batch // process_count, drop_remainder=True)
+    local = local[process_index + start * process_count :: process_count]
     workers = dataset.config.workers if repeat else 0
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BUFFERED_BATCHES)
     stream = local.to_iter_dataset(threads)

@@ -1,52 +1,168 @@
-"""Checkpoints of the whole state together with the data iterator."""
+"""Checkpoints of the whole state: written in the background, complete and sealed or not there."""
 
+import concurrent.futures
 import contextlib
 import shutil
+import sys
 from pathlib import Path
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
 from nagjax.errors import UserError
+from nagjax.train.saves import Saved, kept
+from nagjax.train.seal import Damaged, read_seal, reseal, seal, sync_folder, verify
 from nagjax.train.state import TrainState
 
-STATE, DATA = "state", "data"
+SAVING, DELETING, DAMAGED = ".saving", ".deleting", ".damaged"
+WRITTEN = (
+    "config.json",
+    "corpus.json",
+    "info.json",
+    "metrics.jsonl",
+    "sample.txt",
+    "skipped.json",
+    "tokenizer.json",
+)
+SPARE = 1 << 20  # bytes of a checkpoint besides its arrays
 
 
 class Checkpoints:
-    """Orbax checkpoints in a folder: written in the background, complete or not there, the newest `keep` kept."""
+    """A folder of checkpoints, each a folder named by the steps done.
 
-    def __init__(self, folder: Path, keep: int = 2):
-        policies = ocp.training.preservation_policies
+    A save is written beside its place, sealed (sizes and SHA-256 of all files), and renamed into its place: a folder
+    with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep: the
+    `latest` newest, the `best` of lowest score, and every step that divides by `every`.
+
+    In a run of several processes all of them call the same methods in the same order; the first one seals and removes.
+    """
+
+    def __init__(self, folder: Path, latest: int = 2, best: int = 0, every: int = 0):
         self.folder = Path(folder).absolute()
-        self._orbax = ocp.training.Checkpointer(
-            self.folder, preservation_policy=policies.LatestN(keep), cleanup_tmp_directories=True
-        )
+        self._policy = {"latest": latest, "best": best, "every": every}
+        self._first = jax.process_index() == 0
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[Saved, concurrent.futures.Future] | None = None
+        if self._first:
+            for left in self.folder.glob("*"):  # by a process that was killed
+                if left.name.partition(".")[0].isdigit() and not left.name.endswith(DAMAGED) and "." in left.name:
+                    shutil.rmtree(left, ignore_errors=True)
+        self._done = [Saved(step, _facts(self.folder / str(step)).get("score")) for step in steps_saved(self.folder)]
 
     @property
     def latest(self) -> int | None:
         """Steps done at the newest complete checkpoint, or None."""
-        newest = self._orbax.latest
-        return None if newest is None else newest.step
+        return max((s.step for s in self._done), default=None)
 
-    def save(self, step: int, state: TrainState, data) -> None:
-        """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save."""
-        if step != self.latest:
+    @property
+    def saved(self) -> list[Saved]:
+        """The checkpoints, with the one being written."""
+        done, pending = self._done, self._pending
+        return done if pending is None or pending[0] in done else [*done, pending[0]]
+
+    def save(self, step: int, state: TrainState, facts: dict | None = None) -> None:
+        """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save.
+
+        `facts` are JSON values kept with it; its `score` is what the best are chosen by. If the step is saved
+        already only they are. Raises UserError if the disk has no room for it, and if the previous save failed.
+        """
+        self.wait()
+        saved, facts = Saved(step, (facts or {}).get("score")), facts or {}
+        if step in {s.step for s in self._done}:
+            self._note(saved, facts)
+            return
+        with self._saving():
+            self._check_room(state)
+            writing = ocp.save_async(self.folder / f"{step}{SAVING}", state._asdict(), overwrite=True)
+        self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
+
+    def _note(self, saved: Saved, facts: dict) -> None:
+        """An evaluation that was interrupted before a save has been made after it."""
+        path = self.folder / str(saved.step)
+        known = _facts(path)
+        if known.get("evaluated") is False and facts.get("evaluated"):
+            self._done = [saved if s.step == saved.step else s for s in self._done]
+            if self._first:
+                reseal(path, facts)
+
+    def _finish(self, writing, saved: Saved, facts: dict) -> None:
+        writing.result()
+        stays = kept([*self._done, saved], **self._policy)
+        if self._first:
+            place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{SAVING}"
+            seal(scratch, facts)
+            scratch.rename(place)
+            sync_folder(self.folder)
+            for old in {s.step for s in self._done} - stays:
+                self._remove(old)
+        self._done = [s for s in [*self._done, saved] if s.step in stays]
+
+    def _remove(self, step: int) -> None:
+        gone = self.folder / f"{step}{DELETING}"  # a half-removed checkpoint never has a checkpoint's name
+        (self.folder / str(step)).rename(gone)
+        shutil.rmtree(gone)
+
+    def _check_room(self, state: TrainState) -> None:
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        if self._first and free < needed:
+            raise OSError(f"it takes up to {needed:,} bytes and {free:,} are free")
+
+    def check(self) -> None:
+        """Raises UserError if the save in the background has failed; does not wait."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until everything is on disk. Raises UserError if that failed: the save is then not counted as done."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
             with self._saving():
-                self._orbax.save_checkpointables_async(step, {STATE: state._asdict(), DATA: data}, force=True)
+                pending[1].result()
 
-    def restore(self, abstract: TrainState, data) -> TrainState:
-        """The newest state, each shard where `abstract` puts it; `data` is moved to its saved position."""
-        try:
-            loaded = self._orbax.load_checkpointables(self.latest, {STATE: abstract._asdict(), DATA: data})
-        except Exception as error:  # orbax, tensorstore and grain each raise types of their own
-            raise _unreadable(self.folder / str(self.latest), error) from error
-        return TrainState(**loaded[STATE])
+    def newest(self, skip_damaged: bool = False) -> int | None:
+        """The newest checkpoint, verified; None where there is none at all.
+
+        Raises UserError naming the damaged file if it is not as it was saved. With `skip_damaged` such checkpoints are
+        named on stderr, put aside as N.damaged, and the newest intact one is taken; there must be one.
+        """
+        for step in sorted((s.step for s in self._done), reverse=True):
+            try:
+                verify(self.folder / str(step))
+                return step
+            except Damaged as damage:
+                if not skip_damaged:
+                    raise _damaged(self.folder / str(step), damage) from damage
+                print(f"nagjax: checkpoint {self.folder / str(step)} is damaged and skipped: {damage}", file=sys.stderr)
+                self._put_aside(step)
+        if steps_aside(self.folder):
+            fix = "no intact checkpoint is left in it; start over with --fresh"
+            raise UserError("checkpoint", str(self.folder), fix)
+        return None
+
+    def _put_aside(self, step: int) -> None:
+        if self._first:
+            aside = self.folder / f"{step}{DAMAGED}"
+            shutil.rmtree(aside, ignore_errors=True)
+            (self.folder / str(step)).rename(aside)
+        self._done = [s for s in self._done if s.step != step]
+
+    def facts(self, step: int) -> dict:
+        """What was given to `save` with this step."""
+        return _facts(self.folder / str(step))
+
+    def restore(self, abstract: TrainState, step: int | None = None) -> TrainState:
+        """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
+        path = self.folder / str(self.latest if step is None else step)
+        return TrainState(**_load(path, abstract._asdict()))
 
     def close(self) -> None:
         """Waits until everything is on disk."""
-        with self._saving():
-            self._orbax.close()
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
 
     @contextlib.contextmanager
     def _saving(self):
@@ -65,36 +181,52 @@ class Checkpoints:
             self.close()
 
 
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    fix = f"cannot be read ({_reason(error)}): it is damaged, or of another model; remove it to go on from an older one"
-    return UserError("checkpoint", str(path), fix)
-
-
 def restore_params(folder: Path, abstract: TrainState) -> TrainState:
     """Step and parameters of the newest state in a folder of checkpoints; the optimizer's moments stay on disk.
 
     Only reads: a run that is saving into the folder at the same time is not disturbed.
-    Raises UserError where there is no checkpoint, or it cannot be read.
+    Raises UserError where there is no checkpoint, or it is damaged.
     """
     folder = Path(folder).absolute()
-    partial = ocp.Context()
-    partial.pytree.loading.partial_load = True
-    missing = UserError("run", str(folder.parent), "has no checkpoint yet: train it first (nagjax train)")
-    if not folder.is_dir():
-        raise missing
-    with ocp.training.Checkpointer(folder, context=partial) as reader:
-        if reader.latest is None:
-            raise missing
-        wanted = {name: leaf for name, leaf in abstract._asdict().items() if name != "optimizer"}
+    wanted = {name: leaf for name, leaf in abstract._asdict().items() if name != "optimizer"}
+    while True:
+        newest = max(steps_saved(folder), default=None)
+        if newest is None:
+            raise UserError("run", str(folder.parent), "has no checkpoint yet: train it first (nagjax train)")
+        path = folder / str(newest)
         try:
-            loaded = reader.load_checkpointables(reader.latest.step, {STATE: wanted})
-        except Exception as error:
-            raise _unreadable(folder / str(reader.latest.step), error) from error
-    return TrainState(**loaded[STATE], optimizer=None)
+            verify(path)
+            return TrainState(**_load(path, wanted, partial=True), optimizer=None)
+        except (Damaged, UserError) as error:
+            if not path.exists():
+                continue  # the run has just replaced it by a newer one
+            raise _damaged(path, error) if isinstance(error, Damaged) else error from error
+
+
+def _load(path: Path, wanted: dict, partial: bool = False) -> dict:
+    context = ocp.Context()
+    context.pytree.loading.partial_load = partial
+    try:
+        with context:
+            return ocp.load(path, wanted)
+    except Exception as error:  # orbax and tensorstore raise types of their own
+        fix = f"cannot be read ({_reason(error)}): it is of another model"
+        raise UserError("checkpoint", str(path), fix) from error
+
+
+def _damaged(path: Path, damage: Damaged) -> UserError:
+    fix = f"is damaged: {damage}; bring it back, or go on from the one before with --resume=previous"
+    return UserError("checkpoint", str(path), fix)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _facts(path: Path) -> dict:
+    with contextlib.suppress(Damaged):  # `newest` tells, when it comes to use it
+        return read_seal(path)
+    return {}
 
 
 def steps_saved(folder: Path) -> list[int]:
@@ -102,9 +234,24 @@ def steps_saved(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
 
 
+def steps_aside(folder: Path) -> list[int]:
+    """Steps of checkpoints that were found damaged and put aside."""
+    names = (path.name.removesuffix(DAMAGED) for path in folder.glob(f"*{DAMAGED}"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
 def clear(folder: Path) -> None:
     """Removes a run's checkpoints and metrics, and nothing else that may lie in its folder."""
     if jax.process_index() == 0:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        for name in ("config.json", "corpus.json", "info.json", "metrics.jsonl", "sample.txt", "tokenizer.json"):
+        names = (
+            "config.json",
+            "corpus.json",
+            "info.json",
+            "metrics.jsonl",
+            "sample.txt",
+            "skipped.json",
+            "tokenizer.json",
+        )
+        for name in names:
             (folder / name).unlink(missing_ok=True)

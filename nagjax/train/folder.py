@@ -11,8 +11,12 @@ from nagjax.errors import UserError
 from nagjax.train.checkpoint import clear, steps_saved
 from nagjax.train.config import RunConfig, differences, to_dict
 
-# May differ between a run and its continuation: they do not change what is computed.
-FREE_TO_CHANGE = ("train.eval_every", "train.save_every", "train.keep", "train.log")
+# May differ between a run and its continuation: they do not change what was computed.
+FREE_TO_CHANGE = {
+    f"train.{name}"
+    for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
+    + ("on_bad_step", "spike", "max_bad_steps")
+}
 
 CONFIG, CORPUS = "config.json", "corpus.json"
 TOKENIZER = "tokenizer.json"  # unless the run reads bytes

@@ -1,25 +1,28 @@
 """The training loop: data in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
 
 import json
-import signal
+from contextlib import closing
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
-from nagjax.data import batches, open_dataset
+from nagjax.data import open_dataset
 from nagjax.errors import UserError
 from nagjax.train.checkpoint import Checkpoints
 from nagjax.train.config import RunConfig, to_dict
 from nagjax.train.console import ProgressLine
-from nagjax.train.evaluator import Evaluator, process_share, put
+from nagjax.train.evaluator import Evaluator, process_share
 from nagjax.train.facts import resolve, run_facts
 from nagjax.train.folder import prepare_folder, write_text
 from nagjax.train.mesh import check_batch, make_mesh
 from nagjax.train.metrics import Writers
+from nagjax.train.run import Run
 from nagjax.train.state import Blueprint
-from nagjax.train.step import jit_train_step
 from nagjax.train.steplog import StepLog
+from nagjax.train.stop import Stopper
+from nagjax.train.stream import Skipped, TrainStream
+from nagjax.train.watchdog import Watchdog
 
 PLATFORM_OF = {
     "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "triton": "gpu"},
@@ -37,91 +40,47 @@ def check_platform(config: RunConfig, mesh: Mesh) -> None:
             raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")
 
 
-class Stopper:
-    """Turns the first SIGINT or SIGTERM into a flag, so that a run can save before it ends."""
-
-    def __enter__(self):
-        self.signal = None
-        self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def _note(self, number, _):
-        self.signal = number
-        signal.signal(number, self._old[number])
-
-    def __exit__(self, *_):
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-
-def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = "") -> Path:
+def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = "", skip_damaged: bool = False) -> Path:
     """Trains, or goes on training, the run in `folder` and returns it.
 
     Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is left as it is. SIGINT and SIGTERM
-    save and end it; the same call goes on where it stopped.
+    save and end it; the same call goes on where it stopped, and ends with the same parameters, optimizer state and
+    metrics (`metrics.comparable`) as if it had never stopped, to the bit, however it stopped.
 
-    Raises UserError for bad input (naming field, value and fix) and for a loss that is not finite.
+    A newest checkpoint that is damaged is an error, or, with `skip_damaged`, named, put aside and passed over.
+
+    Raises UserError for bad input (naming field, value and fix), for a save that failed, and for bad steps as
+    `config.train.on_bad_step` has it; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
     """
     folder = Path(folder)
     config = resolve(config)
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)
     check_batch(config.train.batch, config.train.accumulate, mesh)
-    corpus = open_dataset(config.data)
-    rows = batches(corpus, batch=config.train.batch, context=config.model.context, **process_share())
-    data, blueprint = iter(rows), Blueprint.of(config, mesh)
-    evaluator = Evaluator(
-        blueprint
-    )  # opens the validation text: what is wrong with data shows before anything is written
+    options, corpus = config.train, open_dataset(config.data)
+    stream = TrainStream(corpus, options.batch, config.model.context, **process_share())
+    blueprint = Blueprint.of(config, mesh)
+    evaluator = Evaluator(blueprint)  # opens the validation text: bad data shows before anything is written
     prepare_folder(config, folder, corpus, fresh)
-    with Checkpoints(folder / "checkpoints", config.train.keep) as checkpoints:
-        resumed = checkpoints.latest
-        if resumed is not None and resumed >= config.train.steps:
+    policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
+    with (
+        closing(stream),
+        Stopper() as stopper,
+        Checkpoints(folder / "checkpoints", **policy) as checkpoints,
+        closing(Watchdog()) as watchdog,
+    ):
+        resumed = checkpoints.newest(skip_damaged)
+        owed = resumed is None or not checkpoints.facts(resumed).get("evaluated", True)
+        if resumed is not None and resumed >= options.steps and not owed:
             return folder
-        state = blueprint.create() if resumed is None else checkpoints.restore(blueprint.abstract(), data)
         facts = run_facts(blueprint)
         if jax.process_index() == 0:
             write_text(folder / "info.json", json.dumps(facts, indent=2))
-        writers = Writers(folder, config.train.log, to_dict(config), resumed or 0)
-        line = ProgressLine(label or config.scheme.title, config.train.steps, start=int(state.step))
-        log = StepLog(writers, line, config.train.batch * config.model.context, facts)
-        try:
-            _run(blueprint, state, data, evaluator, checkpoints, writers, log)
-        finally:
-            writers.close()
+        skipped = Skipped(folder, fresh=resumed is None)
+        line = ProgressLine(label or config.scheme.title, options.steps, start=resumed or 0)
+        with closing(Writers(folder, options.log, to_dict(config), resumed or 0, owed)) as writers:
+            log = StepLog(writers, line, options.batch * config.model.context, facts, watchdog)
+            if resumed is not None:
+                writers.write("event", resumed, message="resumed")
+            Run(blueprint, stream, skipped, evaluator, checkpoints, writers, log, stopper).go(resumed)
     return folder
-
-
-def _run(
-    blueprint: Blueprint, state, data, evaluator: Evaluator, checkpoints: Checkpoints, writers: Writers, log: StepLog
-) -> None:
-    config = blueprint.config.train
-    held_out = list(evaluator.stream(config.eval_batches))
-    take_step = jit_train_step(blueprint)
-    done = int(state.step)
-
-    def evaluate() -> None:
-        scores, depth = evaluator(state.params, state.mod, done, held_out)
-        writers.write("eval", done, tokens=done * log.tokens_per_step, **scores)
-        writers.write("depth", done, **depth)
-        log.restart_clock()
-
-    with Stopper() as stopper:
-        if done == 0:
-            evaluate()
-        while done < config.steps and not stopper.signal:
-            state, metrics = take_step(state, put(blueprint, next(data)))
-            done += 1
-            log.add(done, metrics)
-            last = done == config.steps
-            if last or done % config.eval_every == 0:
-                log.flush()
-                evaluate()
-            if last or done % config.save_every == 0:
-                log.flush()
-                checkpoints.save(done, state, data)
-                log.restart_clock()
-        log.flush()
-        if stopper.signal:
-            checkpoints.save(done, state, data)
-            raise KeyboardInterrupt

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, UInt32
 
 from nagjax.model.transformer import Transformer
 from nagjax.train.config import RunConfig
+from nagjax.train.guard import Guard, new_guard
 from nagjax.train.mesh import parameter_sharding, replicated
 from nagjax.train.optimizer import make_optimizer
 
@@ -19,13 +20,14 @@ Tree = Any
 
 
 class TrainState(NamedTuple):
-    """Everything a run needs to go on, but the data iterator, which is saved beside it."""
+    """Everything a run needs to go on; where it stands in the data follows from the step (see `TrainStream`)."""
 
     step: Int[Array, ""]  # steps done
     params: Tree  # nested dict of float32 arrays
     optimizer: Tree
     rng: UInt32[Array, "2"]  # key data
     mod: dict[str, Array]  # of Mixture-of-Depths: `cuts` [S], the average top-k cuts; empty without it
+    guard: Guard  # what steps are judged by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Blueprint:
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
         model = self.config.model
         mod = {"cuts": jnp.zeros(model.sublayers)} if model.mod.active else {}
-        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, mod)
+        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, mod, new_guard())
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
@@ -90,7 +92,8 @@ class Blueprint:
             params,
             transform_non_params=lambda _: whole,
         )
-        shardings = TrainState(whole, params, moments, whole, {name: whole for name in shapes.mod})
+        rest = jax.tree.map(lambda _: whole, shapes)._asdict()
+        shardings = TrainState(**rest | {"params": params, "optimizer": moments})
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.model.transformer import Output, Transformer
+from nagjax.train.guard import guarded
 from nagjax.train.loss import Batch, Sums, forward
 from nagjax.train.mesh import BATCH, batch_sharding, pin_rows, replicated
 from nagjax.train.optimizer import schedule
@@ -25,6 +26,7 @@ class StepMetrics(NamedTuple):
     grad_norm: Float[Array, ""]
     lr: Float[Array, ""]
     count: Float[Array, ""]
+    bad: Int[Array, ""]  # 0: a good step; n: the n-th bad one in a row, which changed nothing
 
 
 class EvalSums(NamedTuple):
@@ -59,9 +61,9 @@ def _cuts(output: Output) -> dict[str, Array]:
 
 
 def _averaged(state: TrainState, cuts: dict[str, Array], decay: float) -> dict[str, Array]:
-    """Exponential moving averages; the first step's cuts are where they start."""
+    """Exponential moving averages; the first good step's cuts are where they start."""
     return jax.tree.map(
-        lambda old, new: jnp.where(state.step == 0, new, decay * old + (1.0 - decay) * new), state.mod, cuts
+        lambda old, new: jnp.where(state.guard.good == 0, new, decay * old + (1.0 - decay) * new), state.mod, cuts
     )
 
 
@@ -94,15 +96,12 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         grads = jax.tree.map(lambda g: g / count, grads)
         updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = StepMetrics(
-            sums.nats / count,
-            sums.correct / count,
-            optax.tree.norm(grads),
-            jnp.float32(rate(state.step)),
-            sums.count,
-        )
         mod = _averaged(state, cuts, blueprint.config.model.mod.ema)
-        return TrainState(state.step + 1, params, optimizer, state.rng, mod), metrics
+        loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
+        lr = jnp.float32(rate(state.guard.good))
+        new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
+        new = guarded(state, new, loss, grad_norm, train.spike)
+        return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, new.guard.bad)
 
     return shard_rows(step, mesh, P(BATCH)) if mesh.size > 1 else step
 

@@ -1,0 +1,62 @@
+"""Judging a step on the device: a bad one changes nothing but the count of steps.
+
+A step is bad if its loss or the norm of its gradient is not finite, or if its loss is a spike: above the median of the
+last `WINDOW` good losses by more than `spike` times their robust deviation, which is 1.4826 times the median distance
+from the median (a normal distribution's standard deviation), and at least 1% of the median. Nothing is a spike before
+the window is full.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+WINDOW = 64
+LEAST_DEVIATION = 0.01  # of the median: a loss that hardly moves has no deviation to speak of
+
+Tree = Any
+
+
+class Guard(NamedTuple):
+    """What the judgement remembers; a part of the training state."""
+
+    losses: Float[Array, "64"]  # of the last good steps, the newest last; NaN where there were none yet
+    good: Int[Array, ""]  # good steps so far: what the optimizer has seen
+    bad: Int[Array, ""]  # bad steps in a row, up to now
+
+
+def new_guard() -> Guard:
+    return Guard(jnp.full(WINDOW, jnp.nan, jnp.float32), jnp.int32(0), jnp.int32(0))
+
+
+def is_good(guard: Guard, loss: Float[Array, ""], grad_norm: Float[Array, ""], spike: float) -> Bool[Array, ""]:
+    """Whether the step with this loss and gradient norm may change the state. `spike` 0: only NaN and inf are bad."""
+    good = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if spike:
+        good &= ~(loss > spike_limit(guard.losses, spike))  # the limit is NaN until the window is full
+    return good
+
+
+def spike_limit(losses: Float[Array, "W"], spike: float) -> Float[Array, ""]:
+    """The highest loss that is no spike; NaN if there is a NaN in the window."""
+    middle = jnp.median(losses)
+    deviation = 1.4826 * jnp.median(jnp.abs(losses - middle))
+    return middle + spike * jnp.maximum(deviation, LEAST_DEVIATION * jnp.abs(middle))
+
+
+def remember(guard: Guard, good: Bool[Array, ""], loss: Float[Array, ""]) -> Guard:
+    """The guard after a step: a bad one enters the count, not the window."""
+    losses = jnp.concatenate([guard.losses[1:], loss[None].astype(jnp.float32)])
+    return Guard(jnp.where(good, losses, guard.losses), guard.good + good, jnp.where(good, 0, guard.bad + 1))
+
+
+def select(good: Bool[Array, ""], new: Tree, old: Tree) -> Tree:
+    """`new` if the step was good, else `old`, bit for bit: a product with zero would let NaN through."""
+    return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+
+
+def guarded(old: Tree, new: Tree, loss: Float[Array, ""], grad_norm: Float[Array, ""], spike: float) -> Tree:
+    """The state after a step: all of `new`, or, after a bad step, `old` with only the step and the guard moved on."""
+    good = is_good(old.guard, loss, grad_norm, spike)
+    return select(good, new, old)._replace(step=new.step, guard=remember(old.guard, good, loss))

@@ -1,0 +1,131 @@
+"""A run in motion: what happens after which step, and what is done about a bad one."""
+
+from nagjax.errors import UserError
+from nagjax.train.checkpoint import Checkpoints
+from nagjax.train.evaluator import Evaluator, put
+from nagjax.train.metrics import Writers
+from nagjax.train.saves import SaveClock
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+from nagjax.train.steplog import BadStep, StepLog
+from nagjax.train.stop import Interrupted, Stopper
+from nagjax.train.stream import Skipped, TrainStream
+
+
+class Run:
+    """Holds `state` after `done` steps; `owed` says that the evaluation due at this step was not made yet.
+
+    No step is saved, and no evaluation made, before its own metrics were read: what is saved was judged good.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        stream: TrainStream,
+        skipped: Skipped,
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        writers: Writers,
+        log: StepLog,
+        stopper: Stopper,
+    ):
+        self.blueprint, self.config = blueprint, blueprint.config.train
+        self.stream, self.skipped, self.evaluator, self.checkpoints = stream, skipped, evaluator, checkpoints
+        self.writers, self.log, self.stopper = writers, log, stopper
+        self.held_out = list(evaluator.stream(self.config.eval_batches))
+        self.take_step = jit_train_step(blueprint)
+        self.clock = SaveClock(self.config)
+
+    def go(self, resumed: int | None) -> None:
+        """From the checkpoint `resumed` (None: the start) to the end, or to where it is asked to stop."""
+        self._return_to(resumed)
+        while True:
+            score = None
+            if self.owed:
+                if self._judge(self.log.flush()):
+                    continue
+                score = self._evaluate()
+            stop = self.done == self.config.steps or bool(self.stopper.signal)
+            if stop or self.clock.due(self.done, score, self.checkpoints.saved):
+                if self._judge(self.log.flush()):
+                    continue
+                self._save(score)
+            if stop:
+                break
+            self._judge(self._step())
+        self.checkpoints.wait()
+        if self.done < self.config.steps or self.owed:
+            self.stopper.leave(self.done)
+
+    def _return_to(self, saved: int | None) -> None:
+        if saved is None:
+            self.state, self.done, self.owed = self.blueprint.create(), 0, True
+        else:
+            self.state, self.done = self.checkpoints.restore(self.blueprint.abstract(), saved), saved
+            self.owed = not self.checkpoints.facts(saved).get("evaluated", True)
+
+    def _step(self) -> list[BadStep]:
+        self.checkpoints.check()
+        batch = put(self.blueprint, self.stream.take(self.skipped.batch_of(self.done + 1)))
+        self.state, metrics = self.take_step(self.state, batch)
+        self.done += 1
+        self.owed = self.done == self.config.steps or self.done % self.config.eval_every == 0
+        return self.log.add(self.done, metrics)
+
+    def _evaluate(self) -> float | None:
+        """The validation loss; None, and still owed, if it was interrupted."""
+        self.log.pause()
+        try:
+            scores, depth = self.evaluator(
+                self.state.params, self.state.mod, self.done, self.stopper.watch(self.held_out)
+            )
+        except Interrupted:
+            return None
+        self.writers.write("eval", self.done, tokens=self.done * self.log.tokens_per_step, **scores)
+        self.writers.write("depth", self.done, **depth)
+        self.log.restart_clock()
+        self.owed = False
+        return scores["loss"]
+
+    def _save(self, score: float | None) -> None:
+        if self.done == 0:
+            return
+        self.log.pause()
+        self.writers.sync()  # a checkpoint's metrics are on disk before it is
+        self.checkpoints.save(self.done, self.state, {"score": score, "evaluated": not self.owed})
+        self.clock.restart()
+        self.log.restart_clock()
+
+    def _judge(self, bad: list[BadStep]) -> bool:
+        """Deals with bad steps as the config has it; whether the run was rolled back."""
+        for step in bad:
+            what = f"step {step.step} was bad, {step.field} = {step.value} ({step.reason})"
+            if self.config.on_bad_step == "rollback":
+                self._roll_back(step, what)
+                return True
+            self.writers.write("event", step.step, message=f"{what}: nothing was changed")
+            if self.config.on_bad_step == "raise":
+                fix = f"{step.reason} at step {step.step}: train anew with a lower --lr, or see --on-bad-step"
+                raise UserError(step.field, step.value, f"{fix}; the last checkpoint is kept")
+            if step.in_a_row > self.config.max_bad_steps:
+                self._give_up(f"{step.in_a_row} bad steps in a row, at last {what}")
+        return False
+
+    def _roll_back(self, bad: BadStep, what: str) -> None:
+        """To the newest checkpoint, or the start; the bad step's batch is left out from now on."""
+        self.checkpoints.wait()
+        target = self.checkpoints.newest()
+        batch = self.skipped.batch_of(bad.step)
+        self.skipped.add(batch)
+        self.log.forget()
+        self._return_to(target)
+        self.writers.rewind(self.done, self.owed)
+        message = f"{what}: back to step {self.done}, and batch {batch} is left out"
+        self.writers.write("event", self.done, message=message)
+        if self.skipped.after(self.done) > self.config.max_bad_steps:
+            self._give_up(f"{self.skipped.after(self.done)} rollbacks to step {self.done}, at last because {what}")
+        self.log.restart_clock()
+
+    def _give_up(self, what: str) -> None:
+        fix = f"{what}: train anew with a lower --lr; the last checkpoint is kept"
+        raise UserError("max_bad_steps", self.config.max_bad_steps, fix)

@@ -1,0 +1,50 @@
+"""Ending a run early without losing anything: signals become a request that the loop answers."""
+
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from nagjax.errors import Preempted
+
+Item = TypeVar("Item")
+
+
+class Interrupted(Exception):
+    """A stop was asked for in the middle of something that is done again after the resume."""
+
+
+class Stopper:
+    """Turns the first SIGINT or SIGTERM into a request; a second one ends the process at once.
+
+    SIGTERM is how clusters announce a preemption: it was served if the state is on disk, so the exit code is 0.
+    """
+
+    def __enter__(self):
+        self.signal = None
+        self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _note(self, number, _):
+        self.signal = number
+        signal.signal(number, self._old[number])
+
+    def __exit__(self, *_):
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items until a stop is asked for, then Interrupted."""
+        for item in items:
+            if self.signal:
+                raise Interrupted
+            yield item
+        if self.signal:
+            raise Interrupted
+
+    def leave(self, step: int) -> None:
+        """Raises what the signal asked for; to be called when everything is on disk."""
+        if self.signal == signal.SIGTERM:
+            print(f"stopped at step {step} as asked (SIGTERM); the same command goes on from there", file=sys.stderr)
+            raise Preempted
+        raise KeyboardInterrupt

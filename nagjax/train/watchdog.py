@@ -1,0 +1,60 @@
+"""Says where a run hangs: the stacks of all threads, when a step takes far longer than the steps before it."""
+
+import collections
+import faulthandler
+import statistics
+import sys
+import threading
+import time
+
+
+class Watchdog:
+    """Prints all stacks once for every step that takes `FACTOR` times the median of the last `WINDOW` steps.
+
+    A thread of its own looks at the clock; the loop only tells it when a step begins and how long the last one took.
+    Steps that take less than `least` seconds are never reported, nor is anything before `ENOUGH` steps were seen.
+    """
+
+    FACTOR, WINDOW, ENOUGH, LOOK = 10, 100, 5, 0.1
+
+    def __init__(self, least: float = 5.0, stream=None):
+        self.least, self.stream = least, stream or sys.__stderr__
+        self._seconds: collections.deque[float] = collections.deque(maxlen=self.WINDOW)
+        self._watched: tuple[int, float, float] | None = None  # step, when it began, the usual seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def step_took(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    def watch(self, step: int) -> None:
+        """From now on step `step` is being waited for."""
+        if len(self._seconds) >= self.ENOUGH:
+            self._watched = step, time.monotonic(), statistics.median(self._seconds)
+
+    def pause(self) -> None:
+        """Evaluations and saves are not steps."""
+        self._watched = None
+
+    def _run(self) -> None:
+        reported = None
+        while not self._closed.wait(self.LOOK):
+            watched = self._watched
+            if watched is None or watched is reported:
+                continue
+            step, began, usual = watched
+            if (seconds := time.monotonic() - began) >= max(self.FACTOR * usual, self.least):
+                reported = watched  # once is enough
+                self._report(step, seconds, usual)
+
+    def _report(self, step: int, seconds: float, usual: float) -> None:
+        self.stream.write(
+            f"nagjax: step {step} has taken {seconds:.1f} s so far, the median is {usual:.3f} s; what all threads do:\n"
+        )
+        self.stream.flush()
+        faulthandler.dump_traceback(self.stream, all_threads=True)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
