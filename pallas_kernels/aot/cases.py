@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 import jax
+import jax.numpy as jnp
 from jax import ShapeDtypeStruct as Like
 from jax.extend import core
 
@@ -23,10 +24,12 @@ SLACK = 1.02
 # Operands of one float per row may be handled outside the kernel, or padded to a block.
 SCALARS = 0.001
 
-# Implementations that are several passes by design have no single figure to be held to.
-COMPOSED = (("nag_update_modulated", "pallas_triton"), ("nag_update_modulated", "triton"))
-
+# The kernel that an implementation is, or has in it.
 KERNEL_CALL = {"mosaic_tpu": "tpu_custom_call", "pallas_triton": "gpu.triton", "triton": "triton_kernel_call"}
+KERNEL_CALL["composed"] = KERNEL_CALL["pallas_triton"]  # several passes by design, held to no figure
+
+# Where XLA reads the direction once more, beside the kernel: for the product that is the weight gradient.
+PRODUCT_BESIDE = ("nag_update_modulated", ("pallas_triton", "triton"), "backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +131,17 @@ def expected_bytes(case: Case) -> int:
 def _one_pass(case: Case) -> bool:
     """Whether the case is one kernel whose bytes are known exactly: rows in whole blocks, each visited once."""
     shape = case.rows, case.width, case.dtype
-    if shape not in TABLE or (case.op, case.implementation) in COMPOSED:
+    if shape not in TABLE or case.implementation == "composed":
         return False
     return sample(case.op, *shape).measured
+
+
+def _beside(case: Case) -> int:
+    """Bytes of a pass that the kernel leaves to XLA: the direction, and half as much for partial products."""
+    op, implementations, verb = PRODUCT_BESIDE
+    if (case.op, case.verb) != (op, verb) or case.implementation not in implementations:
+        return 0
+    return case.rows * case.width * jnp.dtype(case.dtype).itemsize * 3 // 2
 
 
 def measure(case: Case, text: str, estimate: int | None) -> dict:
@@ -154,6 +165,6 @@ def measure(case: Case, text: str, estimate: int | None) -> dict:
             problems.append(f"CostEstimate says {estimate} bytes, expected_bytes_moved {expected}")
         if abs(kernel - expected) > SCALARS * expected:
             problems.append(f"the kernel reads and writes {kernel} bytes, expected_bytes_moved {expected}")
-        if found["bytes"] > SLACK * expected:
+        if found["bytes"] > SLACK * (expected + _beside(case)):
             problems.append(f"the program moves {found['bytes']} bytes, its kernel {expected}: a second pass")
     return found | {"problems": problems}

@@ -10,7 +10,7 @@ from pallas_kernels.nag_update.constants import EPS_NORM, EPS_UPDATE
 
 PLATFORMS = raw_triton.PLATFORMS
 
-_CONSTANTS = dict(EPS_UPDATE=EPS_UPDATE, EPS_NORM=EPS_NORM)
+EPSILONS = dict(EPS_UPDATE=EPS_UPDATE, EPS_NORM=EPS_NORM)
 
 
 def refusal(direction, log_norm, update, turn) -> str | None:
@@ -22,7 +22,7 @@ def forward(direction, log_norm, update, turn):
 
     inputs = direction, log_norm, update, turn
     like = direction, log_norm
-    return tuple(raw_triton.launch(triton_kernels.forward, inputs, like, "nag_update_forward", **_CONSTANTS)), ()
+    return tuple(raw_triton.launch(triton_kernels.forward, inputs, like, "nag_update_forward", **EPSILONS)), ()
 
 
 def backward(residuals, cotangents):
@@ -30,5 +30,5 @@ def backward(residuals, cotangents):
 
     g, ds = cotangents
     inputs = *residuals, g, ds
-    dr, du, dt = raw_triton.launch(triton_kernels.backward, inputs, residuals, "nag_update_backward", **_CONSTANTS)
+    dr, du, dt = raw_triton.launch(triton_kernels.backward, inputs, residuals, "nag_update_backward", **EPSILONS)
     return dr, ds, du, dt

@@ -12,7 +12,8 @@ OP = Op(
     inputs=(1, 0, 1, None, None, None, None, None),
     outputs=(1, 0, 0),
     keep_inputs=(0, 2, 3, 4, 5, 6, 7),
-    implementations=("mosaic_tpu", "pallas_triton", "triton", "xla"),
+    implementations=("mosaic_tpu", "pallas_triton", "triton", "composed", "xla"),
+    best_first=("mosaic_tpu", "pallas_triton", "composed", "xla"),
 )
 
 

@@ -1,16 +1,16 @@
-"""`nag_update_modulated` with the update by `nag_update.xla`; see `composed`."""
+"""`nag_update_modulated` with the update by `nag_update.xla`; see `two_steps`."""
 
 from __future__ import annotations
 
 import functools
 
 from pallas_kernels.nag_update import xla as update_step
-from pallas_kernels.nag_update_modulated import composed
+from pallas_kernels.nag_update_modulated import two_steps
 
 PLATFORMS = update_step.PLATFORMS
 
-forward = functools.partial(composed.forward, update_step)
-backward = functools.partial(composed.backward, update_step)
+forward = functools.partial(two_steps.forward, update_step)
+backward = functools.partial(two_steps.backward, update_step)
 
 
 def refusal(direction, log_norm, update, weight, bias, logits, beta, alpha) -> str | None:

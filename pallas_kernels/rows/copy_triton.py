@@ -1,4 +1,4 @@
-"""Move rows by index on GPU: flat arrays, one program for a few rows, indices read on chip."""
+"""Move rows by index on GPU through Pallas-Triton: flat arrays, one program for a few rows, indices read on chip."""
 
 from __future__ import annotations
 

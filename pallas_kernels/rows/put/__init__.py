@@ -13,7 +13,7 @@ OP = Op(
     inputs=(2, 2, 1),
     outputs=(2,),
     keep_inputs=(2,),
-    implementations=("mosaic_tpu", "pallas_triton", "xla"),
+    implementations=("mosaic_tpu", "pallas_triton", "triton", "xla"),
     integer_inputs=(2,),
 )
 
