@@ -1,0 +1,155 @@
+"""Kills and faults by the hundred: `python tests/torture --faults 200 --seed 0`.
+
+Trains tiny models with the real command, `nagjax train`, in forks of a process that has imported it but used nothing,
+so that a start costs seconds. Each configuration is trained once in peace, then again and again under faults; whatever
+happened, the same command must end with the same metrics file and the same state, bit for bit.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "1",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="torture", description=__doc__)
+    parser.add_argument("--faults", type=int, default=200, help="how many are injected at least")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes that each work through some configurations")
+    parser.add_argument("--variants", type=int, default=None, help="only so many configurations")
+    parser.add_argument("--out", type=Path, default=Path("results/torture.json"))
+    parser.add_argument("--docs", type=Path, default=None, help="write the table of faults there")
+    parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
+    args = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    sys.path[:0] = [str(HERE.parents[1])]
+    return work(args) if args.worker else lead(args)
+
+
+def lead(args) -> int:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
+        scratch = Path(scratch)
+        make_corpus(scratch)
+        command = [sys.executable, str(HERE), "--seed", str(args.seed), "--faults", str(args.faults)]
+        command += ["--variants", str(args.variants)] if args.variants else []
+        command += ["--jobs", str(args.jobs)]
+        workers = [
+            subprocess.Popen([*command, "--worker", str(share), str(scratch)], env=os.environ)
+            for share in range(args.jobs)
+        ]
+        codes = [worker.wait() for worker in workers]
+        if any(codes):
+            return 1
+        tallies = [json.loads(path.read_text()) for path in sorted(scratch.glob("tally-*.json"))]
+    result = summary(args, tallies, time.monotonic() - began)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    if args.docs:
+        from torture_report import page
+
+        args.docs.write_text(page(result))
+    total = sum(result["injected"].values())
+    print(f"{total} faults in {result['seconds']:.0f} s, {len(result['problems'])} problems: {args.out}")
+    for problem in result["problems"]:
+        print(problem, file=sys.stderr)
+    return 1 if result["problems"] else 0
+
+
+def make_corpus(scratch: Path) -> None:
+    from nagjax.data import prepare
+
+    text = scratch / "text"
+    text.mkdir()
+    for i in range(30):
+        line = "the quick brown fox jumps over the lazy dog. "
+        (text / f"{i}.txt").write_text(f"document {i}: " + line * (3 + i % 5))
+    prepare([str(text)], scratch / "corpus", validation=0.3)
+
+
+def variants() -> list:
+    """Every scheme, with and without Mixture-of-Depths; and bad batches under the two policies that go on."""
+    from torture_history import Variant
+
+    from nagjax.residual import schemes
+
+    found = [
+        Variant("nag, bad batches skipped", ("--scheme", "nag", "--on-bad-step", "skip"), (6, 7, 21)),
+        Variant("nag, bad batches rolled back", ("--scheme", "nag", "--on-bad-step", "rollback"), (6, 7, 21)),
+    ]
+    for name in schemes():
+        found.append(Variant(name, ("--scheme", name)))
+        found.append(Variant(f"{name} + MoD", ("--scheme", name, "--mod.rate", "0.5")))
+    return found
+
+
+def work(args) -> int:
+    share, scratch = int(args.worker[0]), Path(args.worker[1])
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(scratch / f"programs-{share}")
+    import logging
+
+    import torture_faults as faults
+    from torture_history import History
+
+    import nagjax.commands.train  # noqa: F401 - what the forks need is imported once
+    import nagjax.train.loop  # noqa: F401
+
+    logging.disable(logging.WARNING)
+    chosen = variants()
+    random.Random(args.seed).shuffle(chosen)
+    chosen = chosen[: args.variants]
+    kinds = faults.draw(random.Random(args.seed), args.faults)
+    for i in range(share, len(chosen), args.jobs):
+        mine = kinds[i :: len(chosen)]
+        if chosen[i].poison:  # there a NaN does not end the command
+            mine = ["kill in a step" if kind == "NaN in a batch, once" else kind for kind in mine]
+        folder = scratch / f"variant-{i}"
+        folder.mkdir()
+        tally = History(chosen[i], scratch / "corpus", folder, args.seed).play(mine)
+        (scratch / f"tally-{i:03d}.json").write_text(json.dumps({"variant": chosen[i].name, **asdict(tally)}))
+        print(f"{chosen[i].name}: {sum(tally.injected.values())} faults, {len(tally.problems)} problems", flush=True)
+    return 0
+
+
+def summary(args, tallies: list[dict], seconds: float) -> dict:
+    import importlib.metadata
+
+    injected: dict[str, int] = {}
+    for tally in tallies:
+        for kind, count in tally["injected"].items():
+            injected[kind] = injected.get(kind, 0) + count
+    packages = ("nagjax", "jax", "orbax-checkpoint", "grain")
+    return {
+        "seed": args.seed,
+        "seconds": round(seconds, 1),
+        "processes": sum(tally["processes"] for tally in tallies),
+        "runs_finished": sum(tally["finished"] for tally in tallies),
+        "longest_stop_seconds": round(max(tally["grace"] for tally in tallies), 2),
+        "injected": injected,
+        "problems": [problem for tally in tallies for problem in tally["problems"]],
+        "variants": {tally["variant"]: sum(tally["injected"].values()) for tally in tallies},
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

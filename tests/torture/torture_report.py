@@ -1,0 +1,43 @@
+"""The page of docs that a torture run writes."""
+
+from torture_faults import KINDS
+
+HEAD = """# Faults injected, and what was lost
+
+Written by `make torture`; do not edit. {total} faults were injected into {runs} runs of `nagjax train` ({processes}
+processes) in {minutes:.0f} minutes on {cpus} CPUs (seed {seed}, {date}, jax {jax}, orbax-checkpoint {orbax}).
+
+Each configuration was trained once without faults. Under faults the same command was started again after each of them,
+until the run was finished. Then the state (parameters, optimizer, routing thresholds, guards) and the metrics file
+(apart from wall-clock fields and event lines) must equal those of the unbroken run bit for bit. *Lost* counts the
+faults after which anything was different, a wrong exit code came back, or a damaged checkpoint was not refused by name.
+
+| fault | what | injected | lost |
+|---|---|---:|---:|
+"""
+
+
+def page(result: dict) -> str:
+    """Markdown of a torture run's result."""
+    total = sum(result["injected"].values())
+    text = HEAD.format(
+        total=total,
+        runs=result["runs_finished"],
+        processes=result["processes"],
+        minutes=result["seconds"] / 60,
+        cpus=result["cpus"],
+        seed=result["seed"],
+        date=result["date"],
+        jax=result["versions"]["jax"],
+        orbax=result["versions"]["orbax-checkpoint"],
+    )
+    lost_total = 0
+    for name, kind in KINDS.items():
+        lost = sum(f"({name})" in problem for problem in result["problems"])
+        lost_total += lost
+        text += f"| {name} | {kind.what} | {result['injected'].get(name, 0)} | {lost or 'nothing'} |\n"
+    text += f"| all | | {total} | {lost_total or 'nothing'} |\n\n"
+    stop = result["longest_stop_seconds"]
+    text += f"From SIGTERM to the exit with everything saved it took {stop:.2f} s at most.\n\nConfigurations: "
+    text += "; ".join(f"{name} ({count} faults)" for name, count in sorted(result["variants"].items())) + ".\n"
+    return text
