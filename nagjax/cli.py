@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": ("look", "compare", "runs side by side in one table and one report"),
     "data": ("corpus", "data", "data prepare: documents into token shards"),
     "tokenizer": ("corpus", "tokenizer", "tokenizer train: learn a BPE tokenizer"),
+    "plan": ("plan", "plan", "does a run fit a TPU slice or GPU box, and what would it cost: compiled without one"),
     "bench": ("train", "bench", "bench step | compile: step times of the schemes, compile time over depth"),
 }
 

@@ -1,4 +1,4 @@
-"""Named sizes, from 1M to 1B parameters. Two numbers make each of them; everything else follows."""
+"""Named sizes, from 1M to 7B parameters. Two numbers make each of them; everything else follows."""
 
 import dataclasses
 
@@ -28,6 +28,8 @@ PRESETS = {
     "150M": Preset(depth=48, width=512, context=1024),
     "350M": Preset(depth=64, width=640, context=2048),
     "1B": Preset(depth=80, width=1024, context=2048),
+    "3B": Preset(depth=112, width=1536, context=4096),
+    "7B": Preset(depth=136, width=2048, context=4096),
 }
 
 

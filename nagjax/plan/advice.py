@@ -1,0 +1,74 @@
+"""What to change when a run does not fit, with what each change would save."""
+
+import itertools
+
+from nagjax.plan.units import gigabytes
+
+AGAIN = {"dots": "everything but matrix products", "block": "every block"}
+
+
+def advise(result: dict) -> list[str]:
+    """Options to change, what saves most first. `result` is a plan whose program is larger than the memory."""
+    parts = (_sharding(result), _recomputation(result), _batch(result), _tensor(result), _chips(result))
+    found = sorted(itertools.chain(*parts), key=lambda advice: -advice[0])
+    return [text for _, text in found] or ["more chips, a shorter --context or a smaller model"]
+
+
+def _state(result: dict) -> int:
+    return result["memory"]["parameters"] + result["memory"]["optimizer"]
+
+
+def _sharding(result: dict) -> list[tuple[int, str]]:
+    data, fsdp, state = result["mesh"]["data"], result["mesh"]["fsdp"], _state(result)
+    if data == 1:
+        return []
+    flags = f"--mesh.data 1 --mesh.fsdp {fsdp * data}"
+    then = state // data
+    return [(state - then, f"{flags}: parameters and optimizer fall from {gigabytes(state)} to {gigabytes(then)}")]
+
+
+def _recomputation(result: dict) -> list[tuple[int, str]]:
+    saved, policies = result["memory"]["saved"], result.get("saved_by_remat", {})
+    return [
+        (
+            saved - policies[name],
+            f"--remat {name}: what is saved for the backward pass falls from {gigabytes(saved)} to "
+            f"{gigabytes(policies[name])}; the backward pass computes {AGAIN[name]} again",
+        )
+        for name in ("dots", "block")
+        if name in policies and policies[name] < 0.95 * saved
+    ]
+
+
+def _rows(result: dict) -> int:
+    """Sequences a device works on at once."""
+    train, mesh = result["config"]["train"], result["mesh"]
+    return train["batch"] // train["accumulate"] // (mesh["data"] * mesh["fsdp"])
+
+
+def _batch(result: dict) -> list[tuple[int, str]]:
+    rows, train, saved = _rows(result), result["config"]["train"], result["memory"]["saved"]
+    if rows <= 1:
+        return []
+    step = next(n for n in range(2, rows + 1) if rows % n == 0)
+    parts = f"--accumulate {train['accumulate'] * step}: the batch goes through in more parts, activations fall to 1/"
+    found = [(saved - saved // step, f"{parts}{step} (at most {train['accumulate'] * rows} parts)")]
+    if rows % 2 == 0:
+        found.append((saved // 2, f"--batch {train['batch'] // 2}: half the activations, another batch"))
+    return found
+
+
+def _tensor(result: dict) -> list[tuple[int, str]]:
+    mesh, heads = result["mesh"], result["config"]["model"]["heads"]
+    wider = 2 * mesh["tensor"]
+    if _rows(result) > 1 or heads % wider or mesh["fsdp"] % 2 or wider > 8:
+        return []
+    flags = f"--mesh.tensor {wider} --mesh.fsdp {mesh['fsdp'] // 2} --batch {result['config']['train']['batch'] // 2}"
+    return [(0, f"{flags}: heads, hidden features and logits of a sequence split over {wider} chips")]
+
+
+def _chips(result: dict) -> list[tuple[int, str]]:
+    state, capacity = _state(result), result["memory"]["capacity"]
+    if state <= capacity or result["mesh"]["data"] > 1:
+        return []
+    return [(state, f"more chips: parameters and optimizer alone are {gigabytes(state)} of {gigabytes(capacity)} each")]

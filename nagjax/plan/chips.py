@@ -1,0 +1,113 @@
+"""The chips a plan can be made for: published peaks, each with its source, and what a compiler must be told."""
+
+import dataclasses
+
+TPU_SOURCE = "https://docs.cloud.google.com/tpu/docs/{}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Peaks of one chip. `egress` is what it can send to other chips, over all its links, in one direction."""
+
+    name: str
+    title: str
+    platform: str  # "tpu" or "cuda"
+    flops: float  # dense bfloat16, FLOP/s
+    memory: int  # bytes a program can have
+    bandwidth: float  # main memory, bytes/s
+    egress: float  # bytes/s
+    links: int  # that egress is spread over; 1 where every chip reaches every other at full rate
+    shapes: tuple[str, ...]  # published slices, or numbers of chips in a box
+    source: str
+    memory_note: str
+    description: str = ""  # GPUs: what XLA must be told of the device, as a text proto
+
+    def spelled(self, shape: str) -> str:
+        """The topology's full name."""
+        return f"{self.name}:{shape}" if self.platform == "tpu" else f"{self.name}x{shape}"
+
+
+def gpu_description(name: str, memory: int, bandwidth: float) -> str:
+    """A Hopper GPU in the form XLA's compiler reads (GpuTargetConfigProto).
+
+    Limits of compute capability 9.0 from the CUDA C programming guide's tables; the rest is the board's.
+    """
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  memory_bandwidth: {bandwidth:.0f}
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory}
+  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+  device_vendor: "NVIDIA Corporation"
+  device_address_bits: 64
+  name: "{name}"
+  driver_version: "13.0.0"
+  runtime_version: "12.8.0"
+  compile_time_toolkit_version: "12.8.0"
+  dnn_version: "9.10.0"
+  device_interconnect_info {{ active_links: 18 }}
+}}
+platform_name: "CUDA"
+device_description_str: "{name}"
+"""
+
+
+def _tpu(name, title, flops, memory, bandwidth, egress, links, shapes, page) -> Chip:
+    note = "what the TPU compiler gives a program"
+    return Chip(
+        name,
+        title,
+        "tpu",
+        flops,
+        int(memory * 2**30),
+        bandwidth,
+        egress,
+        links,
+        tuple(shapes.split()),
+        TPU_SOURCE.format(page),
+        note,
+    )
+
+
+GPU_SHARE = 0.75  # of the memory, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+
+
+def _gpu(name, title, flops, memory, bandwidth, source) -> Chip:
+    note = f"{GPU_SHARE:.0%} of {memory / 2**30:.1f} GiB, JAX's default; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives more"
+    counts = ("1", "2", "4", "8")
+    text = gpu_description(title, memory, bandwidth)
+    return Chip(name, title, "cuda", flops, int(GPU_SHARE * memory), bandwidth, 450e9, 1, counts, source, note, text)
+
+
+FLAT = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+CUBIC = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x4 8x8x8 8x8x16"
+
+# Interconnect: Google gives it per chip and direction (v5e 1,600 Gb/s, v5p 4,800, v6e 3,584), NVIDIA for both
+# directions together (NVLink 4: 900 GB/s, which is 450 each way).
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        _tpu("v5e", "TPU v5e", 197e12, 15.75, 819e9, 200e9, 4, FLAT, "v5e"),
+        _tpu("v5p", "TPU v5p", 459e12, 95.73, 2765e9, 600e9, 6, CUBIC, "v5p"),
+        _tpu("v6e", "TPU v6e", 918e12, 31.24, 1640e9, 448e9, 4, FLAT, "v6e"),
+        _gpu("h100", "NVIDIA H100", 989.4e12, 85520809984, 3.35e12, "https://www.nvidia.com/en-us/data-center/h100/"),
+        _gpu("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, "https://www.nvidia.com/en-us/data-center/h200/"),
+    )
+}

@@ -1,0 +1,124 @@
+"""Plans one run: starts a compiler process, holds it to a time limit, and adds bounds and advice to what it found."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from nagjax.errors import UserError
+from nagjax.plan.advice import advise
+from nagjax.plan.order import choose, encoded, mesh_shape, options
+from nagjax.plan.roofline import Roofline, throughput
+from nagjax.plan.topology import Topology, require
+from nagjax.train.config import RunConfig, to_dict
+from pallas_kernels.aot.targets import ENVIRONMENT
+
+WORKER = (sys.executable, "-m", "nagjax.plan.worker")
+REMATERIALISED = "Involuntary full rematerialization"
+
+
+def plan(
+    config: RunConfig,
+    topology: Topology,
+    *,
+    seconds: float,
+    dollars_per_hour: float | None = None,
+) -> dict:
+    """Everything known of this run on this topology, as plain JSON values; figures are per device unless named
+    otherwise. `dollars_per_hour` is the price of one chip.
+
+    Raises UserError for input no compiler needs to see, for a missing compiler, and for one that crashed or took longer
+    than `seconds`. A run that does not fit is a result, with advice.
+    """
+    shape = mesh_shape(config, topology)
+    require(topology.chip)
+    explicit, choices = choose(config, topology)
+    found = run_worker(encoded(to_dict(explicit), topology, alternatives=True), seconds)
+    chip, tokens = topology.chip, config.train.batch * config.model.context
+    result = {
+        "topology": topology.name,
+        "chips": topology.size,
+        "chip": {
+            "name": chip.title,
+            "flops": chip.flops,
+            "bandwidth": chip.bandwidth,
+            "egress": topology.egress,
+            "source": chip.source,
+            "memory": chip.memory_note,
+        },
+        "options": options(config, shape),
+        "config": to_dict(explicit),
+        "choices": dataclasses.asdict(choices),
+        "tokens_per_step": tokens,
+        **found,
+    }
+    if "flops" in found:
+        result |= bounds(found, topology, tokens, dollars_per_hour)
+    if not found["fits"]:
+        result["advice"] = advise(result)
+    return result
+
+
+def bounds(found: dict, topology: Topology, tokens: int, dollars_per_hour: float | None) -> dict:
+    """The roofline of what was compiled, and what follows from it."""
+    roofline = Roofline.of(topology, found["flops"], found["moved"], found["sent"])
+    rate = throughput(roofline.seconds, tokens, topology.size, dollars_per_hour)
+    return {
+        "bound": {**dataclasses.asdict(roofline), "seconds": roofline.seconds, "limit": roofline.limit},
+        "intensity": found["flops"] / found["moved"],
+        "dollars_per_hour": dollars_per_hour,
+        "highest_mfu": found["model_flops_per_token"] * rate["tokens_per_second_per_chip"] / topology.chip.flops,
+        **rate,
+    }
+
+
+def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) -> dict:
+    """The worker's answer to an order.
+
+    Raises UserError if it fails, dies, or takes longer than `seconds`.
+    """
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": paths}
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "result.json"
+        try:
+            done = subprocess.run(
+                [*(worker or WORKER), str(answer)],
+                input=order,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                env=environment,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                "plan", f"{seconds:g} s", "the compiler was stopped at its time limit: give it more with --minutes"
+            ) from None
+        if not answer.exists():
+            raise UserError(
+                "plan", _ending(done.returncode), f"the compiler's process ended: {_last_line(done.stderr)}"
+            )
+        found = json.loads(answer.read_text())
+    if "error" in found:
+        raise UserError("plan", "compiler", found["error"])
+    found["involuntary_rematerializations"] = done.stderr.count(REMATERIALISED)
+    return found
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    hint = ", perhaps by a machine short of memory" if code == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "it said nothing"

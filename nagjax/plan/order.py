@@ -1,0 +1,107 @@
+"""What is to be compiled: a run's config made explicit for the platform it will run on."""
+
+import dataclasses
+import json
+import math
+
+from nagjax.errors import UserError
+from nagjax.layers.attend import SPLASH_BLOCK
+from nagjax.model.config import ModelConfig
+from nagjax.plan.topology import Topology
+from nagjax.train.config import MeshConfig, RunConfig, differences, flatten, to_dict
+
+TOKENS_PER_CHIP = 8192  # of a batch that is not given
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What `auto` means on the platform, and where the compiled program differs from what would run there."""
+
+    dtype: str
+    attention: str
+    notes: tuple[str, ...] = ()
+
+
+def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
+    """The config with every `auto` replaced by what the platform takes."""
+    model, notes = config.model, []
+    dtype = "bfloat16" if model.dtype == "auto" else model.dtype
+    attention = model.attention
+    if topology.chip.platform == "tpu":
+        if attention == "auto":
+            attention = "xla" if model.context % SPLASH_BLOCK else "splash"
+    else:
+        fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0
+        if attention == "cudnn" or attention == "auto" and fits_cudnn:
+            notes.append(
+                "a GPU run takes cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
+                "writes all scores out, so memory and bytes are upper bounds"
+            )
+        attention = "xla"
+    model = dataclasses.replace(model, dtype=dtype, attention=attention)
+    return dataclasses.replace(config, model=model), Choices(dtype, attention, tuple(notes))
+
+
+def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
+    """The config with this vocabulary, and with the batch and the mesh filled in where they were not given: everything
+    sharded over all chips, and some thousand tokens for each."""
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
+    if not mesh_given:
+        config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=topology.size))
+    if not batch_given:
+        batch = topology.size * max(1, TOKENS_PER_CHIP // config.model.context) * config.train.accumulate
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, batch=batch))
+    return config
+
+
+def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
+    """Devices along every axis of the run's mesh, in its order.
+
+    Raises UserError where the mesh does not fill the topology or the batch does not divide by it.
+    """
+    given = {field.name: getattr(config.mesh, field.name) for field in dataclasses.fields(config.mesh)}
+    rest = math.prod(size for size in given.values() if size is not None)
+    shape = {name: max(topology.size // rest, 1) if size is None else size for name, size in given.items()}
+    if math.prod(shape.values()) != topology.size:
+        raise UserError(
+            "mesh",
+            tuple(shape.values()),
+            f"{topology.name} has {topology.size} chips: {' x '.join(shape)} must be {topology.size}",
+        )
+    shards, train = shape["data"] * shape["fsdp"], config.train
+    if train.batch // train.accumulate % shards:
+        fitting = max(train.batch // train.accumulate // shards, 1) * shards * train.accumulate
+        raise UserError(
+            "batch", train.batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}"
+        )
+    return shape
+
+
+def options(config: RunConfig, shape: dict[str, int]) -> str:
+    """The run's command line: size, batch and mesh, and whatever else is not its default."""
+    model = config.model
+    plain = ModelConfig(model.depth, model.width, mlp=model.mlp, positions=model.positions)
+    default = to_dict(RunConfig(type(config.scheme)(), plain))
+    always = {"model.depth", "model.width", "model.context", "train.batch"}
+    given = flatten(to_dict(config))
+    changed = [name for name in given if name in always or name in differences(default, to_dict(config))]
+    flags = [f"--scheme {config.scheme.name}"]
+    for name in sorted(changed, key=lambda name: name not in always):
+        group, _, field = name.partition(".")
+        if group == "mesh" or name in ("model.vocab", "scheme.name"):
+            continue
+        flag = field if group in ("model", "optimizer", "train") else name
+        flags.append(_flag(flag.replace("_", "-"), given[name]))
+    return " ".join(flags + [f"--mesh.{axis} {size}" for axis, size in shape.items() if size > 1])
+
+
+def _flag(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        group, dot, field = name.rpartition(".")
+        return f"--{name}" if value else f"--{group}{dot}no-{field}"
+    return f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+
+
+def encoded(config: dict, topology: Topology, alternatives: bool) -> str:
+    """The order as a compiler process reads it."""
+    return json.dumps({"topology": topology.name, "config": config, "alternatives": alternatives})

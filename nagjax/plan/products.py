@@ -1,0 +1,105 @@
+"""Floating-point operations of matrix products in a compiled program, however the compiler spells them."""
+
+import json
+import math
+import re
+
+import numpy as np
+
+from nagjax.plan.hlo import Computation, Instruction, arrays
+
+# Matrix products of the splash attention kernels: scores and mixing forward; backward the scores again and their
+# gradient once per kernel, and one product for each gradient.
+SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
+
+
+def flops_of(one: Instruction, home: Computation) -> float:
+    """2 per multiply-add; 0 for anything that is no matrix product."""
+    if one.opcode == "dot":
+        lhs = _shape(home, one.operands[0])
+        contracted = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
+        return 2.0 * _elements(one.type) * math.prod(lhs[d] for d in contracted)
+    if one.opcode == "convolution":
+        return _convolution(one, home)
+    if one.opcode == "custom-call":
+        if "__cublas$" in one.attributes:
+            return _cublas(one, home)
+        for name, products in SPLASH.items():
+            if name in one.name:
+                return products * _splash_product(one, home, name)
+    return 0.0
+
+
+def _convolution(one: Instruction, home: Computation) -> float:
+    """Multiply-adds that meet an element of the input: padding and holes of dilation cost nothing."""
+    (lhs, rhs), out = (_shape(home, o) for o in one.operands[:2]), arrays(one.type)[0][1]
+    lhs_labels, rhs_labels, out_labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes).groups()
+    window = re.search(r"window=\{([^}]*)\}", one.attributes)
+    window = dict(re.findall(r"(\w+)=(\S+)", window[1])) if window else {}
+    groups = re.search(r"batch_group_count=(\d+)", one.attributes)
+    work = rhs[rhs_labels.index("i")] * out[out_labels.index("f")] * lhs[lhs_labels.index("b")]
+    work /= int(groups[1]) if groups else 1
+    for axis in range(sum(label.isdigit() for label in lhs_labels)):
+        work *= _positions(
+            given=lhs[lhs_labels.index(str(axis))],
+            kernel=rhs[rhs_labels.index(str(axis))],
+            out=out[out_labels.index(str(axis))],
+            stride=_entry(window, "stride", axis),
+            padding=int(window["pad"].split("x")[axis].split("_")[0]) if "pad" in window else 0,
+            base=_entry(window, "lhs_dilate", axis),
+            spread=_entry(window, "rhs_dilate", axis),
+        )
+    return 2.0 * work
+
+
+def _positions(given: int, kernel: int, out: int, stride: int, padding: int, base: int, spread: int) -> int:
+    """Pairs of an output and a kernel position that meet an element of the input."""
+    met = 0
+    for k in range(kernel):
+        at = np.arange(out) * stride + k * spread - padding
+        met += int(np.sum((at >= 0) & (at % base == 0) & (at // base < given)))
+    return met
+
+
+def _entry(window: dict[str, str], name: str, axis: int) -> int:
+    return int(window[name].split("x")[axis]) if name in window else 1
+
+
+def _cublas(one: Instruction, home: Computation) -> float:
+    start = one.attributes.find("backend_config=")
+    found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', one.attributes[start:])
+    if start < 0 or not found:
+        return 0.0
+    lhs = _shape(home, one.operands[0])
+    return 2.0 * math.prod(arrays(one.type)[0][1]) * math.prod(lhs[int(d)] for d in json.loads(found[1]))
+
+
+def _splash_product(one: Instruction, home: Computation, kernel: str) -> float:
+    """FLOPs of one [T, T] x Dh product per head, for the blocks on and below the diagonal."""
+    names = {"splash_mha_fwd": ("block_q", "block_kv")}
+    names |= {"splash_mha_dkv": ("block_q_dkv", "block_kv_dkv"), "splash_mha_dq": ("block_q_dq", "block_kv_dq")}
+    # Queries, keys and values are the operands with heads, tokens and features, alike in shape.
+    shapes = [_shape(home, o) for o in one.operands]
+    wide = [s for s in shapes if len(s) >= 3 and shapes.count(s) >= 3]
+    if not wide:
+        return 0.0
+    shape = max(wide, key=math.prod)
+    tokens, features = shape[-2:]
+    sizes = [re.search(rf'\\?"{name}\\?": (\d+)', one.attributes) for name in names[kernel]]
+    rows, columns = (int(s[1]) if s else tokens for s in sizes)
+    visited = sum(min(math.ceil((i + 1) * rows / columns), tokens // columns) for i in range(tokens // rows))
+    return 2.0 * math.prod(shape[:-2]) * visited * rows * columns * features
+
+
+def _shape(home: Computation, name: str) -> tuple[int, ...]:
+    found = arrays(home.type_of(name))
+    return found[0][1] if found else ()
+
+
+def _elements(type_text: str) -> int:
+    return math.prod(arrays(type_text)[0][1])
+
+
+def _numbers(pattern: str, text: str) -> list[int]:
+    found = re.search(pattern, text)
+    return [int(n) for n in found[1].split(",") if n] if found else []

@@ -1,0 +1,104 @@
+"""A plan on the console."""
+
+from nagjax.plan.units import gigabytes, milliseconds, scaled
+
+
+def report(result: dict) -> str:
+    """The plan as lines of text."""
+    memory, mesh, choices = result["memory"], result["mesh"], result["choices"]
+    shape = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one chip"
+    lines = [
+        f"{result['topology']}: {result['chips']} x {result['chip']['name']}, {shape}",
+        f"  nagjax train {result['options']}",
+        f"  {result['parameters']:,} parameters, {result['tokens_per_step']:,} tokens a step; "
+        f"{choices['dtype']}, attention {choices['attention']}, {_kernels(result)}",
+        *(f"  note: {note}" for note in choices["notes"]),
+        "",
+        "memory of each device",
+        *_rows(_memory(memory)),
+    ]
+    if "bound" in result:
+        lines += ["", "one step of each device", *_rows(_step(result)), "", "at the bound", *_rows(_rate(result))]
+    if result.get("involuntary_rematerializations"):
+        lines.append(f"  warning: {result['involuntary_rematerializations']} arrays are gathered whole to be resharded")
+    if result["fits"]:
+        lines += ["", "It fits."]
+    else:
+        lines += ["", "It does not fit. What would help:", *(f"  {advice}" for advice in result["advice"])]
+    took = result["seconds_to_compile"] + result["seconds_to_lower"]
+    lines.append(f"Compiled in {took:.0f} s with {gigabytes(result['peak_rss'])} of memory, by jax {result['jax']}.")
+    return "\n".join(lines)
+
+
+def ranking(results: list[dict]) -> str:
+    """Plans that fit, the fastest bound first; then those that do not."""
+    lines = []
+    for place, result in enumerate(sort(results), 1):
+        if result.get("fits"):
+            bound = result["bound"]
+            lines.append(
+                f"{place:3}. {milliseconds(bound['seconds']):>9} ({bound['limit']}), "
+                f"{gigabytes(result['memory']['peak']):>10}: {result['options']}"
+            )
+        else:
+            lines.append(f"   -  {result.get('error', 'does not fit'):>9}: {result['options']}")
+    return "\n".join(lines)
+
+
+def sort(results: list[dict]) -> list[dict]:
+    """By the bound of the step time per token; what does not fit comes last."""
+    return sorted(
+        results,
+        key=lambda r: (not r.get("fits"), r["bound"]["seconds"] / r["tokens_per_step"] if r.get("fits") else 0.0),
+    )
+
+
+def _memory(memory: dict) -> dict[str, str]:
+    rows = {name: gigabytes(memory[name]) for name in ("parameters", "optimizer", "batch")}
+    rows["saved for the backward pass"] = gigabytes(memory["saved"])
+    if "peak" in memory:
+        known = sum(memory[name] for name in ("parameters", "optimizer", "batch", "saved"))
+        rows["gradients and workspace"] = gigabytes(max(memory["peak"] - known, 0))
+        rows["peak"] = f"{gigabytes(memory['peak'])}, {memory['peak'] / memory['capacity']:.0%} of"
+    elif memory.get("needed"):
+        rows["needed"] = f"{gigabytes(memory['needed'])}, by the compiler's refusal, of"
+    return rows | {"capacity": gigabytes(memory["capacity"])}
+
+
+def _step(result: dict) -> dict[str, str]:
+    rows = {
+        "matrix products": scaled(result["flops"], "FLOP"),
+        "main memory": scaled(result["moved"], "B"),
+        "arithmetic intensity": f"{result['intensity']:.0f} FLOP/B",
+        "sent to others": scaled(result["sent"], "B"),
+    }
+    for kind, found in result["collectives"].items():
+        rows[f"  {kind}"] = f"{found['count']} x, {scaled(found['sent'], 'B')}"
+    return rows
+
+
+def _rate(result: dict) -> dict[str, str]:
+    bound, chip = result["bound"], result["chip"]
+    rows = {
+        "compute": f"{milliseconds(bound['compute'])} at {scaled(chip['flops'], 'FLOP/s')}",
+        "memory": f"{milliseconds(bound['memory'])} at {scaled(chip['bandwidth'], 'B/s')}",
+        "interconnect": f"{milliseconds(bound['interconnect'])} at {scaled(chip['egress'], 'B/s')}",
+        "step, at least": f"{milliseconds(bound['seconds'])} ({bound['limit']} bound)",
+        "tokens per second, at most": f"{scaled(result['tokens_per_second'])} "
+        f"({scaled(result['tokens_per_second_per_chip'])} per chip)",
+        "model FLOPs utilization, at most": f"{result['highest_mfu']:.0%}",
+    }
+    if result["dollars_per_billion_tokens"] is not None:
+        price = f"{result['dollars_per_billion_tokens']:,.2f} $ at {result['dollars_per_hour']:g} $ per chip and hour"
+        rows["a billion tokens, at least"] = price
+    return rows | {"peaks from": chip["source"]}
+
+
+def _kernels(result: dict) -> str:
+    if "kernels" not in result:
+        return "kernels not known"
+    return "kernels " + (", ".join(f"{name} x{n}" for name, n in result["kernels"].items()) or "none (XLA's fusions)")
+
+
+def _rows(rows: dict[str, str]) -> list[str]:
+    return [f"  {name:30} {value}" for name, value in rows.items()]

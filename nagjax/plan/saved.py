@@ -1,0 +1,38 @@
+"""What the layer scan keeps for the backward pass: known from tracing, before anything is compiled."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int]) -> int:
+    """Bytes per device that forward scans stack up for their backward scans.
+
+    `rows` is the batch one scan works on. Arrays with that batch are split over the batch axes, everything else (casts
+    of parameters) over the axes of the parameters.
+    """
+    batch = shards.get("data", 1) * shards.get("fsdp", 1)
+    parameters = shards.get("fsdp", 1) * shards.get("tensor", 1)
+    total = 0
+    for scan in _scans(jaxpr):
+        inner = scan.params["jaxpr"]
+        inner = getattr(inner, "jaxpr", inner)
+        for outer, one in zip(scan.outvars, inner.outvars, strict=True):
+            shape = outer.aval.shape
+            stacked = shape != one.aval.shape and type(outer).__name__ != "DropVar"
+            if stacked and not scan.params["reverse"]:
+                share = batch if len(shape) > 1 and shape[1] == rows else parameters
+                total += int(np.prod(shape)) * np.dtype(outer.aval.dtype).itemsize // share
+    return total
+
+
+def _scans(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _scans(inner)

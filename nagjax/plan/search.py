@@ -1,0 +1,82 @@
+"""Tries meshes, remat policies and numbers of parts, and ranks what fits."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from nagjax.errors import UserError
+from nagjax.plan.order import mesh_shape, options
+from nagjax.plan.topology import Topology
+from nagjax.train.config import MeshConfig, RunConfig
+
+REMATS = ("none", "dots", "block")  # the least recomputation first
+TENSORS = (1, 2, 4, 8)
+PARTS = (1, 2, 4, 8, 16)
+
+
+def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
+    """Meshes worth trying, those with the fewest axes first; tensor parallelism no wider than the heads."""
+    found = []
+    for tensor in TENSORS:
+        if topology.size % tensor or config.model.heads % tensor:
+            continue
+        rest = topology.size // tensor
+        for fsdp in (2**i for i in range(rest.bit_length())):
+            if rest % fsdp == 0 and (config.train.batch // config.train.accumulate) % rest == 0:
+                found.append(MeshConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor))
+    return sorted(found, key=lambda m: (sum(n > 1 for n in (m.data, m.fsdp, m.tensor)), m.tensor, -m.fsdp))
+
+
+def candidates(config: RunConfig, mesh: MeshConfig, topology: Topology) -> Iterator[list[RunConfig]]:
+    """For each policy, its configs with more and more parts, until a device has one sequence at a time."""
+    for remat in REMATS:
+        ladder = []
+        for parts in PARTS:
+            if config.train.batch % parts:
+                continue
+            model = dataclasses.replace(config.model, remat=remat)
+            train = dataclasses.replace(config.train, accumulate=parts)
+            one = dataclasses.replace(config, model=model, train=train, mesh=mesh)
+            try:
+                mesh_shape(one, topology)
+            except UserError:
+                continue
+            ladder.append(one)
+        yield ladder
+
+
+def search(
+    config: RunConfig,
+    topology: Topology,
+    plan: Callable[[RunConfig], dict],
+    tries: int,
+    tell: Callable[[str], None] = print,
+) -> list[dict]:
+    """Plans of at most `tries` candidates.
+
+    On each mesh the policies are tried from no recomputation to most of it, and each in as few parts as fit: more of
+    either than needed only costs time. The state alone being too large skips a mesh.
+    """
+    found: list[dict] = []
+    for mesh in meshes(config, topology):
+        for ladder in candidates(config, mesh, topology):
+            last: dict = {}
+            for one in ladder:
+                if len(found) == tries:
+                    tell(f"stopped after {tries} tries; --tries gives more")
+                    return found
+                try:
+                    last = plan(one)
+                except UserError as error:
+                    last = {"options": options(one, mesh_shape(one, topology)), "fits": False, "error": error.fix[:160]}
+                found.append(last)
+                tell(f"{len(found)}/{tries} {'fits' if last['fits'] else 'does not fit'}: {last['options']}")
+                if last["fits"] or "error" in last or _state_alone(last):
+                    break
+            if last and (_state_alone(last) or (last["fits"] and last["config"]["train"]["accumulate"] == 1)):
+                break  # a policy that recomputes more could only be slower
+    return found
+
+
+def _state_alone(result: dict) -> bool:
+    memory = result.get("memory")
+    return bool(memory) and memory["parameters"] + memory["optimizer"] > memory["capacity"]

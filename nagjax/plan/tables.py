@@ -1,0 +1,84 @@
+"""Tables of plans in Markdown, and where they go in a document."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from nagjax.plan.units import gigabytes, milliseconds, scaled
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def standard(results: Iterable[dict]) -> str:
+    """One line per model and machine."""
+    head = (
+        "model, machine, mesh, tokens/step, state, saved, peak of capacity, FLOP, moved, sent, step at least, bound by"
+    )
+    head += ", tokens/s/chip at most, MFU at most"
+    return table(head.split(", "), map(_standard_row, results))
+
+
+def _standard_row(result: dict) -> list[str]:
+    memory = result["memory"]
+    cells = [
+        f"{result['label']} ({result['parameters'] / 1e9:.2f}B)",
+        f"`{result['topology']}`",
+        _mesh(result),
+        f"{result['tokens_per_step'] / 1024:,.0f} Ki",
+        gigabytes(memory["parameters"] + memory["optimizer"]),
+        gigabytes(memory["saved"]),
+        _peak(memory),
+    ]
+    if "bound" not in result:
+        return cells + ["does not fit"] + ["-"] * 6
+    bound = result["bound"]
+    return cells + [
+        scaled(result["flops"], "FLOP"),
+        scaled(result["moved"], "B"),
+        scaled(result["sent"], "B"),
+        milliseconds(bound["seconds"]),
+        bound["limit"] if result["fits"] else f"{bound['limit']} (does not fit)",
+        f"{result['tokens_per_second_per_chip']:,.0f}",
+        f"{result['highest_mfu']:.0%}",
+    ]
+
+
+def remat(results: Iterable[dict]) -> str:
+    """One line per policy: what it keeps, what it computes again."""
+    results = list(results)
+    least = min((r["flops"] for r in results if "flops" in r), default=1.0)
+    head = "policy, saved for the backward pass, peak of capacity, matrix products, moved, step at least"
+    rows = []
+    for result in results:
+        cells = [f"`--remat {result['config']['model']['remat']}`", gigabytes(result["memory"]["saved"])]
+        cells.append(_peak(result["memory"]))
+        if "bound" in result:
+            cells += [f"{scaled(result['flops'], 'FLOP')} ({result['flops'] / least:.2f}x)"]
+            cells += [scaled(result["moved"], "B"), milliseconds(result["bound"]["seconds"])]
+        else:
+            cells += ["does not fit", "-", "-"]
+        rows.append(cells)
+    return table(head.split(", "), rows)
+
+
+def insert(document: str, name: str, text: str) -> str:
+    """The document with what stands between its two `<!-- name -->` marks replaced."""
+    mark = f"<!-- {name} -->"
+    pattern = re.compile(f"{re.escape(mark)}\n.*?{re.escape(mark)}", re.S)
+    if len(pattern.findall(document)) != 1:
+        raise ValueError(f"the document needs the mark {mark} exactly twice")
+    return pattern.sub(lambda _: f"{mark}\n{text}\n{mark}", document)
+
+
+def _peak(memory: dict) -> str:
+    if "peak" in memory:
+        return f"{gigabytes(memory['peak'])} ({memory['peak'] / memory['capacity']:.0%})"
+    if memory.get("needed"):
+        return f"{gigabytes(memory['needed'])} needed of {gigabytes(memory['capacity'])}"
+    return f"more than {gigabytes(memory['capacity'])}"
+
+
+def _mesh(result: dict) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in result["mesh"].items() if size > 1) or "one"

@@ -1,0 +1,132 @@
+"""Compiles one training step for one topology, in a process of its own: `python -m nagjax.plan.worker RESULT`.
+
+Reads the order from standard input and writes one JSON object to the file RESULT. Whoever started it ends it when it
+takes too long.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+
+import jax
+
+from nagjax.plan.account import account
+from nagjax.plan.hlo import parse
+from nagjax.plan.saved import saved_bytes
+from nagjax.plan.topology import Topology
+from nagjax.plan.topology import parse as parse_topology
+from nagjax.train.ahead import training_step
+from nagjax.train.config import RunConfig, from_dict
+from nagjax.train.facts import model_costs
+from nagjax.train.state import Blueprint
+
+OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|(?i:out of memory)")
+UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> dict:
+    """Everything that is known of the compiled step, per device; with `needed` instead of figures where the compiler
+    ran out of the chip's memory."""
+    devices = topology.devices()
+    step, args, mesh = training_step(config, devices)
+    state, batch = args
+    memory = {
+        "parameters": _bytes(state.params),
+        "optimizer": _bytes(state.optimizer),
+        "batch": _bytes(batch),
+        "capacity": topology.chip.memory,
+    }
+    result = {
+        "mesh": dict(mesh.shape),
+        "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(state.params)),
+        "model_flops_per_token": model_costs(Blueprint.of(config, mesh)).train,
+        "memory": memory,
+        "fits": False,
+    }
+    with jax.set_mesh(mesh):  # also tells kernels which chip they are traced for
+        began = time.perf_counter()
+        traced = step.trace(*args)
+        memory["saved"] = _saved(config, traced, mesh)
+        lowered = traced.lower(lowering_platforms=(topology.chip.platform,))
+        result["seconds_to_lower"] = round(time.perf_counter() - began, 1)
+        began = time.perf_counter()
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if not OUT_OF_MEMORY.search(str(error)) or "vmem" in str(error)[:600].lower():
+                raise
+            memory["needed"], result["refusal"] = needed(str(error)), str(error).splitlines()[0][:400]
+        else:
+            result |= _measured(compiled, memory, topology)
+        result["seconds_to_compile"] = round(time.perf_counter() - began, 1)
+    if alternatives and not result["fits"]:
+        result["saved_by_remat"] = _saved_by_remat(config, devices)
+    result["peak_rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result["jax"] = jax.__version__
+    return result
+
+
+def _measured(compiled, memory: dict, topology: Topology) -> dict:
+    stats = compiled.memory_analysis()
+    memory["peak"] = int(stats.peak_memory_in_bytes) + int(stats.generated_code_size_in_bytes)
+    found = account(parse(compiled.as_text()), topology.size)
+    return {
+        "fits": memory["peak"] <= memory["capacity"],
+        "flops": found.flops,
+        "moved": found.moved,
+        "sent": found.sent,
+        "collectives": {kind: dataclasses.asdict(c) for kind, c in sorted(found.collectives.items())},
+        "kernels": found.kernels,
+    }
+
+
+def needed(message: str) -> int | None:
+    """Bytes a program wanted, as the compiler's refusal states them."""
+    for pattern in (
+        r"[Uu]sed ([\d.]+)([KMGT]?) of",
+        r"temporaries \(([\d.]+)([KMGT]?)\)",
+        r"allocate ([\d.]+)([KMGT]?)i?B",
+    ):
+        if found := re.search(pattern, message):
+            return int(float(found[1]) * UNITS[found[2]])
+    return None
+
+
+def _saved(config: RunConfig, traced, mesh) -> int:
+    return saved_bytes(traced.jaxpr.jaxpr, config.train.batch // config.train.accumulate, dict(mesh.shape))
+
+
+def _saved_by_remat(config: RunConfig, devices: list) -> dict[str, int]:
+    """What the scan would keep under every policy."""
+    found = {}
+    for remat in ("none", "dots", "block"):
+        other = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
+        step, args, mesh = training_step(other, devices)
+        with jax.set_mesh(mesh):
+            found[remat] = _saved(other, step.trace(*args), mesh)
+    return found
+
+
+def _bytes(tree) -> int:
+    """Bytes of one device's share."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    config = from_dict(RunConfig, order["config"])
+    try:
+        result = compile_step(config, parse_topology(order["topology"]), order["alternatives"])
+    except Exception as error:  # every way a compiler can fail is an answer
+        result = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
+    Path(sys.argv[1]).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

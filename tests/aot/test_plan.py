@@ -1,0 +1,53 @@
+"""Plans by the real compilers. Needs the wheels of the `aot` extra."""
+
+import json
+
+import pytest
+
+from nagjax.cli import main
+from nagjax.plan.topology import missing, parse
+
+SMALL = "--scheme plain --depth 2 --width 128 --heads 1 --context 128 --vocab 256".split()
+
+
+def planned(tmp_path, topology, *args):
+    if reason := missing(parse(topology).chip):
+        pytest.skip(f"{reason} is not installed")
+    out = tmp_path / "plan.json"
+    assert main(["plan", *SMALL, "--topology", topology, *args, "--json", str(out)]) == 0
+    return json.loads(out.read_text())
+
+
+def products(batch, depth=2, width=128, tokens=128, vocab=256):
+    """FLOPs of a step's weights: three times the forward pass."""
+    hidden = 344  # 8/3 of the width in eights
+    return 3 * 2 * batch * tokens * (depth * (4 * width**2 + 3 * width * hidden) + vocab * width)
+
+
+def test_a_tpu_slice(tmp_path):
+    found = planned(tmp_path, "v5e:2x2", "--batch", "8", "--dollars-per-hour", "1")
+    assert found["fits"] and found["choices"]["attention"] == "splash"
+    assert {name.partition("_segmented")[0] for name in found["kernels"]} >= {"splash_mha_fwd", "splash_mha_dkv"}
+    attention = 9 * 2 * 128 * 128 * 128 * 2 * 2  # 9 products, one block each, of 2 sequences and 2 layers
+    assert found["flops"] == pytest.approx(products(2) + attention, rel=0.02)
+    assert found["collectives"]["all-gather"]["count"] >= 2 and found["sent"] > 0
+    memory = found["memory"]
+    state = memory["parameters"] + memory["optimizer"]
+    assert memory["optimizer"] == pytest.approx(2 * memory["parameters"], rel=0.01)
+    assert state < memory["peak"] < memory["capacity"]
+    assert found["bound"]["seconds"] > 0 and found["dollars_per_billion_tokens"] > 0
+
+
+def test_a_run_too_large_for_its_slice(tmp_path, capsys):
+    found = planned(tmp_path, "v5e:2x2", "--context", "4096", "--batch", "256", "--vocab", "32768", "--remat", "dots")
+    assert not found["fits"] and "bound" not in found
+    assert found["memory"]["needed"] > found["memory"]["capacity"]
+    assert any(advice.startswith("--accumulate") for advice in found["advice"])
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_a_gpu_box(tmp_path, capsys):
+    found = planned(tmp_path, "h200x8", "--batch", "16")
+    assert found["fits"] and found["choices"]["attention"] == "xla" and "cuDNN" in capsys.readouterr().out
+    assert found["flops"] == pytest.approx(products(2) + 3 * 2 * 2 * 128 * 128 * 128 * 2 * 2, rel=0.05)
+    assert found["collectives"] and found["moved"] > found["memory"]["parameters"]

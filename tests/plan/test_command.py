@@ -1,0 +1,90 @@
+"""`nagjax plan` as a command, with a stand-in for the compiler."""
+
+import json
+import sys
+
+import pytest
+
+from nagjax.cli import main
+
+ANSWER = {
+    "mesh": {"data": 1, "fsdp": 16, "tensor": 1},
+    "parameters": 1000,
+    "model_flops_per_token": 1e9,
+    "memory": {"parameters": 10, "optimizer": 20, "batch": 1, "saved": 5, "peak": 100, "capacity": 2**34},
+    "fits": True,
+    "flops": 1e12,
+    "moved": 1e10,
+    "sent": 1e8,
+    "collectives": {"all-gather": {"count": 3, "sent": 1e8}},
+    "kernels": {},
+    "seconds_to_lower": 1.0,
+    "seconds_to_compile": 2.0,
+    "peak_rss": 2**30,
+    "jax": "0",
+}
+WORKER = """
+import json, pathlib, sys
+answer, order = json.loads({answer!r}), json.load(sys.stdin)
+answer["order"] = order
+pathlib.Path(sys.argv[1]).write_text(json.dumps(answer))
+"""
+
+
+@pytest.fixture(autouse=True)
+def compilers(monkeypatch):
+    """Both compilers are there, and answer at once."""
+    monkeypatch.setattr("nagjax.plan.topology._installed", lambda module: True)
+    code = WORKER.format(answer=json.dumps(ANSWER))
+    monkeypatch.setattr("nagjax.plan.compile.WORKER", (sys.executable, "-c", code))
+
+
+def fails(capsys, args, *words):
+    assert main(["plan", *args]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and all(word in lines[0] for word in words), lines
+
+
+def test_a_plan_is_printed_and_written(capsys, tmp_path):
+    out = tmp_path / "new" / "plan.json"
+    args = "--preset 1B --topology v5e:4x4 --dollars-per-hour 1.2 --vocab 1000 --remat dots".split()
+    assert main(["plan", *args, "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "v5e:4x4: 16 x TPU v5e" in text and "It fits" in text and "attention splash" in text
+    result = json.loads(out.read_text())
+    model = result["order"]["config"]["model"]
+    assert (model["depth"], model["vocab"], model["remat"], model["dtype"]) == (80, 1000, "dots", "bfloat16")
+    assert result["order"]["topology"] == "v5e:4x4" and result["dollars_per_hour"] == 1.2
+    assert result["tokens_per_step"] == 16 * 8192
+
+
+def test_a_search_writes_all_it_tried(capsys, tmp_path):
+    out = tmp_path / "search.json"
+    args = "--depth 4 --width 256 --context 1024 --topology v5e:2x2 --search --tries 3 --json".split()
+    assert main(["plan", *args, str(out)]) == 0
+    assert len(json.loads(out.read_text())) == 3
+    text = capsys.readouterr().out
+    assert "  1. " in text and "stopped after 3 tries" in text
+
+
+def test_bad_input(capsys):
+    fails(capsys, [], "topology", "v5e:2x2")
+    fails(capsys, ["--topology", "v5e:4x5"], "topology = 'v5e:4x5'", "did you mean v5e:4x4?")
+    fails(capsys, ["--topology", "h200x8", "--dollars-per-hour", "-1"], "dollars_per_hour", "above 0")
+    fails(capsys, ["--topology", "h200x8", "--minutes", "0"], "minutes")
+    fails(capsys, ["--topology", "h200x8", "--preset", "9T"], "preset", "7B")
+    fails(capsys, ["--topology", "v5e:2x2", "--mesh.fsdp", "3"], "mesh")
+    fails(capsys, ["--topology", "v5e:2x2", "--batch", "6"], "batch = 6", "try 4")
+    fails(capsys, ["--topology", "v5e:2x4", "--batch", "3", "--search"], "batch = 3", "try 8")
+
+
+def test_a_missing_compiler(capsys, monkeypatch):
+    monkeypatch.setattr("nagjax.plan.topology._installed", lambda module: False)
+    fails(capsys, ["--topology", "v5e:2x2"], "libtpu", "pip install 'nagjax[aot]'")
+    fails(capsys, ["--topology", "h200x8"], "CUDA", "pip install 'nagjax[aot]'")
+
+
+def test_a_compiler_that_dies(capsys, monkeypatch):
+    dying = (sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGABRT)")
+    monkeypatch.setattr("nagjax.plan.compile.WORKER", dying)
+    fails(capsys, ["--topology", "v5e:2x2"], "SIGABRT")

@@ -1,0 +1,67 @@
+"""What `auto` becomes, what is filled in, and what is refused before any compiler starts."""
+
+import pytest
+
+from nagjax.commands.options import parse_run
+from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
+from nagjax.plan.order import choose, filled, mesh_shape, options
+from nagjax.plan.topology import parse
+from nagjax.residual import find_scheme
+from nagjax.train.config import MeshConfig, RunConfig, TrainConfig
+
+
+def run(mesh=None, batch=16, accumulate=1, **model):
+    model = ModelConfig(**{"depth": 4, "width": 256, "context": 1024} | model)
+    train = TrainConfig(batch=batch, accumulate=accumulate)
+    return RunConfig(find_scheme("nag")(), model, train=train, mesh=mesh or MeshConfig())
+
+
+@pytest.mark.parametrize(
+    "name, context, attention", [("v5e:2x2", 1024, "splash"), ("v5e:2x2", 1000, "xla"), ("h200x8", 1024, "xla")]
+)
+def test_the_platform_chooses(name, context, attention):
+    config, choices = choose(run(context=context), parse(name))
+    assert (choices.attention, choices.dtype) == (attention, "bfloat16")
+    assert (config.model.attention, config.model.dtype) == (attention, "bfloat16")
+
+
+def test_attention_that_cannot_be_compiled_here_is_said():
+    assert "cuDNN" in choose(run(), parse("h200x8"))[1].notes[0]
+    assert not choose(run(attention="xla"), parse("h200x8"))[1].notes
+    assert not choose(run(dtype="float32"), parse("h200x8"))[1].notes
+    assert not choose(run(), parse("v5e:2x2"))[1].notes
+
+
+def test_a_batch_and_a_mesh_that_are_not_given():
+    topology = parse("v5e:4x4")
+    config = filled(run(), topology, 500, batch_given=False, mesh_given=False)
+    assert mesh_shape(config, topology) == {"data": 1, "fsdp": 16, "tensor": 1}
+    assert config.train.batch == 16 * 8 and config.model.vocab == 500
+    kept = filled(run(), topology, 500, batch_given=True, mesh_given=True)
+    assert mesh_shape(kept, topology)["data"] == 16 and kept.train.batch == 16
+    parts = filled(run(accumulate=4), topology, 500, batch_given=False, mesh_given=False)
+    assert parts.train.batch == 16 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        (run(MeshConfig(fsdp=3)), "mesh"),
+        (run(MeshConfig(data=2, fsdp=4)), "must be 16"),
+        (run(batch=24), "try 16"),
+        (run(batch=32, accumulate=4), "try 64"),
+    ],
+)
+def test_what_does_not_divide_is_refused(config, words):
+    with pytest.raises(UserError, match=words):
+        mesh_shape(config, parse("v5e:4x4"))
+
+
+def test_the_command_line_gives_the_same_run():
+    topology = parse("v5e:4x4")
+    given = "--depth 6 --width 128 --context 256 --batch 64 --remat block --mod.rate 0.5 --no-qk-norm --scheme.ramp 0.2"
+    config, _ = parse_run([*given.split(), "--mesh.fsdp", "8"], "train", "")
+    again, _ = parse_run(options(config, mesh_shape(config, topology)).split(), "train", "")
+    assert mesh_shape(again, topology) == mesh_shape(config, topology)
+    assert (again.model, again.train, again.scheme) == (config.model, config.train, config.scheme)
