@@ -29,7 +29,7 @@ test-newest: .venv-newest/.dev
 # at most 120 s per program.
 aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step $(AOT)
-	.venv-aot/bin/python -m pytest tests/aot
+	.venv-aot/bin/python -m pytest tests/aot tests/pallas_kernels/test_raw_triton.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

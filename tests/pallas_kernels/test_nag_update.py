@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import nag_oracle
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
-from kernel_lowering import CUSTOM_CALL
+from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 
 from pallas_kernels import nag_update
 from pallas_kernels.dispatch import interpreting
@@ -18,13 +17,6 @@ from pallas_kernels.shapes import COVER, COVER_SMALL
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
-STRICT = pltpu.InterpretParams(
-    detect_races=True,
-    uninitialized_memory="nan",
-    dma_execution_mode="on_wait",
-    out_of_bounds_reads="raise",
-)
-INTERPRETERS = {"mosaic_tpu": STRICT, "pallas_triton": True}
 
 
 def implementation(name):

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import nag_oracle
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from kernel_lowering import CUSTOM_CALL
+from kernel_lowering import CUSTOM_CALL, INTERPRETERS, STRICT
 
 from pallas_kernels import nag_update, nag_update_modulated, shard_rows
 from pallas_kernels.dispatch import interpreting
@@ -20,13 +19,6 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 
 ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "beta", "alpha")
 NAMES = ("direction", "log_norm", "turn", *(f"d_{name}" for name in ARGUMENTS))
-STRICT = pltpu.InterpretParams(
-    detect_races=True,
-    uninitialized_memory="nan",
-    dma_execution_mode="on_wait",
-    out_of_bounds_reads="raise",
-)
-INTERPRETERS = {"mosaic_tpu": STRICT, "pallas_triton": True}
 SHAPES = ((7, 96, "float32"), (33, 640, "bfloat16"), (300, 128, "float32"))
 
 
@@ -130,11 +122,44 @@ def test_lowers_to_its_kernel(lower, platform, name):
         assert lower(platform, step, primals, cotangents).count(CUSTOM_CALL[name]) == 2
 
 
-def test_too_many_gates_fall_back_or_say_why(lower):
+def test_gate_and_update_in_two_steps_on_a_gpu():
+    """What `composed` does is tested at one shape: its parts are XLA's gate and the kernel of `nag_update`."""
+    primals, cotangents = inputs(7, 96, "float32")
+    with interpreting():
+        got = nag_oracle.with_gradients(implementation("composed"), primals, cotangents)
+    assert_close(got, nag_oracle.exact(oracle, primals, cotangents), 96, "float32")
+
+
+def test_gpu_kernel_with_a_large_mean_in_the_update():
+    """The backward pass takes its statistics chunk by chunk, of a shifted update: at most as wrong as XLA's."""
+    (r, s, u, *others), cotangents = inputs(5, 200, "float32")
+    primals = (r, s, u + 300 * jnp.abs(u).max(-1, keepdims=True), *others)
+    want = [np.asarray(x) for x in nag_oracle.exact(oracle, primals, cotangents)]
+    names = NAMES.index("d_direction"), NAMES.index("d_update")
+    off = {}
+    for name in ("xla", "pallas_triton"):
+        with interpreting(INTERPRETERS.get(name)):
+            got = nag_oracle.with_gradients(implementation(name), primals, cotangents)
+        off[name] = [np.abs(got[i] - want[i]).max() / np.abs(want[i]).max() for i in names]
+    assert all(a < 2 * b + 1e-6 for a, b in zip(off["pallas_triton"], off["xla"], strict=True)), off
+
+
+@pytest.mark.parametrize("name", ("mosaic_tpu", "pallas_triton"))
+def test_too_many_gates_fall_back_or_say_why(lower, name):
     primals, _ = inputs(4, 64, "float32", gates=65)
     assert "tpu_custom_call" not in lower("tpu", nag_update_modulated, *primals)
-    with pytest.raises(ValueError, match="mosaic_tpu: C = 65; accepted: up to 64 gates"):
-        implementation("mosaic_tpu")(*primals)
+    assert "nag_update_forward" in lower("cuda", nag_update_modulated, *primals)  # `composed`
+    with pytest.raises(ValueError, match=f"{name}: C = 65; accepted: up to 64 gates"):
+        implementation(name)(*primals)
+
+
+def test_rows_too_wide_for_the_cache_are_composed_on_a_gpu(lower):
+    primals, _ = inputs(1, 8192, "float32")
+    assert "nag_update_forward" in lower("cuda", nag_update_modulated, *primals)
+    with pytest.raises(ValueError, match="pallas_triton: D = 8192; accepted: up to 4096"):
+        implementation("pallas_triton")(*primals)
+    narrow = tuple(jnp.asarray(x, jnp.bfloat16) if i in (0, 2) else x for i, x in enumerate(primals))
+    assert "nag_update_modulated_forward" in lower("cuda", nag_update_modulated, *narrow)
 
 
 def test_bad_arguments_are_named():

@@ -12,46 +12,59 @@ import jax
 import jax.numpy as jnp
 import nag_oracle
 import pytest
+import row_oracles
+import test_nag_update_modulated as modulated_tests
 from kernel_lowering import CUSTOM_CALL
 
-from pallas_kernels import nag_update, nag_update_modulated, nag_update_rows, raw_triton
+from pallas_kernels import (
+    add_rms_norm,
+    nag_update,
+    nag_update_modulated,
+    nag_update_rows,
+    put_rows,
+    raw_triton,
+    review_update,
+    take_rows,
+)
+
+CHOSEN = jnp.arange(0, 9, 2, dtype=jnp.int32)
+NAG, ROWS = nag_oracle.inputs(9, 640, "bfloat16"), nag_oracle.inputs(5, 640, "bfloat16")[0]
+STEPS = {
+    "nag_update": (nag_update, *NAG),
+    "nag_update_modulated": (nag_update_modulated, *modulated_tests.inputs(9, 640, "bfloat16")),
+    "nag_update_rows": (lambda *a, **k: nag_update_rows(*a, CHOSEN, **k), (*NAG[0][:2], *ROWS[2:]), NAG[1]),
+    "take_rows": (lambda x, **k: (take_rows(x, CHOSEN, **k),), NAG[0][:1], (ROWS[0],)),
+    "put_rows": (lambda x, r, **k: (put_rows(x, r, CHOSEN, **k),), (NAG[0][0], ROWS[0]), NAG[1][:1]),
+    "add_rms_norm": (add_rms_norm, *row_oracles.inputs(2, 1, 9, 640, "bfloat16")),
+    "review_update": (review_update, *row_oracles.inputs(4, 2, 9, 640, "bfloat16")),
+}
+CALLS = {"put_rows": 3}  # forward, and backward a take and a put of zeros; the others are one call each way
 
 
-def test_kernels_interpreted_against_float64():
+@pytest.mark.parametrize("kernels", ["nag_update", "nag_update_modulated", "rows", "add_rms_norm", "review_update"])
+def test_kernels_interpreted(kernels):
     pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
     script = pathlib.Path(__file__).with_name("triton_interpreted.py")
-    env = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
-    root = str(script.parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=300)
+    paths = filter(None, (str(script.parents[2]), os.environ.get("PYTHONPATH")))
+    env = os.environ | {"TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(script), kernels]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("agrees on") == 3
 
 
-def modulated(r, s, u, t):
-    parameters = jnp.ones((r.shape[1], 4)), jnp.zeros(4), jnp.zeros(4), jnp.float32(1), jnp.float32(1)
-    return nag_update_modulated(r, s, u, *parameters, implementation="triton")[:2]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda *a: nag_update(*a, implementation="triton"),
-        lambda *a: nag_update_rows(*a, jnp.arange(9, dtype=jnp.int32), implementation="triton"),
-        modulated,
-    ],
-    ids=["nag_update", "nag_update_rows", "nag_update_modulated"],
-)
-def test_lowers_through_jax_triton(lower, call):
-    primals, cotangents = nag_oracle.inputs(9, 640, "bfloat16")
-    refusal = raw_triton.refusal(direction=primals[0])
-    if refusal:
+@pytest.mark.parametrize("name", STEPS)
+def test_lowers_through_jax_triton(lower, name):
+    op, primals, cotangents = STEPS[name]
+    if refusal := raw_triton.missing():
         pytest.skip(refusal)
     if importlib.metadata.version("jax-triton").startswith("0.3") and jax.default_backend() != "gpu":
         pytest.skip("jax_triton 0.3 asks the driver what the GPU is")
     pytest.importorskip("jax_cuda13_plugin", reason="jax_triton lowers with the CUDA plugin alone")
-    step = functools.partial(nag_oracle.with_gradients, call)
-    assert lower("cuda", step, primals, cotangents).count(CUSTOM_CALL["triton"]) == 2
+    step = functools.partial(row_oracles.with_gradients, functools.partial(op, implementation="triton"))
+    text = lower("cuda", step, primals, cotangents)
+    assert text.count(CUSTOM_CALL["triton"]) == CALLS.get(name, 2)
+    assert ("output_operand_alias" in text) == (name in ("take_rows", "put_rows"))
 
 
 def test_says_what_to_install():

@@ -8,28 +8,21 @@ import jax.numpy as jnp
 import nag_oracle
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from kernel_lowering import CUSTOM_CALL
+from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 
 from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows
 from pallas_kernels.dispatch import interpreting
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-STRICT = pltpu.InterpretParams(
-    detect_races=True,
-    uninitialized_memory="nan",
-    dma_execution_mode="on_wait",
-    out_of_bounds_reads="raise",
-)
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
 NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")
 
 
 def interpret(name):
-    return interpreting({"mosaic_tpu": STRICT, "pallas_triton": True}.get(name))
+    return interpreting(INTERPRETERS.get(name))
 
 
 def inputs(groups, n, k, d, dtype, seed=3):

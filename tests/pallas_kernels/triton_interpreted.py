@@ -1,21 +1,32 @@
-"""Run the raw Triton kernels in Triton's interpreter and compare with float64. A program of its own, because
-TRITON_INTERPRET has to be set before triton is first imported."""
+"""Run the raw Triton kernels in Triton's interpreter and compare: `python triton_interpreted.py KERNELS`. A program of
+its own, because TRITON_INTERPRET has to be set before triton is first imported."""
 
+import sys
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
 import nag_oracle
 import numpy as np
+import row_oracles
+import test_nag_update_modulated as modulated_tests
 
-from pallas_kernels.nag_update import triton_kernels
-from pallas_kernels.nag_update.constants import EPS_NORM, EPS_UPDATE
-from pallas_kernels.triton_tile import launch_shape
-
-NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
+from pallas_kernels import add_rms_norm, pallas_triton_rows, raw_triton, review_update, triton_rows
+from pallas_kernels.add_rms_norm import block as add_block
+from pallas_kernels.add_rms_norm import triton_kernels as add_kernels
+from pallas_kernels.nag_update import triton as nag_step
+from pallas_kernels.nag_update_modulated import fused_gpu
+from pallas_kernels.nag_update_modulated import triton as modulated_step
+from pallas_kernels.review_update import block as review_block
+from pallas_kernels.review_update import triton_kernels as review_kernels
+from pallas_kernels.rows import copy_raw_triton
 
 
 class Buffer:
     """A numpy array with the few methods by which Triton's interpreter reads and writes its arguments."""
 
     def __init__(self, array):
-        self.array, self.dtype = np.array(array), array.dtype
+        self.array, self.dtype = np.array(array), np.asarray(array).dtype
 
     def data_ptr(self):
         return self.array.ctypes.data
@@ -40,20 +51,92 @@ class Buffer:
     size = stride = storage_offset
 
 
-def check(n, d):
-    primals, cotangents = nag_oracle.inputs(n, d, "float32")
-    r, s, u, t, g, ds = (Buffer(np.asarray(x)) for x in (*primals, *cotangents))
-    out, s_out, dr, du, dt = (Buffer(np.zeros_like(primals[i])) for i in (0, 1, 0, 2, 3))
-    rows, columns, _ = launch_shape(n, d)
-    grid = (-(-n // rows),)
-    constants = dict(N=n, D=d, ROWS=rows, COLUMNS=columns, EPS_UPDATE=EPS_UPDATE, EPS_NORM=EPS_NORM)
-    triton_kernels.forward[grid](r, s, u, t, out, s_out, **constants)
-    triton_kernels.backward[grid](r, u, t, g, ds, dr, du, dt, **constants)
-    got = [x.array for x in (out, s_out, dr, ds, du, dt)]
-    nag_oracle.assert_close(NAMES, got, nag_oracle.exact(nag_oracle.update, primals, cotangents), d)
+def call(kernel, inputs, like, name, *, grid, warps, **constants):
+    """As `raw_triton.call`."""
+    buffers = [Buffer(x) for x in inputs]
+    outs = [Buffer(np.full(x.shape, np.nan, x.dtype)) for x in like]
+    kernel[(grid,)](*buffers, *outs, **constants)
+    return [jnp.asarray(x.array) for x in outs]
 
+
+def call_in_place(kernel, aliased, into, inputs, name, *, grid, warps, **constants):
+    """As `raw_triton.call_in_place`, by both kernels."""
+    buffers = [Buffer(x) for x in (into, *inputs)]
+    kernel[(grid,)](*buffers, **constants)
+    again, *rest = (Buffer(x) for x in (into, *inputs))
+    aliased[(grid,)](again, *rest, again, **constants)
+    np.testing.assert_array_equal(buffers[0].array, again.array)
+    return jnp.asarray(again.array)
+
+
+def check_nag_update(n, d):
+    primals, cotangents = nag_oracle.inputs(n, d, "float32")
+    (out, s_out), _ = nag_step.forward(*primals)
+    gradients = nag_step.backward([primals[i] for i in (0, 2, 3)], cotangents)
+    names = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
+    want = nag_oracle.exact(nag_oracle.update, primals, cotangents)
+    nag_oracle.assert_close(names, [out, s_out, *gradients], want, d)
+
+
+def check_modulated(n, d):
+    primals, cotangents = modulated_tests.inputs(n, d, "float32")
+    outputs, _ = modulated_step.forward(*primals)
+    residuals = [primals[0], *primals[2:]]
+    got = [*outputs, *modulated_step.backward(residuals, cotangents)]
+    modulated_tests.assert_close(got, nag_oracle.exact(modulated_tests.oracle, primals, cotangents), d, "float32")
+    # As for bfloat16 rows: the weight in two parts, forward their sum, backward the first; the gradient in two.
+    wide, *others = fused_gpu.parameters(*primals[3:], jnp.float32)
+    parts = {"forward": jnp.concatenate([0.75 * wide, 0.25 * wide]), "backward": jnp.concatenate([wide, 0 * wide])}
+    with mock.patch.object(fused_gpu, "halves", lambda dtype: 2):
+        with mock.patch.object(fused_gpu, "parameters", lambda *_: (parts["forward"], *others)):
+            np.testing.assert_allclose(modulated_step.forward(*primals)[0][2], outputs[2], rtol=1e-6)
+        with mock.patch.object(fused_gpu, "parameters", lambda *_: (parts["backward"], *others)):
+            gradients = modulated_step.backward(residuals, cotangents)
+    for a, b in zip(gradients, got[3:], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def check_rows(n, d):
+    random = np.random.default_rng(n)
+    x, indices = jnp.asarray(random.standard_normal((n, d)), jnp.float32), random.permutation(n)[: n // 2 + 1]
+    indices = jnp.asarray(indices, jnp.int32)
+    np.testing.assert_array_equal(copy_raw_triton.take(x, indices), x[indices])
+    rows = -x[: indices.size]
+    np.testing.assert_array_equal(copy_raw_triton.put(x, rows, indices), x.at[indices].set(rows))
+
+
+def row_kernels(op, block, kernels, rows, vectors, epsilon):
+    def launch(kernel, *arrays, epsilon):
+        return triton_rows.rows_call(
+            kernel, kernels.backward if kernel.sums else kernels.forward, *arrays, epsilon=epsilon
+        )
+
+    def check(n, width):
+        pallas_triton_rows.PROGRAMS = 3  # so that a program walks several blocks
+        primals, cotangents = row_oracles.inputs(rows, vectors, n, width, "float32")
+        *arrays, gain, scale = primals
+        args = (*arrays, scale * gain)
+        outputs, _ = block.forward(launch, *args, epsilon=epsilon)
+        kept = (args[-1], outputs[0]) if rows == 2 else args
+        got = (*outputs, *block.backward(launch, kept, cotangents, epsilon=epsilon))
+        oracle = lambda *a: op(*a, jnp.float32(1), epsilon=epsilon, implementation="xla")  # noqa: E731
+        want, pull = jax.vjp(oracle, *args)
+        for a, b in zip(got, (*want, *pull(cotangents)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.sqrt(n))
+
+    return check
+
+
+CHECKS = {
+    "nag_update": check_nag_update,
+    "nag_update_modulated": check_modulated,
+    "rows": check_rows,
+    "add_rms_norm": row_kernels(add_rms_norm, add_block, add_kernels, 2, 1, 1e-6),
+    "review_update": row_kernels(review_update, review_block, review_kernels, 4, 2, 1e-5),
+}
 
 if __name__ == "__main__":
-    for shape in ((5, 96), (3, 1000), (40, 64)):
-        check(*shape)
+    raw_triton.call, raw_triton.call_in_place = call, call_in_place
+    for shape in ((5, 96), (3, 1000), (140, 64)):
+        CHECKS[sys.argv[1]](*shape)
         print("agrees on", shape)
