@@ -1,0 +1,1 @@
+"""Claims put to the test, one file each. `python -m experiments` lists them."""

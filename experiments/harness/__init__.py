@@ -1,0 +1,11 @@
+"""What all recipes share: jobs that resume, sweeps over processes and machines, statistics, result files, the table.
+
+A recipe is one file in `experiments/`: a docstring with the fields of `recipe.FIELDS`, and
+
+    SIZES      its settings by size, frozen dataclasses; at least "smoke" and "cpu"
+    plan       settings -> the jobs to run (`jobs.Job`)
+    summarise  settings, records of all jobs -> `results.Summary`
+    draw       settings, records -> a matplotlib figure
+
+Nothing else is to be edited: `python -m experiments`, the README's table and the contract test find it by its file.
+"""

@@ -1,0 +1,99 @@
+"""The command of every recipe: `python -m experiments.NAME --size SIZE`."""
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from experiments.harness.recipe import HOME, Recipe, load
+from experiments.harness.results import Summary, write_plot, write_result
+from experiments.harness.sweep import Shard, collect, work, work_in_processes
+from experiments.harness.table import write_table
+from nagjax.errors import UserError
+
+SMOKE, DEFAULT = "smoke", "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a recipe is run; what it runs are its settings."""
+
+    size: str = DEFAULT  # sets the recipe's own options below
+    out: Path | None = None  # folder of the jobs; the same command in the same folder resumes; None: runs/NAME-SIZE
+    results: Path | None = None  # results/ and plots/ go here; None: experiments/, for a smoke run the out folder
+    processes: int = 1  # on this machine, sharing its cores
+    shard: str = "0/1"  # i/n: only every n-th job from the i-th on, for array launchers; start again to collect
+
+
+def main(file: str, arguments: Sequence[str] | None = None) -> None:
+    """Runs the recipe in `file` with the command line's arguments; exits with 2 and one line for bad input."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        recipe = load(Path(file).stem)
+        options, settings = parse(recipe, arguments)
+        run(recipe, options, settings, f"python -m experiments.{recipe.name} {shlex.join(arguments)}".strip())
+    except UserError as error:
+        print(f"experiments: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+
+
+def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
+    """The options, and the settings of the size with what was changed on the command line."""
+    early = argparse.ArgumentParser(add_help=False)
+    early.add_argument("--size", default=DEFAULT)
+    settings = recipe.settings(early.parse_known_args(list(arguments))[0].size)
+    parts = [
+        ("options", Annotated[Options, tyro.conf.arg(name="")]),
+        ("settings", Annotated[type(settings), tyro.conf.arg(name="")], dataclasses.field(default=settings)),
+    ]
+    text = "\n\n".join(f"{field}: {value}" for field, value in recipe.header.items())
+    prog = f"python -m experiments.{recipe.name}"
+    given = tyro.cli(dataclasses.make_dataclass("Command", parts), args=arguments, prog=prog, description=text)
+    return given.options, given.settings
+
+
+def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summary | None:
+    """Does the jobs, and when all are finished writes and prints the result; None while some are missing."""
+    out = options.out or Path("runs") / f"{recipe.name}-{options.size}"
+    shard = Shard.parse(options.shard)
+    if options.processes < 1:
+        raise UserError("processes", options.processes, "give a number of at least 1")
+    jobs = recipe.plan(settings)
+    if options.processes == 1:
+        work(shard.take(jobs), out)
+    elif shard.count > 1:
+        raise UserError("processes", options.processes, "with --shard every task is one process")
+    else:
+        work_in_processes(recipe, settings, out, options.processes)
+    records = collect(jobs, out)
+    if records is None:
+        print(f"other jobs are not finished; the same command without --shard collects them ({out})")
+        return None
+    summary = recipe.summarise(settings, records)
+    home = options.results or (out if options.size == SMOKE else HOME)
+    path = write_result(home, recipe.name, options.size, command, settings, records, summary)
+    plot = write_plot(home, recipe.name, options.size, recipe.draw, settings, records)
+    if home == HOME:
+        write_table()
+    show(recipe, summary)
+    print(f"result: {path}\nplot:   {plot}")
+    return summary
+
+
+def show(recipe: Recipe, summary: Summary) -> None:
+    """Prints the table, what was measured, and the verdict."""
+    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in summary.table]
+    rows = [list(summary.table[0]), *rows] if rows else []
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    print(f"claim:    {recipe.header['claim']}\nexpected: {recipe.header['expected']}")
+    print(f"measured: {summary.measured}\nverdict:  {summary.verdict}")

@@ -1,0 +1,126 @@
+"""Jobs: the pieces of an experiment that can be done anywhere, once each, and leave a record behind."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from experiments.harness.origin import origin
+from nagjax.analysis.runs import load_run
+from nagjax.errors import UserError
+from nagjax.train.config import RunConfig, differences, to_dict
+from nagjax.train.folder import write_text
+from nagjax.train.loop import train
+
+RECORD = "record.json"
+DIVERGED = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors by which training says so
+
+
+class Job(Protocol):
+    """One piece of work. `labels` say what it stands for in the analysis; JSON values."""
+
+    name: str  # of its folder, unique in the plan
+    labels: dict[str, Any]
+
+    def config(self) -> dict[str, Any]:
+        """All that decides the outcome, as JSON values."""
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Does the work, or goes on with it, in its folder; returns metrics as JSON values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A finished job."""
+
+    name: str
+    labels: dict[str, Any]
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+    seconds: float = 0.0
+    origin: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A training run; the seed is that of its start values and of its data order. `after` measures the run's folder
+    once it is trained."""
+
+    name: str
+    labels: dict[str, Any]
+    run_config: RunConfig
+    after: Callable[[Path], dict[str, Any]] | None = None
+
+    def config(self) -> dict[str, Any]:
+        return to_dict(self.run_config)
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Scores at the end of training; `diverged` and no loss if training broke down."""
+        try:
+            train(self.run_config, folder, label=self.name)
+        except UserError as error:
+            if error.field not in DIVERGED:
+                raise
+            return {"diverged": str(error), "loss": None}
+        return trained_metrics(folder) | (self.after(folder) if self.after else {})
+
+
+def seeded(config: RunConfig, seed: int) -> RunConfig:
+    """The config with this seed for start values and data order."""
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, seed=seed),
+        data=dataclasses.replace(config.data, seed=seed),
+    )
+
+
+def trained_metrics(folder: Path) -> dict[str, Any]:
+    """What a finished run's folder tells: scores, costs, use of depth, and the validation curve [tokens, loss]."""
+    run = load_run(folder)
+    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"eval"' in line][-1]
+    facts = run.depth_facts
+    return {name: value for name, value in last.items() if name not in ("kind", "step")} | {
+        "steps": run.step,
+        "parameters": run.info["parameters"],
+        "train_flops_per_token": run.info["train_flops_per_token"],
+        "step_seconds": run.step_seconds,
+        "growth": facts.growth,
+        "late_turn_degrees": facts.late_turn_degrees,
+        "dead_sublayers": facts.dead_gates,
+        "curve": [[int(t), round(float(v), 5)] for t, v in zip(run.evals.tokens, run.evals.loss, strict=True)],
+    }
+
+
+def finished(job: Job, folder: Path) -> Record | None:
+    """The record in the job's folder, if there is one. Raises UserError if it is of another job."""
+    path = folder / job.name / RECORD
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if changed := differences(values["config"], _json(job.config())):
+        listed = ", ".join(f"{key} was {was!r} and is now {now!r}" for key, (was, now) in changed.items())
+        raise UserError("out", str(path), f"is of another experiment: {listed}; choose another --out")
+    return Record(**values)
+
+
+def execute(job: Job, folder: Path) -> Record:
+    """Runs the job in its own folder under `folder` and leaves its record there."""
+    own = folder / job.name
+    own.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    metrics = job.run(own)
+    seconds = round(time.monotonic() - began, 1)
+    record = Record(job.name, job.labels, _json(job.config()), _json(metrics), seconds, origin())
+    if jax.process_index() == 0:
+        write_text(own / RECORD, json.dumps(dataclasses.asdict(record)))
+    return record
+
+
+def _json(values: Any) -> Any:
+    """As reading it back from a file will give it."""
+    return json.loads(json.dumps(values))

@@ -1,0 +1,82 @@
+"""Fair baselines: the same parameters, the same training FLOPs, or the same time."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+
+import jax
+
+from nagjax.errors import UserError
+from nagjax.train.ahead import abstract_batch
+from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.train.facts import model_costs, parameters_by_part
+from nagjax.train.facts import resolve as with_vocabulary
+from nagjax.train.mesh import make_mesh
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+
+
+@functools.lru_cache(64)
+def _blueprint(config: RunConfig) -> Blueprint:
+    return Blueprint.of(with_vocabulary(config), make_mesh(MeshConfig(data=1), jax.devices()[:1]))
+
+
+def parameters(config: RunConfig) -> int:
+    return sum(parameters_by_part(_blueprint(config)).values())
+
+
+def train_flops_per_token(config: RunConfig) -> float:
+    """Forward and backward pass, with what Mixture-of-Depths skips left out."""
+    return model_costs(_blueprint(config)).train
+
+
+def train_flops(config: RunConfig) -> float:
+    """Of the whole run."""
+    return config.train.steps * config.train.batch * config.model.context * train_flops_per_token(config)
+
+
+def with_steps(config: RunConfig, steps: int) -> RunConfig:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=max(int(steps), 1)))
+
+
+def with_flops(config: RunConfig, budget: float) -> RunConfig:
+    """The config trained for as many steps as come nearest to a budget of training FLOPs."""
+    return with_steps(config, round(budget / train_flops(with_steps(config, 1))))
+
+
+def with_time(config: RunConfig, like: RunConfig, rounds: int = 5) -> RunConfig:
+    """The config trained for as many steps as take the time `like` takes, by their step times measured here."""
+    ratio = step_seconds(like, rounds) / step_seconds(config, rounds)
+    return with_steps(config, round(like.train.steps * ratio))
+
+
+def step_seconds(config: RunConfig, rounds: int = 5) -> float:
+    """Fastest of several training steps on zero tokens."""
+    blueprint = _blueprint(config)
+    batch = jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract_batch(blueprint))
+    batch = batch._replace(segment_ids=batch.segment_ids + 1, weights=batch.weights + 1)
+    state, step, times = blueprint.create(), jit_train_step(blueprint), []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def widened(config: RunConfig, reaches: Callable[[RunConfig], float], target: float) -> RunConfig:
+    """The config widened by one unit per head at a time until `reaches(config)` is at least `target`: the rule by
+    which arXiv:2606.31859 matches parameters. With rotary positions two units at a time. Derived sizes follow.
+
+    Raises UserError if eight times the width is not enough.
+    """
+    model = config.model
+    unit = model.heads * (2 if model.positions == "rotary" else 1)
+    for width in range(model.width, 8 * model.width, unit):
+        kv_heads = None if model.kv_heads == model.heads else model.kv_heads
+        wider = dataclasses.replace(model, width=width, kv_heads=kv_heads, hidden=None)
+        candidate = dataclasses.replace(config, model=wider)
+        if reaches(candidate) >= target:
+            return candidate
+    raise UserError("width", model.width, f"no width up to {8 * model.width} reaches {target:.3g}")

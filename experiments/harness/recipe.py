@@ -1,0 +1,69 @@
+"""Finding recipes, and what a recipe file has to hold."""
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.harness.jobs import Job, Record
+from experiments.harness.results import Summary
+from nagjax.errors import UserError
+
+HOME = Path(__file__).parents[1]
+FIELDS = ("claim", "source", "expected", "hardware", "time", "command")
+REQUIRED_SIZES = ("smoke", "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One recipe file, loaded."""
+
+    name: str
+    header: dict[str, str]  # the docstring's fields
+    sizes: dict[str, Any]  # settings by size
+    plan: Callable[[Any], Sequence[Job]]
+    summarise: Callable[[Any, Sequence[Record]], Summary]
+    draw: Callable[[Any, Sequence[Record]], Figure]
+
+    def settings(self, size: str) -> Any:
+        """Raises UserError for a size the recipe does not have."""
+        if size not in self.sizes:
+            raise UserError("size", size, f"{self.name} has {', '.join(self.sizes)}")
+        return self.sizes[size]
+
+
+def names() -> list[str]:
+    """Every recipe, by file."""
+    return sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("__"))
+
+
+def load(name: str) -> Recipe:
+    """Raises UserError for an unknown recipe, TypeError for a file that is none."""
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError("recipe", name, f"{hint}known recipes: {', '.join(names())}")
+    module = importlib.import_module(f"experiments.{name}")
+    missing = [part for part in ("SIZES", "plan", "summarise", "draw") if not hasattr(module, part)]
+    header = read_header(module.__doc__ or "")
+    missing += [field for field in FIELDS if not header.get(field)]
+    missing += [size for size in REQUIRED_SIZES if size not in getattr(module, "SIZES", {})]
+    if missing:
+        raise TypeError(f"{module.__file__} is no recipe: it lacks {', '.join(missing)}")
+    return Recipe(name, header, module.SIZES, module.plan, module.summarise, module.draw)
+
+
+def read_header(docstring: str) -> dict[str, str]:
+    """The fields `Name: text` of a docstring; a text ends at the next field or an empty line."""
+    found = {}
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+        parts = re.split(rf"^({'|'.join(FIELDS)}):", block, flags=re.MULTILINE | re.IGNORECASE)
+        for field, text in zip(parts[1::2], parts[2::2], strict=True):
+            found[field.lower()] = " ".join(text.split())
+    return found

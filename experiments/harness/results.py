@@ -1,0 +1,95 @@
+"""Result files: what was run, on what, what came out, and what it says about the claim."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from experiments.harness.jobs import Record
+from nagjax.analysis.style import RC
+from nagjax.train.config import flatten
+from nagjax.train.folder import write_text
+
+Verdict = Literal["supported", "not supported", "undecided"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What the records say: one line for the README, the verdict on the claim, and a table with a row per arm."""
+
+    measured: str
+    verdict: Verdict
+    table: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def result_file(home: Path, name: str, size: str) -> Path:
+    return home / "results" / f"{name}.{size}.json"
+
+
+def plot_file(home: Path, name: str, size: str) -> Path:
+    return home / "plots" / f"{name}.{size}.png"
+
+
+def write_result(
+    home: Path, name: str, size: str, command: str, settings: Any, records: Sequence[Record], summary: Summary
+) -> Path:
+    """Writes results/NAME.SIZE.json; returns its path. What all runs have in common is written once."""
+    shared_config, configs = _split_common([flatten(record.config) for record in records])
+    shared_origin, origins = _split_common([record.origin for record in records])
+    head = {
+        "recipe": name,
+        "size": size,
+        "command": command,
+        "settings": dataclasses.asdict(settings),
+        "summary": dataclasses.asdict(summary),
+        "seconds": round(sum(record.seconds for record in records), 1),
+        "origin": shared_origin,
+        "config": shared_config,
+    }
+    runs = [
+        {"name": r.name, "labels": r.labels, "config": config, "metrics": r.metrics, "seconds": r.seconds} | own
+        for r, config, own in zip(records, configs, [{"origin": o} if o else {} for o in origins], strict=True)
+    ]
+    lines = ",\n  ".join(json.dumps(run) for run in runs)
+    path = result_file(home, name, size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f'{json.dumps(head, indent=1)[:-2]},\n "runs": [\n  {lines}\n ]\n}}\n')
+    return path
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result file; `records` holds its runs as `Record`s, with flat configs."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    values["records"] = [
+        Record(
+            run["name"],
+            run["labels"],
+            values["config"] | run["config"],
+            run["metrics"],
+            run["seconds"],
+            values["origin"] | run.get("origin", {}),
+        )
+        for run in values["runs"]
+    ]
+    return values
+
+
+def write_plot(home: Path, name: str, size: str, draw, *arguments) -> Path:
+    """Draws and writes plots/NAME.SIZE.png; the same arguments give the same bytes."""
+    path = plot_file(home, name, size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"}):
+        figure: Figure = draw(*arguments)
+        figure.savefig(path, format="png", metadata={"Software": None}, bbox_inches="tight")
+    return path
+
+
+def _split_common(dictionaries: Sequence[dict]) -> tuple[dict, list[dict]]:
+    first = dictionaries[0] if dictionaries else {}
+    common = {k: v for k, v in first.items() if all(k in d and d[k] == v for d in dictionaries)}
+    return common, [{k: v for k, v in d.items() if k not in common} for d in dictionaries]

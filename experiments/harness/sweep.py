@@ -1,0 +1,153 @@
+"""Working through a plan: finished jobs are skipped, several processes or machines share the rest.
+
+Processes of one machine take the next job nobody holds: a job is held by a lock on a file in its folder, which the
+system releases however the process ends. Machines of an array (SLURM, TPU slices) each take every n-th job instead.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from experiments.harness.jobs import RECORD, Job, Record, execute, finished
+from experiments.harness.recipe import HOME, Recipe, load
+from nagjax.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows: no sharing between processes
+    fcntl = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Every `count`-th job, from the `index`-th (0-based) on."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """From "i/n", i from 0 to n - 1. Raises UserError."""
+        try:
+            index, count = (int(part) for part in text.split("/"))
+        except ValueError:
+            index, count = 0, 0
+        if not 0 <= index < count:
+            raise UserError("shard", text, "give i/n with i from 0 to n - 1, as in --shard 0/8")
+        return cls(index, count)
+
+    def take(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        return jobs[self.index :: self.count]
+
+
+def work(jobs: Sequence[Job], folder: Path) -> None:
+    """Does all jobs that are neither finished nor held by another process."""
+    for number, job in enumerate(jobs, start=1):
+        if finished(job, folder) is not None:
+            continue
+        with _held(folder / job.name) as ours:
+            if ours and finished(job, folder) is None:
+                record = execute(job, folder)
+                print(f"[{number}/{len(jobs)}] {job.name}  {_brief(record)}", flush=True)
+                jax.clear_caches()
+
+
+def collect(jobs: Sequence[Job], folder: Path) -> list[Record] | None:
+    """The records of all jobs, None while any is missing."""
+    records = [finished(job, folder) for job in jobs]
+    return None if None in records else records
+
+
+def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) -> None:
+    """The same in so many processes, each with its share of the cores. Their output goes to worker-N.log.
+
+    Raises UserError if one of them failed.
+    """
+    jobs = recipe.plan(settings)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = os.environ | {"NPROC": str(max(cores // processes, 1))}
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "experiments.harness.sweep", recipe.name, str(folder.absolute())]
+    command.append(json.dumps(dataclasses.asdict(settings)))
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context((folder / f"worker-{i}.log").open("w")) for i in range(processes)]
+        options = {"cwd": HOME.parent, "env": environment, "stderr": subprocess.STDOUT}
+        workers = [subprocess.Popen(command, stdout=log, **options) for log in logs]
+        try:
+            _watch(workers, jobs, folder)
+        finally:
+            for worker in workers:
+                worker.terminate()  # those that have ended stay ended; the others save themselves and end
+            codes = [worker.wait() for worker in workers]
+    if any(codes):
+        failed = next(i for i, code in enumerate(codes) if code)
+        log = folder / f"worker-{failed}.log"
+        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
+        raise UserError("processes", processes, f"a process failed ({last}); see {log}")
+
+
+def _watch(workers: Sequence[subprocess.Popen], jobs: Sequence[Job], folder: Path) -> None:
+    told = {job.name for job in jobs if (folder / job.name / RECORD).exists()}
+    if told:
+        print(f"{len(told)} of {len(jobs)} jobs were finished before", flush=True)
+    while True:
+        ended = all(worker.poll() is not None for worker in workers)
+        for job in jobs:
+            if job.name not in told and (record := finished(job, folder)) is not None:
+                told.add(job.name)
+                print(f"[{len(told)}/{len(jobs)}] {job.name}  {_brief(record)}", flush=True)
+        if ended or any(worker.poll() for worker in workers):
+            return
+        time.sleep(1.0)
+
+
+def _brief(record: Record) -> str:
+    loss = record.metrics.get("loss")
+    shown = "diverged  " if record.metrics.get("diverged") else f"loss {loss:.4f}  " if loss is not None else ""
+    return f"{shown}{record.seconds:.0f} s"
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Whether this process holds the folder now. A job of several hosts is nobody's alone: they all go through it."""
+    if fcntl is None or jax.process_count() > 1:
+        yield True
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def settings_from(recipe: Recipe, values: dict):
+    """Settings of a recipe from their JSON form."""
+    kind = type(recipe.sizes["smoke"])
+    return kind(**{name: _tuples(value) for name, value in values.items()})
+
+
+def _tuples(value):
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+def _main(name: str, folder: str, settings: str) -> None:
+    recipe = load(name)
+    work(recipe.plan(settings_from(recipe, json.loads(settings))), Path(folder))
+
+
+if __name__ == "__main__":
+    try:
+        _main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"{error}")

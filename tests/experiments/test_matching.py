@@ -1,0 +1,37 @@
+import numpy as np
+import pytest
+
+from experiments.harness.matching import parameters, train_flops, widened, with_flops, with_steps
+from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.train.config import RunConfig, TrainConfig
+
+
+def _config(scheme: str, **model) -> RunConfig:
+    model = ModelConfig(**dict(depth=2, width=16, context=16) | model)
+    return RunConfig(find_scheme(scheme)(), model, train=TrainConfig(steps=50, batch=2))
+
+
+def test_equal_flops():
+    plain, review = _config("plain"), _config("review")
+    matched = with_flops(plain, train_flops(review))
+    assert matched.train.steps > review.train.steps
+    np.testing.assert_allclose(train_flops(matched), train_flops(review), rtol=0.5 / matched.train.steps)
+
+
+def test_equal_parameters_is_the_narrowest_that_reaches_them():
+    plain, review = _config("plain", positions="learned"), _config("review", positions="learned")
+    matched = widened(plain, parameters, parameters(review))
+    heads = plain.model.heads
+    assert matched.model.width % heads == 0 and matched.model.heads == heads
+    assert matched.model.hidden == ModelConfig(depth=2, width=matched.model.width, context=16).hidden
+    narrower = ModelConfig(2, matched.model.width - heads, heads, context=16, positions="learned")
+    before = RunConfig(plain.scheme, narrower, train=plain.train)
+    assert parameters(before) < parameters(review) <= parameters(matched)
+    with pytest.raises(UserError, match="width"):
+        widened(plain, lambda config: 0.0, 1.0)
+
+
+def test_steps_are_at_least_one():
+    assert with_steps(_config("plain"), 0).train.steps == 1

@@ -1,0 +1,57 @@
+"""Every recipe there is, found by its file: it says what it must, and its smoke size runs to the end."""
+
+import dataclasses
+import json
+
+import pytest
+
+from experiments.harness import command
+from experiments.harness.recipe import FIELDS, load, names, read_header
+from experiments.harness.results import read_result, result_file
+from experiments.harness.table import NOT_MEASURED, table
+from nagjax.errors import UserError
+
+
+@pytest.mark.parametrize("name", names())
+def test_header_and_sizes_are_complete(name):
+    recipe = load(name)
+    assert all(recipe.header[field] for field in FIELDS)
+    assert f"experiments.{name}" in recipe.header["command"]
+    kinds = {type(settings) for settings in recipe.sizes.values()}
+    assert len(kinds) == 1 and dataclasses.is_dataclass(kinds.pop())
+
+
+@pytest.mark.parametrize("name", names())
+def test_smoke(name, tmp_path, capsys):
+    recipe, arguments = load(name), ["--size", "smoke", "--out", str(tmp_path)]
+    command.main(f"{name}.py", arguments)
+    assert recipe.header["claim"] in capsys.readouterr().out
+    result = read_result(result_file(tmp_path, name, "smoke"))
+    assert result["records"] and result["origin"]["versions"]["jax"]
+    assert (tmp_path / "plots" / f"{name}.smoke.png").read_bytes().startswith(b"\x89PNG")
+    again = recipe.summarise(recipe.settings("smoke"), result["records"])
+    assert json.loads(json.dumps(dataclasses.asdict(again))) == result["summary"]
+    # A result in the results folder shows in the table; a smoke run does not.
+    assert result["summary"]["measured"] not in table(tmp_path)
+    result_file(tmp_path, name, "smoke").rename(result_file(tmp_path, name, "cpu"))
+    row = next(line for line in table(tmp_path).splitlines() if f"experiments.{name}" in line)
+    assert result["summary"]["measured"].replace("|", "\\|") in row and NOT_MEASURED not in row
+
+
+def test_header_fields_may_span_lines():
+    text = """Title.
+
+    Claim: one
+      two
+    Source: three
+
+    Prose: with a colon, and no field.
+    """
+    assert read_header(text) == {"claim": "one two", "source": "three"}
+
+
+def test_unknown_recipe_and_size_name_the_known_ones():
+    with pytest.raises(UserError, match="isoflop_mod"):
+        load("isoflop")
+    with pytest.raises(UserError, match="smoke, cpu"):
+        load("isoflop_mod").settings("huge")
