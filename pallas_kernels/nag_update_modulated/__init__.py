@@ -35,8 +35,9 @@ def nag_update_modulated(
     NAG, arXiv:2606.16112, equation 13, followed by 10-17.
 
     Why this exists: the left operand of the gate's [N, D] x [D, C] product is the row that the update has on
-    chip. On TPU gate and update are one pass forward and backward, weight gradient included; on CPU and GPU
-    the gate is a pass of its own (see `composed`).
+    chip. Gate and update are one kernel, forward and backward: 2 tensors read and 1 written, 3 read and 2
+    written. On TPU the weight gradient is in it too; on GPU that is XLA's product, which reads the direction
+    once more (see `fused_gpu`). What the kernels refuse, and a CPU, does it in two steps (see `two_steps`).
     Numerics: projections, mixture, power and every gradient of a parameter in float32; the weight takes part
     in full float32 precision for float32 rows and to 16 bits for bfloat16 rows. The mixture is clamped at
     1e-6 before the power, below which its gradient is zero. Parameter gradients are sums in an order fixed by

@@ -3,7 +3,7 @@
 A program takes a block of rows, enough for a matrix unit to reuse the [D, C] weight over them. That is too much
 for its registers, so it visits the block more than once, a chunk of columns at a time: once for the gate's
 projection, then (its turn known) for the update. Main memory sees the first visit alone as long as the rows of
-all programs at work stay in the second-level cache; see `block_rows`.
+all programs at work stay in the second-level cache; `blocks` cuts them so.
 
 The weight gradient, r^T dz, stays with XLA: it sums over all rows, which no program sees, and a [D, C] partial
 sum per program would be as many bytes as the direction itself. The kernel writes dz, [N, C]. XLA's product is

@@ -73,7 +73,7 @@ def forward(
     block = tl.arange(0, ROWS)
     row = start + block
     z = tl.zeros((ROWS, GATES), tl.float32)
-    for j in range(tl.cdiv(D, CHUNK)):
+    for j in range((D + CHUNK - 1) // CHUNK):
         z = _projected(z, _chunk(r_ptr, row, j, N, D, CHUNK), weight_ptr, j, D, CHUNK, GATES, HALVES)
     gate = _turn(z, bias_ptr, shares_ptr, settings_ptr, GATES)
     turn = gate[6] * gate[4]
@@ -129,9 +129,10 @@ def backward(
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = row < N
-    steps: tl.constexpr = tl.cdiv(D, CHUNK)
+    steps: tl.constexpr = (D + CHUNK - 1) // CHUNK
+    part: tl.constexpr = CHUNK if CHUNK < D else D
     # Sums of u itself would cancel where its mean is large: shifted by the mean of a part they do not.
-    pivot = tl.sum(_chunk(u_ptr, row, 0, N, D, CHUNK).to(tl.float32), 1) / min(CHUNK, D)
+    pivot = tl.sum(_chunk(u_ptr, row, 0, N, D, CHUNK).to(tl.float32), 1) / part
     z = tl.zeros((ROWS, GATES), tl.float32)
     mean_u, mean_r, ur = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     mean_g, gr = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
