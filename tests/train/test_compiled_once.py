@@ -1,0 +1,63 @@
+"""What a whole run asks of compiler and memory: two programs, none after the second step, and no second copy of the
+state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax._src import monitoring
+
+from nagjax.depth.config import ModConfig
+from nagjax.residual import find_scheme
+from nagjax.train import run as run_module
+from nagjax.train.loop import train
+from nagjax.train.mesh import batch_sharding
+from nagjax.train.step import jit_train_step
+from nagjax.train.stream import TrainStream
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch):
+    """Evaluations, saves, a rollback and all: what the first two steps and the first evaluation compile is enough."""
+    make, take, programs = run_module.jit_train_step, TrainStream.take, []
+    steps = []
+
+    def watched(blueprint):
+        step = make(blueprint)
+
+        def counted(*args):
+            steps.append(len(programs))
+            return step(*args)
+
+        return counted
+
+    def poisoned(self, number):
+        batch = dict(take(self, number))
+        return batch | {"weights": batch["weights"] * np.float32(np.nan if number == 4 else 1.0)}
+
+    monkeypatch.setattr(run_module, "jit_train_step", watched)
+    monkeypatch.setattr(TrainStream, "take", poisoned)
+    listener = lambda event, seconds, **_: programs.append(event) if event == COMPILED else None  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        train(run_of(on_bad_step="rollback"), tmp_path / "run")
+    finally:
+        monitoring.unregister_event_duration_listener(listener)
+    assert len(steps) >= 8 and len(set(steps[2:])) == 1, steps
+    assert len(programs) == steps[-1], "the last evaluation and save compiled something"
+
+
+@pytest.mark.parametrize("mod", [ModConfig(), ModConfig(rate=(0.5,))], ids=["dense", "routed"])
+def test_the_state_is_donated_whole(mod):
+    """The new state lies where the old one was, guard and all: the step needs no room for a second one."""
+    blueprint = tiny.blueprint(tiny.run_config(find_scheme("nag")(), mod=mod))
+    step, state = jit_train_step(blueprint), blueprint.create()
+    batch = jax.device_put(tiny.packed_batch(), batch_sharding(blueprint.mesh))
+    memory = step.lower(state, batch).compile().memory_analysis()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes >= size
+    new, _ = step(state, batch)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new)) and jnp.isfinite(new.guard.losses[-1])
