@@ -28,6 +28,7 @@ from nagjax.errors import UserError
 FORMAT = 1
 MANIFEST, PROGRESS = "manifest.json", "progress.json"
 SPLITS = ("train", "validation")
+TOKEN_TYPES = ("<u2", "<u4")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class FileRecord:
     name: str
     size: int
     sha256: str
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or self.name != Path(self.name).name:
+            raise UserError("path", self.name, "a manifest names files of its own folder only: do not use this corpus")
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def _opened(array: np.ndarray | ArrayFile) -> np.ndarray:
 
 def token_dtype(tokenizer: Tokenizer) -> str:
     """The smallest little-endian type that holds every id."""
-    return "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+    return TOKEN_TYPES[tokenizer.vocab_size > 1 << 16]
 
 
 def in_memory(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStream:
@@ -230,7 +235,13 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
-    return Manifest.from_json(data)
+    try:
+        manifest = Manifest.from_json(data)
+        if manifest.dtype not in TOKEN_TYPES:
+            raise ValueError(f"tokens of type {manifest.dtype!r}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError("path", str(folder / MANIFEST), f"is damaged ({error!r}): prepare the corpus again") from None
+    return manifest
 
 
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
@@ -253,11 +264,16 @@ def open_stream(folder: Path, manifest: Manifest, split: str) -> TokenStream:
     for shard in manifest.splits.get(split, ()):
         for record in (shard.tokens, shard.documents):
             path = folder / record.name
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise UserError("path", str(path), "is a link to a file outside the corpus: put the file itself there")
             size = path.stat().st_size if path.exists() else None
             if size != record.size:
                 what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
                 fix = f"{what}: copy it again, or delete the folder and prepare the corpus again"
                 raise UserError("path", str(path), fix)
+        counts = shard.token_count * np.dtype(manifest.dtype).itemsize, shard.document_count * 16
+        if counts != (shard.tokens.size, shard.documents.size):
+            raise UserError("path", str(folder / MANIFEST), "is damaged (counts and sizes differ): prepare it again")
         shards.append(
             (
                 ArrayFile(folder / shard.tokens.name, manifest.dtype, (shard.token_count,)),
