@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes that each work through some configurations")
     parser.add_argument("--variants", type=int, default=None, help="only so many configurations")
-    parser.add_argument("--out", type=Path, default=Path("results/torture.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/torture.json"))
     parser.add_argument("--docs", type=Path, default=None, help="write the table of faults there")
     parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
     args = parser.parse_args()

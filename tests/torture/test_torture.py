@@ -1,0 +1,59 @@
+"""The short form of `make torture`: a few faults of every family, in one run after the other of one configuration."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torture_faults import DAMAGE, KINDS, draw
+from torture_report import page
+
+SEED, FAULTS = 9, 6
+
+
+@pytest.fixture(scope="module")
+def tortured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torture")
+    out, docs = folder / "result.json", folder / "faults.md"
+    command = [sys.executable, str(Path(__file__).parent), "--seed", str(SEED), "--faults", str(FAULTS)]
+    command += ["--variants", "1", "--jobs", "1", "--out", str(out), "--docs", str(docs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
+    return json.loads(out.read_text()), docs.read_text()
+
+
+def test_nothing_is_lost(tortured):
+    result, docs = tortured
+    injected = result["injected"]
+    assert sum(injected.values()) == FAULTS and result["problems"] == [] and result["runs_finished"] >= 2
+    assert {"kill in a save", "kill in an evaluation", "terminate in an evaluation"} <= set(injected)
+    assert set(DAMAGE) & set(injected) and 0 < result["longest_stop_seconds"] < 30
+    assert f"{FAULTS} faults were injected" in docs and "| all | |" in docs
+
+
+def test_every_kind_is_drawn_and_the_draw_follows_the_seed():
+    import random
+
+    drawn = draw(random.Random(1), 200)
+    assert drawn == draw(random.Random(1), 200) != draw(random.Random(2), 200)
+    assert {name: drawn.count(name) >= kind.weight for name, kind in KINDS.items()} == dict.fromkeys(KINDS, True)
+
+
+def test_the_page_says_what_was_lost():
+    result = {
+        "injected": {"flipped byte": 3, "interrupt": 1},
+        "problems": ["nag, seed 0, fault 2 (flipped byte): another state than the unbroken run"],
+        "runs_finished": 2,
+        "processes": 9,
+        "seconds": 90.0,
+        "cpus": 2,
+        "seed": 0,
+        "date": "2030-01-01",
+        "versions": {"jax": "1", "orbax-checkpoint": "2"},
+        "longest_stop_seconds": 0.5,
+        "variants": {"nag": 4},
+    }
+    text = page(result)
+    assert "| flipped byte | in a file of the newest checkpoint | 3 | 1 |" in text
+    assert "| interrupt | SIGINT: must save and exit 130 | 1 | nothing |" in text and "| all | | 4 | 1 |" in text
