@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 DEPTH  ?= 24
+FAULTS ?= 240
 
 ifneq ($(shell command -v uv 2>/dev/null),)
   MAKE_VENV = uv venv -q --allow-existing --python $(PYTHON) $(1)
@@ -13,7 +14,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: demo test test-newest aot lint clean
+.PHONY: demo test test-newest aot torture lint clean
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
@@ -30,6 +31,10 @@ test-newest: .venv-newest/.dev
 aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot tests/pallas_kernels/test_raw_triton.py
+
+# Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
+torture: $(VENV)/.dev
+	$(BIN)/python tests/torture --faults $(FAULTS) --jobs $(JOBS) --docs docs/faults.md
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
