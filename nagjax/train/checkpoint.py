@@ -44,8 +44,9 @@ class Checkpoints:
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[Saved, concurrent.futures.Future] | None = None
         if self._first:
-            for left in self.folder.glob("*"):  # by a process that was killed
-                if left.name.partition(".")[0].isdigit() and not left.name.endswith(DAMAGED) and "." in left.name:
+            for left in self.folder.glob("*.*"):  # by a process that was killed
+                step, _, state = left.name.partition(".")
+                if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
                     shutil.rmtree(left, ignore_errors=True)
         self._done = [Saved(step, _facts(self.folder / str(step)).get("score")) for step in steps_saved(self.folder)]
 

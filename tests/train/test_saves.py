@@ -77,11 +77,12 @@ def test_what_a_killed_process_left_is_removed_and_never_read(tmp_path):
     saved_at(tmp_path, 2, 4)
     for name in ("6.saving", "6.saving.orbax-checkpoint-tmp", "2.deleting"):
         shutil.copytree(tmp_path / "4", tmp_path / name)
-    (tmp_path / "notes").mkdir()
+    for name in ("notes", "2030.01"):
+        (tmp_path / name).mkdir()
     assert steps_saved(tmp_path) == [2, 4]
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.newest() == 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4", "notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "2030.01", "4", "notes"]
 
 
 def damages(folder):

@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import closing
 
+from nagjax.train import loop, run
 from nagjax.train.watchdog import Watchdog
 
 
@@ -48,6 +49,28 @@ def test_ten_times_the_median_and_at_least_so_much(tmp_path):
         began = time.monotonic()
         watchdog.watch(6)
         assert wait_for(path.read_text) and 1.0 <= time.monotonic() - began < 5.0
+
+
+def test_a_run_is_watched(run_of, tmp_path, monkeypatch):
+    path, make, calls = tmp_path / "stacks.txt", run.jit_train_step, []
+
+    def slow(blueprint):
+        step = make(blueprint)
+
+        def take(*args):
+            calls.append(1)
+            if len(calls) == 5:
+                wait_for(path.read_text, 60.0)
+            return step(*args)
+
+        return take
+
+    monkeypatch.setattr(run, "jit_train_step", slow)
+    monkeypatch.setattr(Watchdog, "ENOUGH", 3)
+    with path.open("w+") as stream:
+        monkeypatch.setattr(loop, "Watchdog", lambda: Watchdog(least=0.3, stream=stream))
+        loop.train(run_of(eval_every=100, save_every=100), tmp_path / "run")
+    assert "step 4 has taken" in path.read_text() and "in take" in path.read_text()
 
 
 def test_pauses(tmp_path):

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.train.metrics import Writers
+from nagjax.train.metrics import Writers, comparable
 
 
 def test_lines_after_the_checkpoint_and_a_torn_one_are_dropped(tmp_path):
@@ -18,6 +18,38 @@ def test_lines_after_the_checkpoint_and_a_torn_one_are_dropped(tmp_path):
     writers.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == [{"kind": "train", "step": 1}, {"kind": "train", "step": 2, "loss": 0.5}]
+
+
+def written(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rewinding_forgets_later_lines_but_no_event(tmp_path):
+    writers = Writers(tmp_path, (), {}, resume_step=0)
+    for step in (1, 2, 3):
+        writers.write("train", step, loss=1.0)
+        writers.write("event", step, message="noted")
+        writers.write("eval", step, loss=2.0)
+    writers.rewind(2, owed=False)
+    kinds = lambda: [(r["kind"], r["step"]) for r in written(tmp_path / "metrics.jsonl")]  # noqa: E731
+    first = [("train", 1), ("event", 1), ("eval", 1), ("train", 2), ("event", 2)]
+    assert kinds() == [*first, ("eval", 2), ("event", 3)]
+    writers.write("train", 3, loss=0.5)
+    writers.close()
+    Writers(tmp_path, (), {}, resume_step=2, owed=True).close()  # the evaluation at 2 will be made again
+    assert kinds() == [*first, ("event", 3)]
+
+
+def test_what_is_comparable(tmp_path):
+    writers = Writers(tmp_path, (), {}, resume_step=0)
+    writers.write("train", 1, loss=float("nan"), lr=0.1, mfu=None, step_seconds=0.2, tokens_per_second=9.0)
+    writers.write("event", 1, message="noted")
+    writers.write("depth", 1, turn=[0.5, float("inf")])
+    writers.close()
+    assert comparable(tmp_path / "metrics.jsonl") == [
+        {"kind": "train", "step": 1, "loss": None, "lr": 0.1},
+        {"kind": "depth", "step": 1, "turn": [0.5, None]},
+    ]
 
 
 def test_a_fresh_run_starts_an_empty_file(tmp_path):
