@@ -1,0 +1,155 @@
+"""Why loss falls with depth: students of several depths learn a deep teacher, in every regime of the paper.
+
+Claim: where a teacher's blocks are independent a student's loss falls as 1/depth (its layers average); where they are
+  tied, as 1/depth^3 (its layers discretise a flow).
+Source: Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970, and its released scripts
+Expected: exponent 1 for independent teachers at every temperature; tied 3, more with Runge-Kutta students; tied at low
+  temperature 1 at 40k steps, rising with longer training
+Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: one GPU
+Time: smoke 20 s; cpu about 35 min with --processes 2; h200 and paper not measured
+Command: python -m experiments.inverse_depth_toy --processes 2
+
+Regimes, network and start values are in harness/toy.py. One job per regime: all student depths, temperatures and
+teachers are trained side by side on the same fresh inputs. Sizes below paper train for far fewer steps with higher
+rates (`faster`): there the deepest students are the least converged, which lowers the exponents. An exponent is the
+slope of log test loss over log depth, per teacher; its interval is Student's over teachers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.harness.figures import COLORS, panels
+from experiments.harness.jobs import Record
+from experiments.harness.results import Summary
+from experiments.harness.statistics import Interval, mean_interval, power_law
+from experiments.harness.toy import REGIMES, Toy
+from nagjax.errors import UserError
+
+NEAR_ONE = (0.5, 1.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    depths: tuple[int, ...]  # blocks of the students, even for Runge-Kutta
+    temperatures: tuple[float, ...]  # of the regimes with logits
+    teachers: int
+    batch: int
+    steps: int
+    test_batches: int = 10
+    faster: float = 1.0  # factor on the paper's learning rates
+    regimes: tuple[str, ...] = tuple(REGIMES)
+
+
+SIZES = {
+    "smoke": Settings((2, 4), (1.0,), 2, 16, 4, 1, regimes=("tied, Runge-Kutta",)),
+    "cpu": Settings((6, 12, 24), (0.03, 0.3, 1.0), 3, 256, 5000, faster=3.0),
+    "h200": Settings((6, 12, 16, 24, 32, 48), (0.01, 0.1, 1.0), 3, 1024, 10_000, faster=2.0),
+    "paper": Settings((6, 12, 16, 24, 32, 48), tuple(np.logspace(-2, 0, 16).tolist()), 3, 1024, 80_000),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+    """One regime."""
+
+    name: str
+    labels: dict
+    toy: Toy
+
+    def config(self) -> dict:
+        return dataclasses.asdict(self.toy)
+
+    def run(self, folder: Path) -> dict:
+        found = self.toy.train()
+        return {"losses": {str(depth): own.tolist() for depth, own in found.items()}}
+
+
+def plan(settings: Settings) -> list[Train]:
+    if unknown := set(settings.regimes) - set(REGIMES):
+        raise UserError("regimes", sorted(unknown), f"known: {', '.join(REGIMES)}")
+    if len(settings.depths) < 2 or any(depth % 2 for depth in settings.depths):
+        raise UserError("depths", settings.depths, "give at least two even depths")
+    jobs = []
+    for name in settings.regimes:
+        temperatures = settings.temperatures if REGIMES[name].loss == "kl" else (1.0,)
+        toy = Toy(
+            REGIMES[name],
+            settings.depths,
+            temperatures,
+            settings.teachers,
+            settings.batch,
+            settings.steps,
+            settings.test_batches,
+            faster=settings.faster,
+        )
+        labels = {"regime": name, "temperatures": list(temperatures)}
+        jobs.append(Train(name.replace(", ", "-").replace(" ", "_"), labels, toy))
+    return jobs
+
+
+def exponents(record: Record) -> dict[float, Interval]:
+    """By temperature: over the teachers, the exponent of the loss in the student's depth."""
+    depths = [int(depth) for depth in record.metrics["losses"]]
+    losses = np.array(list(record.metrics["losses"].values()))  # [depths, teachers, temperatures]
+    return {
+        t: mean_interval([power_law(depths, own)[0] for own in losses[:, :, i].T])
+        for i, t in enumerate(record.labels["temperatures"])
+    }
+
+
+def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
+    rows, found = [], {}
+    for record in records:
+        regime = record.labels["regime"]
+        logits = REGIMES[regime].loss == "kl"
+        for i, (t, exponent) in enumerate(exponents(record).items()):
+            found[f"{regime} T={t:.3g}" if logits else regime] = exponent
+            means = {f"l={d}": float(np.mean(own, axis=0)[i]) for d, own in record.metrics["losses"].items()}
+            rows.append({"regime": regime, "T": t if logits else "", "exponent": exponent.text(2)} | means)
+    return Summary("; ".join(f"{name} {e.text(2)}" for name, e in found.items()), _verdict(found), rows)
+
+
+def _verdict(found: dict[str, Interval]) -> str:
+    """Judged on the two regimes without logits, where nothing but the teacher differs."""
+    independent, tied = found.get("independent"), found.get("tied")
+    if independent is None or tied is None:
+        return "undecided"
+    apart = tied.low > independent.high
+    if apart and NEAR_ONE[0] < independent.low and independent.high < NEAR_ONE[1]:
+        return "supported"
+    if tied.high < independent.low or independent.high < NEAR_ONE[0] or independent.low > NEAR_ONE[1]:
+        return "not supported"
+    return "undecided"
+
+
+def draw(settings: Settings, records: Sequence[Record]) -> Figure:
+    figure, axes = panels(2, "Loss of students by depth, relative to the shallowest")
+    for ax, loss in zip(axes, ("mse", "kl"), strict=True):
+        own = [record for record in records if REGIMES[record.labels["regime"]].loss == loss]
+        for record, color in zip(own, COLORS, strict=False):
+            depths = np.array([int(depth) for depth in record.metrics["losses"]])
+            losses = np.array(list(record.metrics["losses"].values()))
+            for i, t in enumerate(record.labels["temperatures"]):
+                mean = np.exp(np.mean(np.log(losses[:, :, i] / losses[0, :, i]), axis=1))
+                style = ("-", "--", ":")[i % 3]
+                name = record.labels["regime"] + (f", T = {t:.3g}" if loss == "kl" else "")
+                ax.loglog(depths, mean, style, marker="o", color=color, label=name)
+        depths = np.array(settings.depths, float)
+        for power, shade in ((1, "#999999"), (3, "#cccccc")):
+            ax.loglog(depths, (depths / depths[0]) ** -power, color=shade, linewidth=1, label=f"1 / depth^{power}")
+        ax.set_xticks(depths, [f"{d:g}" for d in depths])
+        ax.minorticks_off()
+        ax.set_xlabel("blocks of the student")
+        ax.set_title({"mse": "final states, mean squared error", "kl": "logits, KL"}[loss])
+        ax.legend(frameon=False, fontsize=7)
+    return figure
+
+
+if __name__ == "__main__":
+    from experiments.harness.command import main
+
+    main(__file__)

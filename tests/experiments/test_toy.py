@@ -1,0 +1,73 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.harness.jobs import Record
+from experiments.harness.recipe import load
+from experiments.harness.toy import REGIMES, WIDTH, Blocks, Toy, start_student, start_teacher, states
+from experiments.inverse_depth_toy import exponents
+from nagjax.errors import UserError
+
+
+def _norm(x):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+
+
+def _branch(x, up, bias, down):
+    return np.maximum(_norm(x) @ up + bias, 0.0) ** 2 @ down
+
+
+def _blocks(depth: int) -> tuple[Blocks, np.ndarray]:
+    noise = np.random.default_rng(0)
+    shapes = (depth, WIDTH, 128), (depth, 128), (depth, 128, WIDTH)
+    return Blocks(*(0.1 * noise.normal(size=shape) for shape in shapes)), noise.normal(size=(3, WIDTH))
+
+
+def test_equations():
+    blocks, x = _blocks(4)
+    wanted = _norm(x)
+    for block in zip(*blocks, strict=True):
+        wanted = wanted + _branch(wanted, *block)
+    got = states(jax.tree.map(jnp.float32, blocks), jnp.float32(x))
+    np.testing.assert_allclose(got, _norm(wanted), rtol=1e-4, atol=1e-5)
+    wanted, parts = _norm(x), list(zip(*blocks, strict=True))
+    for first, second in ((0, 1), (2, 3)):
+        wanted = wanted + _branch(wanted + _branch(wanted, *parts[first]) / 2, *parts[second])
+    got = states(jax.tree.map(jnp.float32, blocks), jnp.float32(x), runge_kutta=True)
+    np.testing.assert_allclose(got, _norm(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_start_values():
+    tied, free = (start_teacher(jax.random.key(0), REGIMES[name]).blocks.up for name in ("tied", "independent"))
+    assert tied.shape == free.shape == (128, WIDTH, 128)
+    assert jnp.all(tied == tied[0]) and not jnp.all(free == free[0])
+    student = start_student(jax.random.key(0), 6)
+    assert not student.blocks.down.any() and not student.head.any() and student.blocks.up.any()
+
+
+def test_students_learn_and_teachers_and_temperatures_are_their_own():
+    regime = dataclasses.replace(REGIMES["tied, KL"], teacher_depth=4)
+    toy = Toy(regime, (2,), (0.3, 1.0), 2, 32, 0, 2, faster=5.0)
+    before = toy.train()[2]
+    after = dataclasses.replace(toy, steps=40).train()[2]
+    assert before.shape == (2, 2) and np.all(after < before)
+    assert len(np.unique(after)) == 4
+
+
+def test_exponents_of_planted_losses():
+    losses = {str(depth): [[2.0 / depth], [3.0 / depth**3]] for depth in (4, 8, 16)}
+    record = Record("x", {"regime": "tied", "temperatures": [1.0]}, {}, {"losses": losses})
+    found = exponents(record)[1.0]
+    np.testing.assert_allclose(found.estimate, 2.0)
+    assert found.low < 1.0 and found.high > 3.0
+
+
+def test_bad_settings():
+    recipe = load("inverse_depth_toy")
+    with pytest.raises(UserError, match="even"):
+        recipe.plan(dataclasses.replace(recipe.settings("cpu"), depths=(3, 6)))
+    with pytest.raises(UserError, match="known: independent"):
+        recipe.plan(dataclasses.replace(recipe.settings("cpu"), regimes=("bound",)))
