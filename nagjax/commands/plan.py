@@ -44,6 +44,7 @@ def plan(args: Sequence[str]) -> None:
     config = filled(config, topology, given.vocab, _given(args, "--batch"), _given(args, "--mesh."))
 
     def one(config) -> dict:
+        print(f"compiling for {topology.name}; this takes a minute or more", flush=True)
         return make_plan(config, topology, seconds=60 * given.minutes, dollars_per_hour=given.dollars_per_hour)
 
     if given.search:

@@ -181,9 +181,8 @@ class _Walk:
 
 
 def trip_count(loop: Instruction, program: Program) -> int:
-    """How often a while loop runs: what the compiler noted, else the bound its condition compares with.
-
-    Loops that JAX makes of scans count from 0 by 1.
+    """How often a while loop runs: what the compiler noted, else the bound its condition compares with over the step of
+    its counter (a TPU program may take two steps of a loop in one turn). Counters start at 0.
     """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(noted[1])
@@ -195,7 +194,26 @@ def trip_count(loop: Instruction, program: Program) -> int:
         for one in program.computations[name].instructions
         if one.opcode == "constant" and re.match(r"[su]\d+\[\]", one.type) and one.attributes.strip().isdigit()
     ]
-    return max(bounds, default=1)
+    return math.ceil(max(bounds, default=1) / _step(condition, program.computations[loop.attribute("body")]))
+
+
+def _step(condition: Computation, body: Computation) -> int:
+    """What a turn adds to the counter that the condition compares."""
+    counters = [
+        i for i in condition.instructions if i.opcode == "get-tuple-element" and re.match(r"[su]\d+\[\]", i.type)
+    ]
+    if len(counters) != 1 or body.root.opcode != "tuple":
+        return 1
+    position = int(re.search(r"index=(\d+)", counters[0].attributes)[1])
+    one, step = body.by_name[body.root.operands[position]], 0
+    while one.opcode in ("add", "copy", "bitcast"):
+        operands = [body.by_name[o] for o in one.operands]
+        step += sum(int(o.attributes) for o in operands if o.opcode == "constant" and o.attributes.strip().isdigit())
+        rest = [o for o in operands if o.opcode != "constant"]
+        if len(rest) != 1:
+            return 1
+        one = rest[0]
+    return step or 1
 
 
 def group_size(attributes: str, devices: int) -> int:

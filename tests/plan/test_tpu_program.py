@@ -93,3 +93,33 @@ def test_what_stays_on_chip_moves_nothing():
 
 def small():
     return 4 + 4 + 1  # the condition's comparison
+
+
+TWO_STEPS = """HloModule jit_windowed
+
+%body (state: (f32[8,8], u32[])) -> (f32[8,8], u32[]) {
+  %two = u32[]{:T(128)} constant(2)
+  %state = (f32[8,8]{1,0}, u32[]{:T(128)}) parameter(0)
+  %x = f32[8,8]{1,0} get-tuple-element(%state), index=0
+  %i = u32[]{:T(128)} get-tuple-element(%state), index=1
+  %next = u32[]{:T(128)} add(%i, %two)
+  %product = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %out = (f32[8,8]{1,0}, u32[]{:T(128)}) tuple(%product, %next)
+}
+
+%condition (state.1: (f32[8,8], u32[])) -> pred[] {
+  %limit = u32[]{:T(128)} constant(5)
+  %state.1 = (f32[8,8]{1,0}, u32[]{:T(128)}) parameter(0)
+  %at = u32[]{:T(128)} get-tuple-element(%state.1), index=1
+  ROOT %less = pred[]{:T(512)} compare(%at, %limit), direction=LT
+}
+
+ENTRY %main (x: (f32[8,8], u32[])) -> (f32[8,8], u32[]) {
+  %x = (f32[8,8]{1,0}, u32[]{:T(128)}) parameter(0)
+  ROOT %loop = (f32[8,8]{1,0}, u32[]{:T(128)}) while(%x), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_loop_that_takes_two_steps_a_turn():
+    assert account(parse(TWO_STEPS), 4).flops == 3 * 2 * 8**3
