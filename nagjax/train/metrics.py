@@ -46,13 +46,12 @@ class JsonLines:
     def _cut(self, stays: Callable[[dict], bool]) -> None:
         kept = []
         if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
+            for line in self.path.read_bytes().split(b"\n"):
                 try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
+                    if stays(json.loads(line)):
+                        kept.append(line.decode() + "\n")
+                except ValueError:  # half a line, or what a crash of the machine left of it
                     continue
-                if stays(record):
-                    kept.append(f"{line}\n")
         write_durably(self.path, "".join(kept))
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
 
@@ -61,7 +60,10 @@ class JsonLines:
         self._cut(lambda record: _stays(record, step, owed))
 
     def write(self, record: dict) -> None:
-        self._file.write(json.dumps({name: _json(value) for name, value in record.items()}) + "\n")
+        try:
+            self._file.write(json.dumps({name: _json(value) for name, value in record.items()}) + "\n")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def sync(self) -> None:
         os.fsync(self._file.fileno())

@@ -12,7 +12,7 @@ from nagjax.train.metrics import Writers, comparable
 
 def test_lines_after_the_checkpoint_and_a_torn_one_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n{"kind": "tr')
+    path.write_bytes(b'{"kind": "train", "step": 1}\n{"kind": "train", "step": 2}\n{"kind": "tr\xf1')
     writers = Writers(tmp_path, (), {}, resume_step=1)
     writers.write("train", 2, loss=0.5)
     writers.close()
