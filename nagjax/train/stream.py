@@ -72,6 +72,7 @@ class TrainStream:
         return next(self._rows)
 
     def close(self) -> None:
-        """Ends the workers, if any."""
+        """Ends the workers, if any; nothing can be taken any more."""
         if hasattr(self._rows, "close"):
             self._rows.close()
+        self._rows = None  # ends now, not in the middle of the interpreter's end
