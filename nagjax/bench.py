@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from nagjax.data import batches, open_dataset
+from nagjax.depth import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.train.ahead import abstract_batch
@@ -18,6 +19,8 @@ from nagjax.train.facts import resolve, run_facts
 from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
+
+DENSE = ModConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +38,12 @@ class BenchStep:
 
 
 class Racer:
-    """One scheme's compiled step with its own state."""
+    """A compiled step with its own state and batch."""
 
-    def __init__(self, name: str, bench: BenchStep):
-        self.blueprint = _blueprint(name, bench.depth, bench.width, bench.batch, bench.context)
+    def __init__(self, blueprint: Blueprint, batch: int, context: int):
+        self.blueprint = blueprint
         self.state, self.step = self.blueprint.create(), jit_train_step(self.blueprint)
-        stream = batches(open_dataset(self.blueprint.config.data), batch=bench.batch, context=bench.context)
+        stream = batches(open_dataset(self.blueprint.config.data), batch=batch, context=context)
         self.batch = put(self.blueprint, next(iter(stream)))
 
     def seconds(self, steps: int) -> float:
@@ -53,7 +56,8 @@ class Racer:
 
 def bench_step(bench: BenchStep) -> dict:
     """Prints, and returns, milliseconds per step and the ratio to the first scheme (median over rounds)."""
-    racers = {name: Racer(name, bench) for name in bench.schemes}
+    shape = (bench.depth, bench.width, bench.batch, bench.context)
+    racers = {name: Racer(blueprint_of(name, *shape), bench.batch, bench.context) for name in bench.schemes}
     for racer in racers.values():
         racer.seconds(2)
     times = {name: [] for name in racers}
@@ -72,7 +76,7 @@ def bench_step(bench: BenchStep) -> dict:
     print(f"{bench.depth} blocks x {bench.width}, {bench.batch} x {bench.context} tokens, {facts['device']}")
     for name, row in rows.items():
         print(f"{name:16} {row['milliseconds']:9.1f} ms  {row['ratio']:.3f} x {bench.schemes[0]}")
-    return _record("step", bench, rows, facts)
+    return record("step", bench, rows, facts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,7 @@ def bench_compile(bench: BenchCompile) -> dict:
         seconds = {bench.shallow: [], bench.deep: []}
         for _ in range(bench.rounds):
             for depth, own in seconds.items():
-                blueprint = _blueprint(name, depth, bench.width, bench.batch, bench.context)
+                blueprint = blueprint_of(name, depth, bench.width, bench.batch, bench.context)
                 facts = facts or run_facts(blueprint)
                 batch = abstract_batch(blueprint)
                 jax.clear_caches()
@@ -107,16 +111,17 @@ def bench_compile(bench: BenchCompile) -> dict:
         rows[name] = {"shallow_seconds": shallow, "deep_seconds": deep, "ratio": deep / shallow}
         times = f"{bench.shallow} blocks {shallow:.2f} s   {bench.deep} blocks {deep:.2f} s"
         print(f"{name:16} {times}   {deep / shallow:.2f} x")
-    return _record("compile", bench, rows, facts)
+    return record("compile", bench, rows, facts)
 
 
-def _blueprint(scheme: str, depth: int, width: int, batch: int, context: int) -> Blueprint:
-    model = ModelConfig(depth=depth, width=width, context=context)
+def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, mod: ModConfig = DENSE) -> Blueprint:
+    """A model of this shape on the embedded corpus, on all devices."""
+    model = ModelConfig(depth=depth, width=width, context=context, mod=mod)
     config = resolve(RunConfig(find_scheme(scheme)(), model, train=TrainConfig(steps=10_000, batch=batch)))
     return Blueprint.of(config, make_mesh(config.mesh))
 
 
-def _record(name: str, bench, rows: dict, facts: dict) -> dict:
+def record(name: str, bench, rows: dict, facts: dict) -> dict:
     """The result with everything it was measured on; written to `bench.out` if given."""
     origin = {key: facts[key] for key in ("device", "devices", "versions", "commit", "date")}
     options = {key: value for key, value in dataclasses.asdict(bench).items() if key != "out"}

@@ -23,7 +23,9 @@ COMMANDS = {
     "data": ("corpus", "data", "data prepare: documents into token shards"),
     "tokenizer": ("corpus", "tokenizer", "tokenizer train: learn a BPE tokenizer"),
     "plan": ("plan", "plan", "does a run fit a TPU slice or GPU box, and what would it cost: compiled without one"),
-    "bench": ("train", "bench", "bench step | compile: step times of the schemes, compile time over depth"),
+    "calibrate": ("depth", "calibrate", "how much of a dense NAG run can be skipped, and at what loss"),
+    "map": ("depth", "draw_map", "which sublayers each token of a text goes through"),
+    "bench": ("train", "bench", "bench step | compile | mod: step times, compile time, what skipping saves"),
 }
 
 

@@ -44,6 +44,7 @@ def generate(args: Sequence[str]) -> None:
         temperature: float = 0.8,
         top_p: float = 0.95,
         seed: int = 0,
+        speed: bool = False,
     ) -> None:
         """Continue prompts, all of them in one batch, with a key/value cache.
 
@@ -54,13 +55,19 @@ def generate(args: Sequence[str]) -> None:
             temperature: 0 takes the likeliest token.
             top_p: sample from the smallest set of tokens that holds this probability.
             seed: of the samples.
+            speed: also time it, with skipped sublayers and with all of them.
         """
         from nagjax.generate.load import open_run
         from nagjax.generate.sample import complete
+        from nagjax.generate.speed import tokens_per_second
 
-        texts = complete(open_run(run), list(prompt), tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+        opened = open_run(run)
+        texts = complete(opened, list(prompt), tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
         for start, text in zip(prompt, texts, strict=True):
             print(f"{start}{text}", end="\n---\n" if len(prompt) > 1 else "\n")
+        if speed:
+            rates = tokens_per_second(opened, prompt, tokens)
+            print("  ".join(f"{name}: {rate:.1f} tokens/s" for name, rate in rates.items()))
 
     parse(command, args, "generate")
 

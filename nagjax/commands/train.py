@@ -33,11 +33,12 @@ def demo(args: Sequence[str]) -> None:
 
 def bench(args: Sequence[str]) -> None:
     from nagjax.bench import BenchCompile, BenchStep, bench_compile, bench_step
+    from nagjax.bench_mod import BenchMod, bench_mod
 
-    known = {"step": (BenchStep, bench_step), "compile": (BenchCompile, bench_compile)}
+    known = {"step": (BenchStep, bench_step), "compile": (BenchCompile, bench_compile), "mod": (BenchMod, bench_mod)}
     what = args[0] if args else ""
     if what in ("-h", "--help"):
-        print("usage: nagjax bench step | compile [OPTIONS]; each has a --help of its own")
+        print("usage: nagjax bench step | compile | mod [OPTIONS]; each has a --help of its own")
         return
     if what not in known:
         raise UserError("bench", what, f"known benchmarks: {', '.join(known)}")

@@ -1,6 +1,7 @@
 """What a token costs: closed forms of FLOPs, executed parameters and cache, with the skipped sublayers left out."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -22,12 +23,20 @@ class Costs(NamedTuple):
     kv_bytes: float
 
 
-def costs(config, parameters: Any, router: str, decider: str, keys: Literal["causal", "computed"] = "causal") -> Costs:
+def costs(
+    config,
+    parameters: Any,
+    router: str,
+    decider: str,
+    *,
+    keys: Literal["causal", "computed"] = "causal",
+    shares: Sequence[tuple[float, float]] | None = None,
+) -> Costs:
     """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
 
-    A routed sublayer runs `kept(rate, T) / T` of the tokens, and its router scores all of them. keys: "causal" counts
-    the keys a query may see, on average (T + 1) / 2 (selected queries are taken as spread evenly); "computed" all T
-    that a dense backend multiplies with.
+    A routed sublayer runs `kept(rate, T) / T` of the tokens, or as many as `shares` says of attention and MLP by
+    block, and its router scores all of them. keys: "causal" counts the keys a query may see, on average (T + 1) / 2
+    (selected queries are taken as spread evenly); "computed" all T that a dense backend multiplies with.
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
@@ -38,9 +47,10 @@ def costs(config, parameters: Any, router: str, decider: str, keys: Literal["cau
     guess = _products([blocks[kind].get("routing", {}).get("decider", {}) for kind in gates]) / (2 * config.depth)
 
     main = scoring = guessing = skipped = slots = 0.0
-    for rates in config.mod.rates(config.depth):
-        for kind, rate in zip(gates, rates, strict=True):
-            share = kept(rate, tokens) / tokens
+    nominal = config.mod.rates(config.depth)
+    shares = shares or [tuple(kept(rate, tokens) / tokens for rate in rates) for rates in nominal]
+    for own, rates in zip(shares, nominal, strict=True):
+        for kind, share, rate in zip(gates, own, rates, strict=True):
             main += share * (products[kind] + gates[kind])
             unused = (1.0 - share) * products[kind]
             if kind == "attention":
@@ -53,7 +63,7 @@ def costs(config, parameters: Any, router: str, decider: str, keys: Literal["cau
                     unused -= (1.0 - share) * known
                 slots += 1.0 if everyone else share
             skipped += unused
-            if 0.0 < share < 1.0:
+            if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]
                 guessing += guess if decider == "predictor" else 0.0
     main += config.vocab * config.width

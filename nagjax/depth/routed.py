@@ -1,6 +1,7 @@
 """Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class Pass(NamedTuple):
     progress: Float[Array, ""]
     noise: UInt32[Array, ""]  # of the random router
     causal: bool  # tokens are chosen by the causal decider instead of by top-k
+    pin: Callable[[Array], Array] = lambda x: x  # keeps [B, T, ...] split as rows are
 
 
 class Routing(nnx.Module):
@@ -66,7 +68,11 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """The rules by which the sublayers of one model run."""
+    """The rules by which the sublayers of one model run.
+
+    Updates are pinned: left to choose, XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output split
+    over `tensor` and then combines it wrongly with a gate, without a word.
+    """
 
     scheme: Scheme
     config: ModConfig
@@ -104,7 +110,7 @@ class Depth:
             update, cache = site.branch(x, going.where, cache)
         else:
             update = site.branch(x)
-        after, gate = self.scheme.advance(stream, update, site.at)
+        after, gate = self.scheme.advance(stream, going.pin(update), site.at)
         everyone = jnp.ones(x.shape[:2], bool)
         return Result(after, cache, gate, everyone, _notes(everyone, executed=1.0, agreement=1.0))
 
@@ -122,14 +128,14 @@ class Depth:
         """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
         x, scores = self.scheme.read(stream), self._scores(stream, site, going)
         chosen = top_tokens(scores, going.where, k)
-        rows, there = take((stream, going.where), chosen.indices)
+        rows, there = jax.tree.map(going.pin, take((stream, going.where), chosen.indices))
         picked = self.scheme.read(rows)
         if isinstance(site.branch, Attention):
             source, seen = (x, going.where) if self.config.kv == "all" else (picked, there)
             update = site.branch.mix(picked, there, site.branch.keys_values(source, seen), seen)
         else:
             update = site.branch(picked)
-        update = self.router.weigh(update, take(scores, chosen.indices))
+        update = self.router.weigh(going.pin(update), take(scores, chosen.indices))
         after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
 
         ran, real = is_chosen(chosen.indices, x.shape[1]), going.where.segments > 0
@@ -159,7 +165,7 @@ class Depth:
 
         def enter(stream):
             update = site.branch.mix(x, where, known, seen, backend) if attention else site.branch(x)
-            after, gate = scheme.advance(stream, self.router.weigh(update, scores), site.at)
+            after, gate = scheme.advance(stream, self.router.weigh(going.pin(update), scores), site.at)
             keep = lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
             after = jax.tree.map(keep, after, scheme.skip(stream, site.at))
             return after, ran[..., None] * _mean_gate(gate, x)

@@ -21,16 +21,35 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
     stand for no bytes), accuracy (share of targets that were the likeliest), tokens (counted targets), and
     depth: telemetry by name, averaged over the batches, one value per sublayer (log_norm: and one before).
 
+    With Mixture-of-Depths all this is under top-k, with mod_rate in all, of attention and of MLP (share of the
+    (token, sublayer) pairs skipped), and agreement of the causal decider with top-k, over the routed sublayers; and
+    what the causal decider makes of the same text stands beside it: causal_loss, causal_bits_per_byte,
+    causal_mod_rate in the same three parts, and depth's causal_executed by sublayer. A run without capacities of its
+    own, at a calibrated point of its dial, has the causal rule alone.
+
     Raises UserError: all that `open_run` raises, `batches` below 1, no such corpus, one of another tokenizer.
     """
     if batches is not None and batches < 1:
         raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
     run = open_run(folder)
-    evaluator = Evaluator(run.blueprint, _validation(run, data))
-    scores, depth = evaluator(run.params, run.mod, run.step, evaluator.stream(batches))
+    dataset = _validation(run, data)
+    scores, depth = score(run, dataset, batches, causal=run.calibrated)
+    if run.config.model.mod.active and not run.calibrated:
+        decided, decided_depth = score(run, dataset, batches, causal=True)
+        agreement, executed = np.array(depth["agreement"]), np.array(depth["executed"])
+        scores["agreement"] = float(np.mean(agreement[executed < 1.0])) if np.any(executed < 1.0) else 1.0
+        kept = ("loss", "bits_per_byte", "mod_rate", "mod_rate_attention", "mod_rate_mlp")
+        scores |= {f"causal_{name}": decided[name] for name in kept}
+        depth["causal_executed"] = decided_depth["executed"]
     tokens = scores.pop("targets")
     perplexity = float(np.exp(scores["loss"]))
     return {"step": run.step, **scores, "perplexity": perplexity, "tokens": tokens, "depth": depth}
+
+
+def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) -> tuple[dict, dict]:
+    """Scores and telemetry of an open run on the first batches of a text, by top-k or by its causal decider."""
+    evaluator = Evaluator(run.blueprint, dataset, causal=causal)
+    return evaluator(run.params, run.mod, run.step, evaluator.stream(batches))
 
 
 def _validation(run: OpenRun, data: str | None) -> Dataset:

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from nagjax.data import Tokenizer, load_tokenizer
+from nagjax.depth import ModConfig
 from nagjax.errors import UserError
 from nagjax.model.transformer import Transformer
 from nagjax.train.checkpoint import restore_params
@@ -16,6 +20,8 @@ from nagjax.train.config import MeshConfig, RunConfig, from_dict
 from nagjax.train.folder import TOKENIZER
 from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint, Tree
+
+CALIBRATION = "calibration.json"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +34,7 @@ class OpenRun:
     params: Tree
     mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
     tokenizer: Tokenizer
+    calibrated: bool = False  # at a point of the dial: there are thresholds, but no capacities
 
     @property
     def config(self) -> RunConfig:
@@ -42,10 +49,25 @@ class OpenRun:
     def model(self) -> Transformer:
         return self.blueprint.model(self.params)
 
+    def routed(self, mod: ModConfig, cuts: Array | None = None) -> "OpenRun":
+        """The same parameters under another Mixture-of-Depths, which must not need parameters of its own.
 
-def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None) -> OpenRun:
+        Without Mixture-of-Depths this is the dense model. `cuts` [S] are its thresholds, none unless given.
+        """
+        model = dataclasses.replace(self.config.model, mod=mod)
+        blueprint = Blueprint.of(dataclasses.replace(self.config, model=model), self.blueprint.mesh)
+        blocks = {
+            kind: {name: own for name, own in parts.items() if name != "routing"}
+            for kind, parts in self.params["blocks"].items()
+        }
+        state = {} if cuts is None else {"cuts": jnp.asarray(cuts, jnp.float32)}
+        return dataclasses.replace(self, blueprint=blueprint, params=self.params | {"blocks": blocks}, mod=state)
+
+
+def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None, calibrated: bool = True) -> OpenRun:
     """The run in `folder`, finished or not; nothing in the folder changes, even while the run is training.
 
+    A run that `nagjax calibrate` has put at a point of its dial is opened at that point, unless `calibrated` is False.
     devices: parameters and batches are split over them; one local device unless given.
 
     Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
@@ -56,7 +78,35 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None)
     devices = list(jax.local_devices()[:1] if devices is None else devices)
     blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
     state = restore_params(folder / "checkpoints", blueprint.abstract())
-    return OpenRun(folder, blueprint, int(state.step), state.params, state.mod, _tokenizer(folder, config))
+    run = OpenRun(folder, blueprint, int(state.step), state.params, state.mod, _tokenizer(folder, config))
+    point = read_calibration(folder) if calibrated else None
+    if point is None:
+        return run
+    at = run.routed(dial(point["rate"]), [point["threshold"]] * config.model.sublayers)
+    return dataclasses.replace(at, calibrated=True)
+
+
+def dial(rate: float) -> ModConfig:
+    """The rule of a calibrated run: one threshold on NAG's angle for all sublayers. Its rate is the nominal one."""
+    return ModConfig(rate=(rate,), router="nag", decider="threshold", kv="all")
+
+
+def read_calibration(folder: Path) -> dict | None:
+    """The point `nagjax calibrate` has saved beside the checkpoints: `rate` and `threshold`; None where there is none.
+
+    Raises UserError where it cannot be read.
+    """
+    path = folder / CALIBRATION
+    try:
+        point = json.loads(path.read_text(encoding="utf-8"))
+        if not (0.0 < point["rate"] < 1.0 and math.isfinite(point["threshold"])):
+            raise ValueError("out of range")
+        return point
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        fix = f"cannot be read ({error!r}): remove it, or calibrate again (nagjax calibrate {folder})"
+        raise UserError("calibration", str(path), fix) from None
 
 
 def read_config(folder: Path) -> RunConfig:

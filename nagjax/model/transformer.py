@@ -174,7 +174,7 @@ class Transformer(nnx.Module):
         if causal and cuts is None and self.depth.decider.needs_cuts and self.config.mod.active:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.depth.decider.name, fix)
-        going = Pass(where, progress, jnp.asarray(noise, jnp.uint32), causal)
+        going = Pass(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress)
         stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
@@ -184,7 +184,7 @@ class Transformer(nnx.Module):
         written, notes = [], []
         with using(None if self.config.kernels == "auto" else self.config.kernels):
             for group, own in zip(self.groups, caches, strict=True):
-                stream, (now, note) = self._scan(group, stream, layers, own, going, look, pin)
+                stream, (now, note) = self._scan(group, stream, layers, own, going, look)
                 written.append(now)
                 notes.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), note))
         depth, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
@@ -193,7 +193,7 @@ class Transformer(nnx.Module):
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, depth or None, routing or None, paths or None)
 
-    def _scan(self, group: Group, stream, layers: Layer, cache: tuple, going: Pass, look: Look, pin):
+    def _scan(self, group: Group, stream, layers: Layer, cache: tuple, going: Pass, look: Look):
         """The blocks of one group: the stream, the caches, and notes [repeats, pattern, 2, ...]."""
         size = len(group.rates)
         fold = lambda x: x[group.start : group.stop].reshape(group.repeats, size, *x.shape[1:])  # noqa: E731
@@ -203,7 +203,7 @@ class Transformer(nnx.Module):
             written, notes = [], []
             for i, rates in enumerate(group.rates):
                 block = jax.tree.map(lambda x, i=i: x[i], layer)
-                stream = jax.tree.map(pin, stream)
+                stream = jax.tree.map(going.pin, stream)
                 stream, now, note = self.step(stream, block, going, rates=rates, cache=caches[i], look=look)
                 written.append(now)
                 notes.append(note)

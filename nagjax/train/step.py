@@ -61,10 +61,11 @@ def _cuts(output: Output) -> dict[str, Array]:
 
 
 def _averaged(state: TrainState, cuts: dict[str, Array], decay: float) -> dict[str, Array]:
-    """Exponential moving averages; the first good step's cuts are where they start."""
-    return jax.tree.map(
-        lambda old, new: jnp.where(state.guard.good == 0, new, decay * old + (1.0 - decay) * new), state.mod, cuts
-    )
+    """Exponential moving averages over at most as many steps as there have been: early cuts, made while NAG's angles
+    still rise, are soon forgotten. decay_t = min(decay, t / (t + 10))."""
+    done = state.step.astype(jnp.float32)
+    decay = jnp.minimum(decay, done / (done + 10.0))
+    return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, state.mod, cuts)
 
 
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:

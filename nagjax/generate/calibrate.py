@@ -1,0 +1,161 @@
+"""The post-training dial: how much of a densely trained NAG model may be skipped, and what it costs.
+
+One threshold on the rotation angle holds for the whole network, so that sublayers differ in how much they skip.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from nagjax.data import open_dataset
+from nagjax.depth import ModConfig
+from nagjax.depth.accounting import costs
+from nagjax.errors import UserError
+from nagjax.generate.load import CALIBRATION, OpenRun, dial, open_run
+from nagjax.train.evaluator import Evaluator
+from nagjax.train.folder import write_text
+
+SEARCH = 20  # halvings of the threshold's bracket at most
+CLOSE = 0.003  # a rate is met when it is met to this
+
+
+def calibrate(
+    folder: str | Path,
+    rates: Sequence[float],
+    *,
+    choose: float | None = None,
+    rise: float = 0.02,
+    batches: int = 8,
+    search_batches: int = 2,
+) -> dict:
+    """Sweeps the dial of a dense NAG run and saves the chosen point beside its checkpoints.
+
+    For each rate a threshold on `tan` of the angle is searched on training text at which this share of the (token,
+    sublayer) pairs is skipped; the loss is taken on validation text. Two controls cost as many FLOPs: skipping at
+    random (attention and MLP at the rates the dial came to), and skipping whole blocks, the last ones.
+
+    choose: the rate to save; None takes the highest whose loss rises by at most `rise` nats per token over the dense
+    model's. 0 is the dense model: a saved point is removed. batches, search_batches: of the run's batch size.
+
+    Returns, and writes as dial.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
+    text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
+    flops (forward, per token), random_loss, late_loss, late_flops, late_blocks; `dense`; `chosen`.
+
+    Raises UserError: a run that is not NAG or was trained with Mixture-of-Depths, rates out of [0, 1).
+    """
+    run = open_run(folder, calibrated=False)
+    _check(run, rates, choose)
+    swept = Dial(run, batches, search_batches)
+    dense = swept.dense()
+    points = [swept.point(rate) for rate in sorted(set(rates)) if rate > 0.0]
+    chosen = _choose(points, dense, choose, rise)
+    result = {"run": str(folder), "step": run.step, "dense": dense, "points": points, "chosen": chosen}
+    write_text(Path(folder) / "dial.json", json.dumps(result, indent=2))
+    saved = Path(folder) / CALIBRATION
+    if chosen:
+        point = next(p for p in points if p["rate"] == chosen)
+        write_text(saved, json.dumps(point, indent=2))
+    else:
+        saved.unlink(missing_ok=True)
+    return result
+
+
+def _check(run: OpenRun, rates: Sequence[float], choose: float | None) -> None:
+    scheme, mod = run.config.scheme, run.config.model.mod
+    if not hasattr(scheme, "turn"):
+        raise UserError("run", str(run.folder), f"scheme {scheme.name} has no angle to put a dial on: give a nag run")
+    if mod.active:
+        fix = "was trained with Mixture-of-Depths and has thresholds of its own: use nagjax eval"
+        raise UserError("run", str(run.folder), fix)
+    if not rates or not all(0.0 <= rate < 1.0 for rate in rates):
+        raise UserError("rates", list(rates), "give shares of skipped (token, sublayer) pairs in [0, 1)")
+    if choose is not None and choose not in (0.0, *rates):
+        raise UserError("choose", choose, f"is none of the rates {sorted(set(rates))}: add it to --rates")
+
+
+def _choose(points: list[dict], dense: dict, choose: float | None, rise: float) -> float:
+    if choose is not None:
+        return choose
+    return max((p["rate"] for p in points if p["loss"] <= dense["loss"] + rise), default=0.0)
+
+
+class Dial:
+    """A run with every sublayer routed: its thresholds are data, so that all points share one program."""
+
+    def __init__(self, run: OpenRun, batches: int, search_batches: int):
+        self.run, self.config = run, run.config.model
+        validation = open_dataset(run.config.data, split="validation")
+        training = open_dataset(run.config.data)
+        self.by_angle = self._evaluator(dial(0.5), validation)
+        self.at_random = self._evaluator(ModConfig(rate=(0.5,), router="random"), validation)
+        self.held_out = list(self.by_angle.stream(batches))
+        # Another text than the one the loss is taken on.
+        self.text = list(Evaluator(self.by_angle.blueprint, training, causal=True).stream(search_batches))
+
+    def _evaluator(self, mod: ModConfig, dataset) -> Evaluator:
+        return Evaluator(self.run.routed(mod).blueprint, dataset, causal=True)
+
+    def _score(self, evaluator: Evaluator, cuts, text) -> tuple[dict, np.ndarray]:
+        """Scores, and executed shares [L, 2]."""
+        state = {"cuts": jnp.asarray(np.broadcast_to(cuts, self.config.sublayers), jnp.float32)}
+        scores, depth = evaluator(self.run.params, state, self.run.step, text)
+        return scores, np.array(depth["executed"]).reshape(-1, 2)
+
+    def _flops(self, executed: np.ndarray, scored: bool = True) -> float:
+        """Forward, per token; without scoring where nothing is decided by token."""
+        mod = dial(0.5) if scored else ModConfig()
+        config = dataclasses.replace(self.config, mod=mod)
+        shares = [tuple(map(float, pair)) for pair in executed]
+        return costs(config, self.run.blueprint.parameters, "nag", "threshold", shares=shares).forward
+
+    def dense(self) -> dict:
+        scores, executed = self._score(self.by_angle, -np.inf, self.held_out)
+        return {"loss": scores["loss"], "flops": self._flops(executed, scored=False)}
+
+    def threshold(self, rate: float) -> float:
+        """The threshold at which this share of the pairs is skipped, by bisection: what is skipped early changes what
+        comes later, so the angles of the dense pass alone do not tell."""
+        low, high = 0.0, 1.0
+        while self._skipped(high) < rate:
+            low, high = high, 2.0 * high
+        for _ in range(SEARCH):
+            middle = 0.5 * (low + high)
+            skipped = self._skipped(middle)
+            if abs(skipped - rate) < CLOSE:
+                break
+            low, high = (middle, high) if skipped < rate else (low, middle)
+        return middle
+
+    def _skipped(self, threshold: float) -> float:
+        return self._score(self.by_angle, threshold, self.text)[0]["mod_rate"]
+
+    def point(self, rate: float) -> dict:
+        threshold = self.threshold(rate)
+        scores, executed = self._score(self.by_angle, threshold, self.held_out)
+        flops = self._flops(executed)
+        skipped = 1.0 - executed.mean(axis=0)
+        chance, _ = self._score(self.at_random, np.tile(skipped, self.config.depth), self.held_out)
+        return {
+            "rate": rate,
+            "threshold": threshold,
+            **{name: scores[name] for name in ("mod_rate", "mod_rate_attention", "mod_rate_mlp")},
+            "executed": executed.ravel().tolist(),
+            "capacities": np.ceil(executed.ravel() * self.config.context).astype(int).tolist(),
+            "loss": scores["loss"],
+            "flops": flops,
+            "random_loss": chance["loss"],
+            **self._late(flops),
+        }
+
+    def _late(self, flops: float) -> dict:
+        """Whole last blocks skipped: as many as come nearest to the same FLOPs."""
+        shares = lambda n: np.where(np.arange(self.config.depth)[:, None] < self.config.depth - n, 1.0, 0.0)  # noqa: E731
+        each = [self._flops(shares(n) * np.ones(2), scored=False) for n in range(self.config.depth + 1)]
+        n = int(np.argmin(np.abs(np.array(each) - flops)))
+        cuts = np.where(shares(n) * np.ones(2) > 0.0, -np.inf, np.inf).ravel()
+        scores, _ = self._score(self.by_angle, cuts, self.held_out)
+        return {"late_blocks": n, "late_flops": each[n], "late_loss": scores["loss"]}

@@ -1,0 +1,56 @@
+"""Which sublayers each token of a text goes through, and how far each of them turns it."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun
+from nagjax.layers.where import Where
+
+
+def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
+    """One pass over the beginning of `text`, as much as the context holds.
+
+    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns
+    `tokens`: the text piece by piece; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the
+    angle by which it turned the token's residual (0 where it was skipped).
+
+    Raises UserError for an empty text, and for `top_k` at a calibrated point, which has no capacities.
+    """
+    if not text:
+        raise UserError("text", text, "give at least one character")
+    if top_k and run.calibrated:
+        raise UserError("top_k", True, "a calibrated run has thresholds only: leave it out")
+    ids = run.tokenizer.encode_batch([text])[0].tolist()[: run.config.model.context]
+    graph, params = nnx.split(run.model)
+    ran, turn = _paths(
+        params, jnp.asarray([ids]), run.mod.get("cuts"), np.float32(run.progress), graph=graph, causal=not top_k
+    )
+    pieces = [run.tokenizer.decode([i]) for i in ids]
+    return {"tokens": pieces, "ran": np.asarray(ran)[:, 0], "degrees": np.degrees(np.asarray(turn)[:, 0])}
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "causal"))
+def _paths(params, tokens, cuts, progress, *, graph, causal):
+    model = nnx.merge(graph, params)
+    options = {"cuts": cuts, "causal": causal, "progress": progress, "mapped": True}
+    paths = model(tokens, Where.whole(*tokens.shape), **options).paths
+    return paths["ran"], paths["turn"]
+
+
+def read_text(text: str | None, file: Path | None) -> str:
+    """The text given, or the beginning of a file. Raises UserError unless exactly one is given and readable."""
+    if (text is None) == (file is None):
+        raise UserError("text", text, "give either --text or --file")
+    if text is not None:
+        return text
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(100_000)
+    except OSError as error:
+        raise UserError("file", str(file), f"cannot be read ({error.strerror})") from None

@@ -1,0 +1,119 @@
+"""Token by token with the cache, a routed model says what one pass under the same causal rule says."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_models import make_model
+
+from nagjax.depth import ModConfig
+from nagjax.generate.sample import generate
+from nagjax.layers.where import Where
+from nagjax.residual import find_scheme
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
+CASES = {
+    "nag": ("nag", ModConfig(rate=(0.5,))),
+    "nag, selected keys": ("nag", ModConfig(rate=(0.5,), kv="selected")),
+    "plain, every other block, random": ("plain", ModConfig(rate=(0.4,), every=2, router="random", kv="selected")),
+    "review, predictor": ("review", ModConfig(rate=(0.5,), decider="predictor")),
+}
+
+
+@pytest.fixture(params=CASES)
+def model(request):
+    name, mod = CASES[request.param]
+    return make_model(find_scheme(name)(), mod=mod, depth=3)
+
+
+def forward(model, rows, cuts):
+    """Logits and who ran, by one pass over padded rows."""
+    padded, lengths = np.zeros((len(rows), 48), np.int32), np.array([len(row) for row in rows])
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    graph, params = nnx.split(model)
+    where = Where.whole(*padded.shape)
+    where = where._replace(segments=(where.positions < lengths[:, None]).astype(np.int32))
+
+    @jax.jit
+    def run(params):
+        model = nnx.merge(graph, params)
+        output = model(padded, where, cuts=cuts, causal=True, mapped=True)
+        return model.logits(output), output.paths["ran"]
+
+    return jax.device_get(run(params))
+
+
+def middle_cuts(model):
+    rows = np.random.default_rng(0).integers(0, 61, (4, 48))
+    graph, params = nnx.split(model)
+    run = jax.jit(lambda p: nnx.merge(graph, p)(rows, Where.whole(*rows.shape)).routing["cut"])
+    return np.asarray(run(params))
+
+
+def test_greedy_equals_one_pass_under_the_same_rule(model):
+    cuts = middle_cuts(model)
+    written = generate(model, PROMPTS, tokens=9, temperature=0.0, cuts=cuts)
+    rows = [prompt + new for prompt, new in zip(PROMPTS, written, strict=True)]
+    logits, ran = forward(model, rows, cuts)
+    for prompt, new, line in zip(PROMPTS, written, logits, strict=True):
+        assert np.argmax(line, -1)[len(prompt) - 1 : len(prompt) + 8].tolist() == new
+    routed = np.ravel(model.config.mod.rates(3)) > 0
+    share = np.mean([ran[routed, i, : len(row)].mean() for i, row in enumerate(rows)])
+    assert 0.1 < share < 0.9
+
+
+def test_step_by_step_logits(model):
+    """The logits themselves, and the same tokens skipped, from an empty cache."""
+    cuts, rows = middle_cuts(model), np.random.default_rng(1).integers(0, 61, (3, 20))
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def steps(params):
+        model = nnx.merge(graph, params)
+
+        def step(cache, at):
+            token = jax.lax.dynamic_slice_in_dim(rows, at, 1, 1)
+            where = Where(np.ones((3, 1), np.int32), jax.numpy.full((3, 1), at, np.int32))
+            output = model(token, where, cache=cache, cuts=cuts, causal=True, mapped=True)
+            return output.cache, (model.logits(output)[:, 0], output.paths["ran"][..., 0])
+
+        return jax.lax.scan(step, model.empty_cache(3, 20), jax.numpy.arange(20))[1]
+
+    logits, ran = jax.device_get(steps(params))
+    whole, whole_ran = forward(model, rows.tolist(), cuts)
+    np.testing.assert_array_equal(ran.transpose(1, 2, 0), whole_ran[..., :20])
+    np.testing.assert_allclose(logits.swapaxes(0, 1), whole[:, :20], rtol=1e-3, atol=2e-4)
+
+
+def test_a_full_cache_lets_nobody_in():
+    """Attention that sees selected tokens holds as many as a context keeps; then later tokens skip it."""
+    model = make_model(find_scheme("nag")(), mod=ModConfig(rate=(0.9,), kv="selected", skip="attention"), depth=2)
+    everyone = np.full(4, -np.inf, np.float32)
+    _, ran = forward(model, [list(range(48))], everyone)
+    assert ran[0, 0, :5].all() and not ran[0, 0, 5:].any() and ran[1].all()
+    ((cache,),) = model.empty_cache(1, 48)
+    assert cache.keys.shape[2] == 5
+    written = generate(model, [[1, 2, 3]], tokens=9, temperature=0.0, cuts=everyone)
+    logits, _ = forward(model, [[1, 2, 3] + written[0]], everyone)
+    assert np.argmax(logits[0], -1)[2:11].tolist() == written[0]
+
+
+def test_a_sublayer_nobody_enters_is_not_run():
+    """With thresholds nothing reaches, a NaN in every branch's parameters is never read."""
+    model = make_model(find_scheme("nag")(), mod=ModConfig(rate=(0.5,), kv="selected"))
+    graph, params = nnx.split(model)
+    pure = nnx.to_pure_dict(params)
+    for kind in ("attention", "mlp"):
+        branch = pure["blocks"][kind]["branch"]
+        branch.update({name: np.full_like(value, np.nan) for name, value in branch.items()})
+    nnx.replace_by_pure_dict(params, pure)
+    broken = nnx.merge(graph, params)
+    nobody, everyone = np.full(4, np.inf, np.float32), np.full(4, -np.inf, np.float32)
+    assert np.all(np.isfinite(forward(broken, PROMPTS, nobody)[0][:, :1]))
+    assert np.all(np.isnan(forward(broken, PROMPTS, everyone)[0][:, :1]))
+    assert generate(broken, PROMPTS, tokens=3, temperature=0.0, cuts=nobody) == generate(
+        model, PROMPTS, tokens=3, temperature=0.0, cuts=nobody
+    )
