@@ -46,7 +46,7 @@ class Settings:
 
 SIZES = {
     "smoke": Settings((2, 4), (1.0,), 2, 16, 4, 1, regimes=("tied, Runge-Kutta",)),
-    "cpu": Settings((6, 12, 24), (0.03, 0.3, 1.0), 3, 256, 5000, faster=3.0),
+    "cpu": Settings((6, 12, 24), (0.03, 0.3, 1.0), 3, 256, 5000, faster=5.0),
     "h200": Settings((6, 12, 16, 24, 32, 48), (0.01, 0.1, 1.0), 3, 1024, 10_000, faster=2.0),
     "paper": Settings((6, 12, 16, 24, 32, 48), tuple(np.logspace(-2, 0, 16).tolist()), 3, 1024, 80_000),
 }

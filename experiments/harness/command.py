@@ -90,7 +90,7 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
 
 def show(recipe: Recipe, summary: Summary) -> None:
     """Prints the table, what was measured, and the verdict."""
-    rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in summary.table]
+    rows = [[f"{v:.5g}" if isinstance(v, float) else str(v) for v in row.values()] for row in summary.table]
     rows = [list(summary.table[0]), *rows] if rows else []
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:

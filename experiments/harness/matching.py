@@ -45,12 +45,6 @@ def with_flops(config: RunConfig, budget: float) -> RunConfig:
     return with_steps(config, round(budget / train_flops(with_steps(config, 1))))
 
 
-def with_time(config: RunConfig, like: RunConfig, rounds: int = 5) -> RunConfig:
-    """The config trained for as many steps as take the time `like` takes, by their step times measured here."""
-    ratio = step_seconds(like, rounds) / step_seconds(config, rounds)
-    return with_steps(config, round(like.train.steps * ratio))
-
-
 def step_seconds(config: RunConfig, rounds: int = 5) -> float:
     """Fastest of several training steps on zero tokens."""
     blueprint = _blueprint(config)

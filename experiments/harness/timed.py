@@ -1,0 +1,38 @@
+"""Training for as long as another run takes."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.jobs import Training
+from experiments.harness.matching import step_seconds, with_steps
+from nagjax.train.config import RunConfig, to_dict
+from nagjax.train.folder import write_text
+
+MEASURED = "step_times.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeMatched:
+    """`run_config`, trained for as many steps as take the time that `like` takes; both step times are measured where
+    it runs, once, and kept in the job's folder."""
+
+    name: str
+    labels: dict[str, Any]
+    run_config: RunConfig
+    like: RunConfig
+
+    def config(self) -> dict[str, Any]:
+        """The number of steps follows from a measurement: `train.steps` here is that of the other run."""
+        return to_dict(with_steps(self.run_config, self.like.train.steps)) | {"time_of": to_dict(self.like)}
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        path = folder / MEASURED
+        if not path.exists():
+            seconds = {"own": step_seconds(self.run_config), "other": step_seconds(self.like)}
+            write_text(path, json.dumps(seconds))
+        seconds = json.loads(path.read_text(encoding="utf-8"))
+        steps = round(self.like.train.steps * seconds["other"] / seconds["own"])
+        training = Training(self.name, self.labels, with_steps(self.run_config, steps))
+        return training.run(folder) | {"step_times": seconds}

@@ -1,0 +1,199 @@
+"""Review Residuals against Highway and standard residuals, matched three ways, over sizes.
+
+Claim: Review Residuals beat additive Highway and standard residuals from about 600M parameters on, and more with size.
+Source: Kramer 2026, arXiv:2606.31859, and its released per-run losses
+Expected: Review / Highway / standard 1.4795 / 1.4889 / 1.4901 at 590M (Welch t 3.3 and 3.7, p < 0.05), 1.4876 /
+  1.5031 / 1.5040 at 1B (t 2.3 and 2.4, p about 0.07); 60M 1.6891 / 1.6923 / 1.6805, standard ahead below 320M
+Hardware: released: any; smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
+Time: released 1 s; smoke 20 s; cpu about 30 min with --processes 2; h200 and paper not measured
+Command: python -m experiments.review_scaling --size released --csv ../shared/reference/review_residuals_runs.csv
+
+`--size released` analyses a table of runs (columns size, variant, seed, val_loss).
+The other sizes train: Review, and each baseline three times, matched by parameters (widened one unit per head at a
+time, the paper's rule), by training FLOPs (more steps) and by time (more steps, by step times measured there). The
+paper matched parameters only. Expected calibration error is not computed.
+"""
+
+import csv
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.harness.figures import COLORS, panels, with_spread
+from experiments.harness.jobs import Job, Record, Training, seeded
+from experiments.harness.matching import parameters, train_flops, widened, with_flops
+from experiments.harness.results import Summary
+from experiments.harness.statistics import mean_interval, welch
+from experiments.harness.timed import TimeMatched
+from nagjax.data import DataConfig
+from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
+
+COLUMNS = ("size", "variant", "seed", "val_loss")
+RELEASED = {"review_neutral": "review", "standard": "plain"}  # the table's names for our schemes
+MATCHES = ("parameters", "FLOPs", "time")
+
+Shape = tuple[str, int, int, int, int, int]  # name, width, blocks, heads, steps, seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    shapes: tuple[Shape, ...] = ()
+    context: int = 256
+    batch: int = 64
+    lr: float | None = 2e-4  # None: each scheme's default
+    eval_batches: int = 64
+    baselines: tuple[str, ...] = ("highway", "plain")
+    matches: tuple[str, ...] = MATCHES
+    data: str = "stdlib"  # or a folder made by nagjax data prepare; the paper's is TinyStories with GPT-2's BPE
+    csv: str = ""  # analyse this table of runs instead of training
+
+
+PAPER = (
+    ("60M", 512, 8, 8, 8000, 3),
+    ("150M", 768, 12, 12, 8000, 3),
+    ("320M", 1024, 16, 16, 8000, 2),
+    ("590M", 1280, 20, 20, 7000, 3),
+    ("1B", 1536, 24, 16, 6000, 3),
+)
+SIZES = {
+    "smoke": Settings((("tiny", 16, 1, 4, 4, 1),), 16, 8, None, 1, ("plain",), ("parameters",)),
+    "cpu": Settings((("0.6M", 64, 12, 4, 200, 3),), 128, 8, None, 24),
+    "h200": Settings((("60M", 512, 8, 8, 1000, 2),)),
+    "paper": Settings(PAPER),
+    "released": Settings(csv="review_residuals_runs.csv"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of finished runs, read."""
+
+    name: str
+    labels: dict
+    path: str
+
+    def config(self) -> dict:
+        return {"table": hashlib.sha256(_content(self.path)).hexdigest()}
+
+    def run(self, folder: Path) -> dict:
+        rows = list(csv.DictReader(_content(self.path).decode().splitlines()))
+        missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+        if missing:
+            raise UserError("csv", self.path, f"has no column {', '.join(missing)}")
+        named = lambda row: RELEASED.get(row["variant"], row["variant"])  # noqa: E731
+        return {"runs": [[row["size"], named(row), int(row["seed"]), float(row["val_loss"])] for row in rows]}
+
+
+def _content(path: str) -> bytes:
+    if not Path(path).is_file():
+        raise UserError("csv", path, f"give a table of runs with columns {', '.join(COLUMNS)}")
+    return Path(path).read_bytes()
+
+
+def plan(settings: Settings) -> list[Job]:
+    if settings.csv:
+        return [Table("released", {}, settings.csv)]
+    if unknown := set(settings.matches) - set(MATCHES):
+        raise UserError("matches", sorted(unknown), f"known: {', '.join(MATCHES)}")
+    return [job for shape in settings.shapes for seed in range(shape[-1]) for job in _jobs(settings, shape, seed)]
+
+
+def _jobs(settings: Settings, shape: Shape, seed: int) -> list[Job]:
+    review = seeded(_config(settings, shape, "review"), seed)
+    name = lambda *parts: "-".join((shape[0], *parts, f"s{seed}"))  # noqa: E731
+    labels = lambda variant: {"size": shape[0], "variant": variant, "seed": seed}  # noqa: E731
+    jobs: list[Job] = [Training(name("review"), labels("review"), review)]
+    for scheme in settings.baselines:
+        own = seeded(_config(settings, shape, scheme), seed)
+        for match in settings.matches:
+            called, label = name(scheme, match.lower()), labels(f"{scheme}, equal {match}")
+            if match == "parameters":
+                jobs.append(Training(called, label, widened(own, parameters, parameters(review))))
+            elif match == "FLOPs":
+                jobs.append(Training(called, label, with_flops(own, train_flops(review))))
+            else:
+                jobs.append(TimeMatched(called, label, own, review))
+    return jobs
+
+
+def _config(settings: Settings, shape: Shape, scheme: str) -> RunConfig:
+    _, width, depth, heads, steps, _ = shape
+    ways = {"context": settings.context, "mlp": "gelu", "positions": "learned", "tied": True, "qk_norm": False}
+    model = ModelConfig(depth=depth, width=width, heads=heads, **ways)
+    often = max(steps // 4, 1)
+    train = TrainConfig(
+        steps,
+        settings.batch,
+        eval_every=often,
+        eval_batches=settings.eval_batches,
+        save_every=often,
+        keep=1,
+        on_bad_step="skip",
+    )
+    optimizer = OptimizerConfig(lr=settings.lr, warmup=min(500 / steps, 0.1))
+    return RunConfig(find_scheme(scheme)(), model, optimizer, train, DataConfig(path=settings.data))
+
+
+def losses(records: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
+    """By size and variant, in order of seeds; runs that diverged are missing."""
+    runs = []
+    for record in records:
+        own = [[*record.labels.values(), record.metrics["loss"]]] if record.labels else record.metrics["runs"]
+        runs += [run for run in own if run[-1] is not None]
+    found: dict[str, dict[str, list[float]]] = {}
+    for size, variant, _, loss in sorted(runs, key=lambda run: run[2]):
+        found.setdefault(size, {}).setdefault(variant, []).append(loss)
+    known = [shape[0] for shape in PAPER]
+    order = sorted(found, key=lambda size: known.index(size) if size in known else -1)
+    return {size: dict(sorted(found[size].items(), key=lambda item: item[0] != "review")) for size in order}
+
+
+def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
+    found, rows, told = losses(records), [], []
+    for size, variants in found.items():
+        for variant, own in variants.items():
+            mean = mean_interval(own).estimate
+            row = {"size": size, "variant": variant, "runs": len(own), "mean loss": round(mean, 4)}
+            test = None
+            if variant != "review" and min(len(own), len(variants.get("review", []))) > 1:
+                test = welch(own, variants["review"])
+            rows.append(row | {"t": round(test.t, 2) if test else "", "p": round(test.p, 4) if test else ""})
+        means = ", ".join(f"{v} {mean_interval(own).estimate:.4f}" for v, own in variants.items())
+        tests = [f"t {row['t']:.1f} p {row['p']:.2g}" for row in rows if row["size"] == size and row["t"] != ""]
+        told.append(f"{size}: {means}" + (f" ({'; '.join(tests)})" if tests else ""))
+    last = [row for row in rows if row["size"] == list(found)[-1] and row["t"] != ""]
+    verdict = "undecided"
+    if last and all(row["t"] > 0 and row["p"] < 0.05 for row in last):
+        verdict = "supported"
+    elif any(row["t"] < 0 and row["p"] < 0.05 for row in last):
+        verdict = "not supported"
+    return Summary("; ".join(told), verdict, rows)
+
+
+def draw(settings: Settings, records: Sequence[Record]) -> Figure:
+    found = losses(records)
+    figure, (ax,) = panels(1, "Review Residuals minus baselines")
+    variants = sorted({variant for own in found.values() for variant in own} - {"review"})
+    for variant, color in zip(variants, COLORS, strict=False):
+        sizes = [i for i, own in enumerate(found.values()) if variant in own and "review" in own]
+        pairs = [list(found.values())[i] for i in sizes]
+        gaps = [[r - o for r, o in zip(own["review"], own[variant], strict=False)] for own in pairs]
+        if gaps:
+            with_spread(ax, sizes, gaps, color=color, label=f"minus {variant}")
+    ax.axhline(0, color="#999999", linewidth=1)
+    ax.set_xticks(range(len(found)), list(found))
+    ax.set_ylabel("validation loss, by seed (below zero: Review is better)")
+    ax.legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    from experiments.harness.command import main
+
+    main(__file__)

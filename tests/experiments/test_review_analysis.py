@@ -1,0 +1,72 @@
+"""The paper's means and t values, from the per-run losses released with it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.harness.jobs import Record
+from experiments.harness.recipe import load
+from experiments.review_scaling import Table, losses
+from nagjax.errors import UserError
+
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "review_residuals_runs.csv"
+
+MEANS = {  # Review, Highway, standard: arXiv:2606.31859
+    "60M": (1.6891, 1.6923, 1.6805),
+    "150M": (1.5576, 1.5625, 1.5548),
+    "320M": (1.5001, 1.5042, 1.5037),
+    "590M": (1.4795, 1.4889, 1.4901),
+    "1B": (1.4876, 1.5031, 1.5040),
+}
+
+
+def _summary(path: Path, tmp_path: Path):
+    metrics = Table("released", {}, str(path)).run(tmp_path)
+    records = [Record("released", {}, {}, metrics)]
+    recipe = load("review_scaling")
+    return losses(records), recipe.summarise(recipe.settings("released"), records)
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the released runs are not here")
+def test_means_and_t_values_of_the_paper(tmp_path):
+    found, summary = _summary(REFERENCE, tmp_path)
+    assert list(found) == list(MEANS)
+    for size, means in MEANS.items():
+        got = [np.mean(found[size][variant]) for variant in ("review", "highway", "plain")]
+        np.testing.assert_allclose(got, means, atol=5.001e-5, err_msg=size)
+    rows = {(row["size"], row["variant"]): row for row in summary.table}
+    assert [round(rows["590M", variant]["t"], 1) for variant in ("highway", "plain")] == [3.3, 3.7]
+    assert max(rows["590M", variant]["p"] for variant in ("highway", "plain")) < 0.05
+    np.testing.assert_allclose([rows["1B", variant]["t"] for variant in ("highway", "plain")], [2.3, 2.4], atol=0.06)
+    np.testing.assert_allclose([rows["1B", variant]["p"] for variant in ("highway", "plain")], 0.07, atol=0.015)
+    assert summary.verdict == "undecided"  # p about 0.07 at the largest size
+
+
+def test_verdicts_on_made_up_tables(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = [("1B", v, s, base + 0.001 * s) for v, base in (("review", 1.0), ("highway", 1.1)) for s in range(3)]
+
+    def verdict():
+        lines = [",".join(map(str, row)) for row in rows]
+        path.write_text("\n".join(["size,variant,seed,val_loss", *lines]))
+        return _summary(path, tmp_path)[1].verdict
+
+    assert verdict() == "supported"
+    rows = [(size, variant, seed, 2.1 - loss) for size, variant, seed, loss in rows]
+    assert verdict() == "not supported"
+    path.write_text("size,loss\n1B,2\n")
+    with pytest.raises(UserError, match="variant, seed, val_loss"):
+        _summary(path, tmp_path)
+    with pytest.raises(UserError, match="give a table"):
+        _summary(tmp_path / "missing.csv", tmp_path)
+
+
+def test_baselines_match_by_their_own_measure():
+    recipe = load("review_scaling")
+    jobs = {job.name: job for job in recipe.plan(recipe.settings("cpu"))}
+    review, wider, longer = (jobs[f"0.6M-{n}-s1"].run_config for n in ("review", "plain-parameters", "plain-flops"))
+    assert wider.model.width > review.model.width and wider.train.steps == review.train.steps
+    assert longer.model.width == review.model.width and longer.train.steps > review.train.steps
+    assert {config.train.seed for config in (review, wider, longer)} == {1}
+    assert jobs["0.6M-plain-time-s1"].config() == jobs["0.6M-plain-time-s1"].config()
