@@ -5,6 +5,7 @@ import signal
 
 import jax
 import pytest
+from jax._src.array import ArrayImpl
 
 from nagjax.errors import UserError
 from nagjax.train import run, steplog
@@ -69,9 +70,11 @@ def test_a_batch_the_mesh_cannot_share(run_of, tmp_path, asked, words):
 def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished, tmp_path, monkeypatch):
     """Order of dispatches and reads, transfers forbidden but for the explicit ones, and one compilation.
 
-    The run is interrupted after its fifth step and must then have saved it.
+    The guard against transfers to the host does nothing on CPU, where there are none; so whatever makes a number of
+    an array (float, int, bool, item) between the first step and the fifth is recorded too. The run is interrupted
+    after its fifth step and must then have saved it.
     """
-    events, steps = [], []
+    events, steps, allowed, value = [], [], [], ArrayImpl._value
     real_step, real_get = run.jit_train_step, steplog.jax.device_get
 
     def watched(blueprint):
@@ -80,7 +83,10 @@ def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished
 
         def take(state, batch):
             events.append("step")
+            if events.count("step") == 1:
+                monkeypatch.setattr(ArrayImpl, "_value", property(recorded))
             if events.count("step") == 5:
+                monkeypatch.setattr(ArrayImpl, "_value", value)
                 signal.raise_signal(signal.SIGINT)
             with jax.transfer_guard("disallow"):
                 return step(state, batch)
@@ -93,7 +99,16 @@ def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished
 
         def device_get(self, tree):
             events.append(f"read {len(tree)}")
-            return real_get(tree)
+            allowed.append(True)
+            try:
+                return real_get(tree)
+            finally:
+                allowed.pop()
+
+    def recorded(array):
+        if not allowed:
+            events.append("transfer")
+        return value.__get__(array)
 
     monkeypatch.setattr(run, "jit_train_step", watched)
     monkeypatch.setattr(steplog, "jax", Watched())
