@@ -1,6 +1,7 @@
 """Token by token with the cache, a routed model says what one pass under the same causal rule says."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -76,11 +77,11 @@ def test_step_by_step_logits(model):
 
         def step(cache, at):
             token = jax.lax.dynamic_slice_in_dim(rows, at, 1, 1)
-            where = Where(np.ones((3, 1), np.int32), jax.numpy.full((3, 1), at, np.int32))
+            where = Where(np.ones((3, 1), np.int32), jnp.full((3, 1), at, np.int32))
             output = model(token, where, cache=cache, cuts=cuts, causal=True, mapped=True)
             return output.cache, (model.logits(output)[:, 0], output.paths["ran"][..., 0])
 
-        return jax.lax.scan(step, model.empty_cache(3, 20), jax.numpy.arange(20))[1]
+        return jax.lax.scan(step, model.empty_cache(3, 20), jnp.arange(20))[1]
 
     logits, ran = jax.device_get(steps(params))
     whole, whole_ran = forward(model, rows.tolist(), cuts)
@@ -108,7 +109,7 @@ def test_a_sublayer_nobody_enters_is_not_run():
     pure = nnx.to_pure_dict(params)
     for kind in ("attention", "mlp"):
         branch = pure["blocks"][kind]["branch"]
-        branch.update({name: np.full_like(value, np.nan) for name, value in branch.items()})
+        branch.update({name: jnp.full_like(value, jnp.nan) for name, value in branch.items()})
     nnx.replace_by_pure_dict(params, pure)
     broken = nnx.merge(graph, params)
     nobody, everyone = np.full(4, np.inf, np.float32), np.full(4, -np.inf, np.float32)
