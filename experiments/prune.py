@@ -1,0 +1,223 @@
+"""Cut blocks from trained models, with no fine-tuning: does anybody notice?
+
+Claim: plain pre-norm models barely notice losing late blocks; NAG and LayerNorm Scaling models do: they use them.
+Source: Sun et al. 2025, arXiv:2502.05795 (LNS); Figliolia & Millidge 2026, arXiv:2606.16112 (NAG)
+Expected: without the last quarter of its blocks plain loses little, NAG and LNS clearly more (no figures published)
+Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
+Time: smoke 15 s; cpu about 25 min with --processes 2; h200 and paper not measured
+Command: python -m experiments.prune --processes 2
+
+Three ways to choose the blocks: the deepest ones; those of least influence, 1 - cos(h_l, h_l+1) (ShortGPT); and the run
+of neighbours over which the residual turns least, arccos cos(h_l, h_l+n) / pi (Gromov et al.). Scores are measured on a
+first part of the validation batches, losses on the rest. A removed block passes the residual on unchanged; the blocks
+that stay keep their place in depth (LNS its scale, arXiv:2502.05795 does not, which is a confounder).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+from matplotlib.figure import Figure
+
+from experiments.harness.figures import COLORS, panels
+from experiments.harness.jobs import Record, Training, seeded
+from experiments.harness.results import Summary
+from experiments.harness.statistics import mean_interval, paired_interval
+from nagjax.data import DataConfig
+from nagjax.depth.routed import Pass
+from nagjax.errors import UserError
+from nagjax.generate.load import open_run
+from nagjax.layers.embedding import unembed
+from nagjax.model.config import ModelConfig
+from nagjax.model.transformer import Transformer
+from nagjax.residual import Boundary, find_scheme
+from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.train.evaluator import Evaluator
+from nagjax.train.loss import Batch, cross_entropy
+
+WAYS = ("late", "influence", "angle")
+ROWS = 8  # sequences of a batch that blocks are scored on
+CUT = 0.25  # the share of the blocks the claim is judged at
+PLAIN, OTHERS = "plain", ("nag", "lns")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    depth: int
+    width: int
+    context: int
+    batch: int
+    steps: int
+    seeds: int
+    schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
+    eval_batches: int = 24
+    data: str = "stdlib"  # or a folder made by nagjax data prepare
+
+
+SIZES = {
+    "smoke": Settings(4, 16, 16, 8, 4, 1, ("nag",), 2),
+    "cpu": Settings(24, 64, 128, 8, 300, 3),
+    "h200": Settings(48, 512, 1024, 32, 2000, 1),
+    "paper": Settings(64, 640, 2048, 256, 10_000, 3),
+}
+
+
+def plan(settings: Settings) -> list[Training]:
+    if settings.eval_batches < 2:
+        raise UserError("eval_batches", settings.eval_batches, "give at least 2: some score the blocks, others judge")
+    return [
+        Training(f"{scheme}-s{seed}", {"scheme": scheme, "seed": seed}, _config(settings, scheme, seed), cut_blocks)
+        for seed in range(settings.seeds)
+        for scheme in settings.schemes
+    ]
+
+
+def _config(settings: Settings, scheme: str, seed: int) -> RunConfig:
+    model = ModelConfig(depth=settings.depth, width=settings.width, context=settings.context)
+    often = max(settings.steps // 4, 1)
+    evaluated = {"eval_every": often, "eval_batches": settings.eval_batches}
+    train = TrainConfig(settings.steps, settings.batch, save_every=often, keep=1, on_bad_step="skip", **evaluated)
+    return seeded(RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data)), seed)
+
+
+def forward_without(
+    model: Transformer, batch: Batch, stays: Bool[Array, " L"]
+) -> tuple[Array, Float[Array, "L+1 b T D"]]:
+    """Logits of the model without some of its blocks; and for the first sequences the direction of the residual around
+    every block."""
+    config, one = model.config, jnp.float32(1.0)
+    going = Pass(batch.where, one, jnp.uint32(0), False)
+    first = jax.tree.map(lambda own: own[0], model.blocks.attention.entry)
+    at = Boundary(None, first, jnp.int32(0), jnp.int32(1), one)
+    stream = model.scheme.open(model.embedding(batch.tokens, batch.where, config.compute_dtype), at, model.ends)
+
+    direction = lambda stream: model.scheme.lanes(stream)[0][:ROWS]  # noqa: E731
+
+    def body(stream, xs):
+        layer, stay = xs
+        kept, _, _ = model.step(stream, layer, going)
+        passed, _, _ = model.step(stream, layer, going, rates=(1.0, 1.0))
+        after = jax.tree.map(lambda a, b: jnp.where(stay, a, b), kept, passed)
+        return after, direction(after)
+
+    after, directions = jax.lax.scan(body, stream, (model.layers(), stays))
+    hidden, log_scale = model.scheme.close(after, model.ends)
+    directions = jnp.concatenate([direction(stream)[None], directions])
+    return unembed(hidden, log_scale, model.head_rows()), directions
+
+
+def cut_blocks(folder: Path) -> dict:
+    """Mean loss by way and number of blocks removed, and which went."""
+    run = open_run(folder)
+    depth = run.config.model.depth
+    batches = list(Evaluator(run.blueprint).stream(run.config.train.eval_batches))
+    scored = batches[: max(len(batches) // 3, 1)]
+    judged = batches[len(scored) :]
+
+    @jax.jit
+    def look(params, batch, stays):
+        logits, directions = forward_without(run.blueprint.model(params), batch, stays)
+        sums = cross_entropy(logits, batch)
+        cosines = jnp.einsum("lbtd,mbtd->lmbt", directions, directions) / directions.shape[-1]
+        weights = batch.weights[:ROWS] / jnp.sum(batch.weights[:ROWS])
+        cosines = jnp.clip(cosines, -1.0, 1.0)
+        pairs = [jnp.sum(value * weights, axis=(2, 3)) for value in (cosines, jnp.arccos(cosines) / jnp.pi)]
+        return sums.nats, sums.count, *pairs
+
+    whole = np.ones(depth, bool)
+    seen = [look(run.params, batch, whole) for batch in scored]
+    cosine, angle = (np.mean([np.asarray(s[i]) for s in seen], axis=0) for i in (2, 3))
+
+    def mean_loss(gone: Sequence[int]) -> float:
+        stays = whole.copy()
+        stays[list(gone)] = False
+        sums = [look(run.params, batch, stays)[:2] for batch in judged]
+        return float(sum(nats for nats, _ in sums) / sum(count for _, count in sums))
+
+    removed = sorted({round(depth * share) for share in (0, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)})
+    found = {way: [(n, choose(way, n, cosine, angle)) for n in removed] for way in WAYS}
+    return {
+        "cuts": {way: [[n, mean_loss(gone), gone] for n, gone in own] for way, own in found.items()},
+        "influence": [round(float(1 - cosine[i, i + 1]), 6) for i in range(depth)],
+    }
+
+
+def choose(
+    way: str, count: int, cosine: Float[np.ndarray, "L+1 L+1"], angle: Float[np.ndarray, "L+1 L+1"]
+) -> list[int]:
+    """The blocks to remove, given mean cosines and angles between the residuals around them."""
+    depth = len(cosine) - 1
+    if way == "late":
+        return list(range(depth - count, depth))
+    if way == "influence":
+        influence = [1 - cosine[i, i + 1] for i in range(depth)]
+        return sorted(int(i) for i in np.argsort(influence, kind="stable")[:count])
+    start = int(np.argmin([angle[i, i + count] for i in range(depth - count + 1)]))
+    return list(range(start, start + count))
+
+
+def damage(records: Sequence[Record], scheme: str, way: str, share: float) -> dict[int, float]:
+    """By seed: what removing this share of the blocks adds to the loss."""
+    found = {}
+    for record in records:
+        if record.labels["scheme"] == scheme and record.metrics["loss"] is not None:
+            cuts = record.metrics["cuts"][way]
+            most = max(n for n, _, _ in cuts) * 2
+            at = min(cuts, key=lambda cut: abs(cut[0] - share * most))
+            found[record.labels["seed"]] = at[1] - cuts[0][1]
+    return found
+
+
+def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
+    rows = []
+    for scheme in settings.schemes:
+        whole = [r.metrics["loss"] for r in records if r.labels["scheme"] == scheme and r.metrics["loss"] is not None]
+        row = {"scheme": scheme, "loss": str(mean_interval(whole))}
+        for way in WAYS:
+            row[f"{way}, {CUT:.0%} cut"] = str(mean_interval(list(damage(records, scheme, way, CUT).values())))
+        rows.append(
+            row | {"late, 50% cut": mean_interval(list(damage(records, scheme, "late", 0.5).values())).estimate}
+        )
+    late = {scheme: damage(records, scheme, "late", CUT) for scheme in settings.schemes}
+    told = ", ".join(f"{scheme} +{mean_interval(list(own.values()))}" for scheme, own in late.items())
+    text = (
+        f"loss added without the last {CUT:.0%} of the blocks: {told} nats per token (95% over {settings.seeds} seeds)"
+    )
+    return Summary(text, _verdict(late), rows)
+
+
+def _verdict(late: dict[str, dict[int, float]]) -> str:
+    if not {PLAIN, *OTHERS} <= late.keys():
+        return "undecided"
+    more = [paired_interval(late[scheme], late[PLAIN]) for scheme in OTHERS]
+    if all(gap.low > 0 for gap in more):
+        return "supported"
+    return "not supported" if any(gap.high < 0 for gap in more) else "undecided"
+
+
+def draw(settings: Settings, records: Sequence[Record]) -> Figure:
+    figure, axes = panels(len(WAYS), "Loss against blocks kept, no fine-tuning")
+    for ax, way in zip(axes, WAYS, strict=True):
+        for scheme, color in zip(settings.schemes, COLORS, strict=False):
+            own = [r.metrics["cuts"][way] for r in records if r.labels["scheme"] == scheme and "cuts" in r.metrics]
+            if own:
+                kept = [settings.depth - n for n, _, _ in own[0]]
+                added = np.mean([[loss - cuts[0][1] for _, loss, _ in cuts] for cuts in own], axis=0)
+                ax.plot(kept, added, marker="o", color=color, label=scheme)
+        ax.invert_xaxis()
+        ax.set_yscale("symlog", linthresh=0.1)
+        ax.set_xlabel("blocks kept")
+        ax.set_title({"late": "the deepest go", "influence": "least influence goes", "angle": "least turn goes"}[way])
+    axes[0].set_ylabel("loss added (nats per token)")
+    axes[0].legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    from experiments.harness.command import main
+
+    main(__file__)
