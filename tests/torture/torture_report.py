@@ -35,7 +35,9 @@ def page(result: dict) -> str:
     for name, kind in KINDS.items():
         lost = sum(f"({name})" in problem for problem in result["problems"])
         lost_total += lost
-        text += f"| {name} | {kind.what} | {result['injected'].get(name, 0)} | {lost or 'nothing'} |\n"
+        injected = result["injected"].get(name, 0)
+        verdict = (lost or "nothing") if injected else "not tried"
+        text += f"| {name} | {kind.what} | {injected} | {verdict} |\n"
     text += f"| all | | {total} | {lost_total or 'nothing'} |\n\n"
     stop = result["longest_stop_seconds"]
     text += f"From SIGTERM to the exit with everything saved it took {stop:.2f} s at most.\n\nConfigurations: "
