@@ -14,7 +14,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: demo test test-newest aot torture lint clean
+.PHONY: demo test test-newest aot plans torture lint clean
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
@@ -31,6 +31,10 @@ test-newest: .venv-newest/.dev
 aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot tests/pallas_kernels/test_raw_triton.py
+
+# The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.
+plans: .venv-aot/.aot
+	.venv-aot/bin/python benchmarks/plan.py
 
 # Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
 torture: $(VENV)/.dev

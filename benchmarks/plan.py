@@ -1,0 +1,82 @@
+"""Plans of the standard models on the standard machines: `python benchmarks/plan.py` (or `make plans`).
+
+Compiles what benchmarks/results/plan.json does not hold yet, then writes the tables of docs/plan.md from it.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from nagjax.commands.options import parse_run
+from nagjax.errors import UserError
+from nagjax.plan import tables
+from nagjax.plan.compile import plan
+from nagjax.plan.order import filled
+from nagjax.plan.topology import parse
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCUMENT = ROOT / "benchmarks" / "results" / "plan.json", ROOT / "docs" / "plan.md"
+MINUTES = 20
+
+STANDARD = [
+    ("150M", "v5e:2x2"),
+    ("350M", "v5e:4x4"),
+    ("350M", "h200x8"),
+    ("1B", "v5e:4x4"),
+    ("1B", "v6e:2x4"),
+    ("1B", "v5p:2x2x2"),
+    ("1B", "h200x8"),
+    ("3B", "v5e:8x8"),
+    ("3B", "v6e:4x8"),
+    ("3B", "v5p:2x4x4"),
+    ("7B", "v5e:16x16"),
+    ("7B", "v6e:8x8"),
+    ("7B", "v5p:8x8x4"),
+]
+REMAT = [("1B", "v5p:2x2x2", policy) for policy in ("none", "dots", "block")]
+ORDERS = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
+
+
+def one(preset: str, topology_name: str, remat: str) -> dict:
+    topology = parse(topology_name)
+    config, given = parse_run(["--preset", preset, "--remat", remat], "plan", "", [("vocab", int, 32768)])
+    config = filled(config, topology, given.vocab, batch_given=False, mesh_given=False)
+    return {"label": preset} | plan(config, topology, seconds=60 * MINUTES)
+
+
+def key(result: dict) -> tuple[str, str, str]:
+    return result["label"], result["topology"], result["config"]["model"]["remat"]
+
+
+def write_tables(results: list[dict]) -> None:
+    by_key = {key(result): result for result in results}
+    found = {
+        "standard": tables.standard(by_key[*pair, "block"] for pair in STANDARD if (*pair, "block") in by_key),
+        "remat": tables.remat(by_key[order] for order in REMAT if order in by_key),
+    }
+    document = DOCUMENT.read_text()
+    for name, text in found.items():
+        document = tables.insert(document, name, text)
+    DOCUMENT.write_text(document)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--fresh", action="store_true", help="compile everything again")
+    results = [] if arguments.parse_args().fresh or not RESULTS.exists() else json.loads(RESULTS.read_text())
+    for order in ORDERS:
+        if order in map(key, results):
+            continue
+        try:
+            results.append(one(*order))
+        except UserError as error:
+            print(*order, error, flush=True)
+            continue
+        print(*order, "fits" if results[-1]["fits"] else "does not fit", flush=True)
+        results.sort(key=lambda result: ORDERS.index(key(result)))
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write_tables(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What is printed, and the tables of the documentation."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from nagjax.plan import tables
+from nagjax.plan.report import report
+from nagjax.plan.units import gigabytes, milliseconds, scaled
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_fitting_plan_shows_everything(fitting):
+    text = report(fitting)
+    for word in ("It fits", "all-gather", "7 x", "100 FLOP/B", "memory bound", "0.50 $", "94% of", "40 M", "k x3"):
+        assert word in text, word
+
+
+def test_a_plan_that_does_not_fit_says_what_to_do(result):
+    text = report(result)
+    assert "does not fit" in text and "--remat block" in text and "60.00 GiB" in text and "It fits" not in text
+
+
+def test_units():
+    assert gigabytes(2**30) == "1.00 GiB" and gigabytes(2**20) == "1.0 MiB"
+    assert scaled(1.5e12, "FLOP") == "1.5 TFLOP" and scaled(12) == "12" and scaled(2e3) == "2 k"
+    assert milliseconds(0.0123) == "12.3 ms" and milliseconds(2) == "2 s"
+
+
+def test_tables(fitting, result):
+    text = tables.standard([fitting, result])
+    lines = text.splitlines()
+    assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
+    assert "does not fit" in lines[3] and "25%" in lines[2]
+    lines = tables.remat([fitting, result]).splitlines()
+    assert "1.00x" in lines[2] and "does not fit" in lines[3]
+
+
+def test_a_table_goes_between_its_marks():
+    document = "a\n<!-- x -->\nold\n<!-- x -->\nb\n"
+    assert tables.insert(document, "x", "new") == "a\n<!-- x -->\nnew\n<!-- x -->\nb\n"
+    with pytest.raises(ValueError, match="mark"):
+        tables.insert("nothing", "x", "new")
+
+
+def test_the_documented_tables_are_those_of_the_results(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("benchmarks_plan", ROOT / "benchmarks" / "plan.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    document = program.DOCUMENT.read_text()
+    copy = tmp_path / "plan.md"
+    copy.write_text(document)
+    monkeypatch.setattr(program, "DOCUMENT", copy)
+    results = json.loads(program.RESULTS.read_text())
+    program.write_tables(results)
+    assert copy.read_text() == document
+    assert set(map(program.key, results)) == set(program.ORDERS)
