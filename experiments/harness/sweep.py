@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -81,12 +82,15 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
         logs = [stack.enter_context((folder / f"worker-{i}.log").open("w")) for i in range(processes)]
         options = {"cwd": HOME.parent, "env": environment, "stderr": subprocess.STDOUT}
         workers = [subprocess.Popen(command, stdout=log, **options) for log in logs]
+        # Asked to end, this process first tells the workers.
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             _watch(workers, jobs, folder)
         finally:
             for worker in workers:
                 worker.terminate()  # those that have ended stay ended; the others save themselves and end
             codes = [worker.wait() for worker in workers]
+            signal.signal(signal.SIGTERM, before)
     if any(codes):
         failed = next(i for i, code in enumerate(codes) if code)
         log = folder / f"worker-{failed}.log"

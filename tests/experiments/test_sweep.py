@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.harness import command
 from experiments.harness.jobs import finished
 from experiments.harness.recipe import load
-from experiments.harness.results import Summary, read_result, write_result
-from experiments.harness.sweep import Shard, collect, settings_from, work
+from experiments.harness.results import Summary, read_result, result_file, write_result
+from experiments.harness.sweep import Shard, collect, settings_from, work, work_in_processes
 from nagjax.errors import UserError
 
 
@@ -87,3 +88,22 @@ def test_settings_survive_json():
     recipe = load("isoflop_mod")
     settings = recipe.settings("cpu")
     assert settings_from(recipe, dataclasses.asdict(settings)) == settings
+
+
+def test_processes_and_array_tasks_come_to_the_same_result(tmp_path, capsys):
+    def records(folder: Path, *options: str) -> list:
+        command.main("inverse_depth_fit.py", ["--size", "smoke", "--out", str(folder), *options])
+        return [(r.name, r.metrics) for r in read_result(result_file(folder, "inverse_depth_fit", "smoke"))["records"]]
+
+    with pytest.raises(FileNotFoundError):
+        records(tmp_path / "array", "--shard", "0/2")
+    assert "not finished" in capsys.readouterr().out
+    by_task = records(tmp_path / "array", "--shard", "1/2")
+    assert records(tmp_path / "processes", "--processes", "2") == by_task
+
+
+def test_a_worker_that_fails_says_why(tmp_path):
+    recipe = load("inverse_depth_fit")
+    settings = dataclasses.replace(recipe.settings("smoke"), csv="missing.csv")
+    with pytest.raises(UserError, match=r"a process failed \(csv = 'missing.csv': give a table"):
+        work_in_processes(recipe, settings, tmp_path, 1)
