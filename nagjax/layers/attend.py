@@ -1,6 +1,9 @@
 """Softmax attention over given queries, keys and values, by the backend the machine has."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -37,8 +40,21 @@ def attend(
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 
 
+_platform: ContextVar[str | None] = ContextVar("attention_platform", default=None)
+
+
+@contextlib.contextmanager
+def tracing_for(platform: str) -> Iterator[None]:
+    """ "auto" traced inside takes what is best on that platform (tpu, gpu), whatever this machine is."""
+    token = _platform.set(platform)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
 def _best(q, k) -> str:
-    platform = jax.default_backend()
+    platform = _platform.get() or jax.default_backend()
     if platform == "tpu" and q.shape[1] == k.shape[1] and q.shape[1] % SPLASH_BLOCK == 0:
         return "splash"
     return "cudnn" if platform == "gpu" and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 else "xla"

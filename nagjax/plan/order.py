@@ -15,7 +15,7 @@ TOKENS_PER_CHIP = 8192  # of a batch that is not given
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What `auto` means on the platform, and where the compiled program differs from what would run there."""
+    """What `auto` comes to on the platform, and where the compiled program differs from what would run there."""
 
     dtype: str
     attention: str
@@ -23,13 +23,12 @@ class Choices:
 
 
 def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
-    """The config with every `auto` replaced by what the platform takes."""
+    """The config to compile, and what it comes to on the platform. "auto" attention is left to the worker for a TPU."""
     model, notes = config.model, []
     dtype = "bfloat16" if model.dtype == "auto" else model.dtype
     attention = model.attention
     if topology.chip.platform == "tpu":
-        if attention == "auto":
-            attention = "xla" if model.context % SPLASH_BLOCK else "splash"
+        taken = attention if attention != "auto" else _on_tpu(model)
     else:
         fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
@@ -37,9 +36,17 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
                 "a GPU run takes cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
                 "writes all scores out, so memory and bytes are upper bounds"
             )
-        attention = "xla"
+        attention = taken = "xla"
     model = dataclasses.replace(model, dtype=dtype, attention=attention)
-    return dataclasses.replace(config, model=model), Choices(dtype, attention, tuple(notes))
+    return dataclasses.replace(config, model=model), Choices(dtype, taken, tuple(notes))
+
+
+def _on_tpu(model: ModelConfig) -> str:
+    """What "auto" attention takes there, in words."""
+    if model.context % SPLASH_BLOCK:
+        return "xla"
+    skips = any(0.0 < rate < 1.0 for rate, _ in model.mod.rates(model.depth))
+    return "splash (xla where queries are fewer than keys)" if skips else "splash"
 
 
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 
+from nagjax.layers.attend import tracing_for
 from nagjax.plan.account import account
 from nagjax.plan.hlo import parse
 from nagjax.plan.saved import saved_bytes
@@ -48,7 +49,7 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
         "memory": memory,
         "fits": False,
     }
-    with jax.set_mesh(mesh):  # also tells kernels which chip they are traced for
+    with jax.set_mesh(mesh), tracing_for(topology.chip.platform):  # kernels and attention for that chip
         began = time.perf_counter()
         traced = step.trace(*args)
         memory["saved"] = _saved(config, traced, mesh)
@@ -65,7 +66,8 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
             result |= _measured(compiled, memory, topology)
         result["seconds_to_compile"] = round(time.perf_counter() - began, 1)
     if alternatives and not result["fits"]:
-        result["saved_by_remat"] = _saved_by_remat(config, devices)
+        with tracing_for(topology.chip.platform):
+            result["saved_by_remat"] = _saved_by_remat(config, devices)
     result["peak_rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     result["jax"] = jax.__version__
     return result

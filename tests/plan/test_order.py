@@ -1,8 +1,11 @@
 """What `auto` becomes, what is filled in, and what is refused before any compiler starts."""
 
+import dataclasses
+
 import pytest
 
 from nagjax.commands.options import parse_run
+from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.plan.order import choose, filled, mesh_shape, options
@@ -23,7 +26,12 @@ def run(mesh=None, batch=16, accumulate=1, **model):
 def test_the_platform_chooses(name, context, attention):
     config, choices = choose(run(context=context), parse(name))
     assert (choices.attention, choices.dtype) == (attention, "bfloat16")
-    assert (config.model.attention, config.model.dtype) == (attention, "bfloat16")
+    assert config.model.attention in ("auto", attention) and config.model.dtype == "bfloat16"
+
+
+def test_attention_of_skipping_tokens_is_said():
+    config = dataclasses.replace(run(), model=dataclasses.replace(run().model, mod=ModConfig(rate=(0.5,))))
+    assert "fewer than keys" in choose(config, parse("v5e:2x2"))[1].attention
 
 
 def test_attention_that_cannot_be_compiled_here_is_said():
