@@ -110,7 +110,8 @@ class Depth:
             update, cache = site.branch(x, going.where, cache)
         else:
             update = site.branch(x)
-        after, gate = self.scheme.advance(stream, going.pin(update), site.at)
+        with jax.named_scope("residual"):
+            after, gate = self.scheme.advance(stream, going.pin(update), site.at)
         everyone = jnp.ones(x.shape[:2], bool)
         return Result(after, cache, gate, everyone, _notes(everyone, executed=1.0, agreement=1.0))
 
@@ -122,13 +123,15 @@ class Depth:
         )
 
     def _scores(self, stream, site: Site, going: Pass) -> Float[Array, "B T"]:
-        return self.router.score(self.scheme, stream, site.routing.router, site.at, going.where, going.noise)
+        with jax.named_scope("routing"):
+            return self.router.score(self.scheme, stream, site.routing.router, site.at, going.where, going.noise)
 
     def _capacity(self, stream, site: Site, going: Pass, k: int) -> Result:
         """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
         x, scores = self.scheme.read(stream), self._scores(stream, site, going)
-        chosen = top_tokens(scores, going.where, k)
-        rows, there = jax.tree.map(going.pin, take((stream, going.where), chosen.indices))
+        with jax.named_scope("routing"):
+            chosen = top_tokens(scores, going.where, k)
+            rows, there = jax.tree.map(going.pin, take((stream, going.where), chosen.indices))
         picked = self.scheme.read(rows)
         if isinstance(site.branch, Attention):
             source, seen = (x, going.where) if self.config.kv == "all" else (picked, there)
@@ -136,7 +139,8 @@ class Depth:
         else:
             update = site.branch(picked)
         update = self.router.weigh(going.pin(update), take(scores, chosen.indices))
-        after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
+        with jax.named_scope("residual"):
+            after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
 
         ran, real = is_chosen(chosen.indices, x.shape[1]), going.where.segments > 0
         logits = self.decider.logits(site.routing.decider, x, scores, site.cut)

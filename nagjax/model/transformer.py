@@ -130,8 +130,10 @@ class Transformer(nnx.Module):
             layer.cuts[i],
             rates[i],
         )
-        first = self.depth.run(stream, site(0, attention, mlp.entry), cache, going)
-        second = self.depth.run(first.stream, site(1, mlp, layer.entry), None, going)
+        with jax.named_scope("attention"):
+            first = self.depth.run(stream, site(0, attention, mlp.entry), cache, going)
+        with jax.named_scope("mlp"):
+            second = self.depth.run(first.stream, site(1, mlp, layer.entry), None, going)
         both = (self._notes(stream, first, look), self._notes(first.stream, second, look))
         return second.stream, first.cache, jax.tree.map(lambda *pair: jnp.stack(pair), *both)
 
@@ -177,7 +179,8 @@ class Transformer(nnx.Module):
         going = Pass(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress)
-        stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
+        with jax.named_scope("embedding"):
+            stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
         layers, look = self.layers(cuts), Look(observed, mapped)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
@@ -189,7 +192,8 @@ class Transformer(nnx.Module):
                 notes.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), note))
         depth, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
         routing = jax.tree.map(lambda note: jnp.mean(note, axis=-1), routing)
-        hidden, log_scale = self.scheme.close(stream, self.ends)
+        with jax.named_scope("head"):
+            hidden, log_scale = self.scheme.close(stream, self.ends)
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, depth or None, routing or None, paths or None)
 

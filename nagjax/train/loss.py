@@ -50,4 +50,5 @@ def cross_entropy(logits: Float[Array, "B T V"], batch: Batch) -> Sums:
 def forward(model: Transformer, batch: Batch, **options) -> tuple[Sums, Output]:
     """Loss sums of one batch, and what else the pass tells."""
     output = model(batch.tokens, batch.where, **options)
-    return cross_entropy(model.logits(output), batch), output
+    with jax.named_scope("head"):
+        return cross_entropy(model.logits(output), batch), output
