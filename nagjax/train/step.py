@@ -95,8 +95,9 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             cuts = jax.tree.map(lambda x: x / train.accumulate, cuts)
         count = jnp.maximum(sums.count, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
-        updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
+            params = optax.apply_updates(state.params, updates)
         mod = _averaged(state, cuts, blueprint.config.model.mod.ema)
         loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
