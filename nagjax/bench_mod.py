@@ -35,6 +35,8 @@ class BenchMod:
     def __post_init__(self):
         if not 0.0 < self.rate < 1.0:
             raise UserError("rate", self.rate, "give a share of skipped tokens above 0 and below 1")
+        if self.batch % len(jax.devices()):
+            raise UserError("batch", self.batch, f"give a multiple of the {len(jax.devices())} devices")
 
     def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
         return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.context, mod)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.analysis.labels import listing, run_labels
+from nagjax.analysis.maps import MAP
 from nagjax.analysis.page import Report, html_page, markdown_page
-from nagjax.analysis.plots import draw_plots
+from nagjax.analysis.plots import Plot, draw_plots
 from nagjax.analysis.runs import Run
 from nagjax.analysis.table import comparison_table
 from nagjax.analysis.verdict import differences, learning_rates, verdict
@@ -52,7 +53,7 @@ def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> 
         notes=tuple(notes),
         unequal=tuple(differences(runs)),
         table=comparison_table(runs),
-        plots=tuple(draw_plots(runs)),
+        plots=(*draw_plots(runs), *_maps(pairs)),
         samples=tuple((label, run.sample) for label, run in pairs if run.sample),
         events=tuple(f"{label}, step {e.step}: {e.message}" for label, run in pairs for e in run.events),
         origin=_origin(pairs),
@@ -62,6 +63,13 @@ def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> 
             for label, run in pairs
         ),
     )
+
+
+def _maps(pairs: Sequence[tuple[str, Run]]) -> list[Plot]:
+    """The depth maps that `nagjax map` has left in the runs' folders."""
+    caption = "which sublayers each token of a text went through (white: skipped), coloured by how far they turned it"
+    found = [(label, run.path / MAP) for label, run in pairs if (run.path / MAP).is_file()]
+    return [Plot(f"map-{i}", f"{label}: {caption}.", path.read_bytes()) for i, (label, path) in enumerate(found, 1)]
 
 
 def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:

@@ -49,6 +49,9 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     ratios = [step_time_ratio(run, runs) for run in runs]
     if any(ratio is not None for ratio in ratios):
         columns["step time / plain"] = [Cell(number(ratio, 2)) for ratio in ratios]
+    skipped = [(run.info.get("mod_rate") or {}).get("total", 0.0) for run in runs]
+    if any(skipped):
+        columns["skipped (token, sublayer) pairs"] = [Cell(f"{share:.1%}") for share in skipped]
     columns |= {
         "tokens": [Cell(count(e.tokens)) for e in evaluations],
         "validation loss (nats/token)": _marked([e.loss for e in evaluations], lambda v: number(v, 4)),

@@ -1,0 +1,125 @@
+"""Mixture-of-Depths from the command line, on tiny models."""
+
+import json
+import shutil
+
+import pytest
+
+from nagjax.cli import main
+
+SHAPE = "--depth 3 --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2".split()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A dense NAG run, and one routed at half of the tokens."""
+    out = tmp_path_factory.mktemp("depth")
+    assert main(["train", *SHAPE, "--out", str(out / "dense")]) == 0
+    assert main(["train", *SHAPE, "--mod.rate", "0.5", "--out", str(out / "routed")]) == 0
+    return out
+
+
+def printed(capsys, *args) -> str:
+    capsys.readouterr()
+    assert main([str(a) for a in args]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_routed_run_records_what_it_skips(runs):
+    info = json.loads((runs / "routed" / "info.json").read_text())
+    dense = json.loads((runs / "dense" / "info.json").read_text())
+    assert info["mod_rate"]["total"] == info["mod_rate"]["attention"] == 0.5 and dense["mod_rate"]["total"] == 0.0
+    assert info["parameters"] == dense["parameters"]
+    assert info["executed_parameters_per_token"] < dense["executed_parameters_per_token"]
+    assert info["train_flops_per_token"] < 0.8 * dense["train_flops_per_token"]
+    lines = [json.loads(line) for line in (runs / "routed" / "metrics.jsonl").read_text().splitlines()]
+    assert [line for line in lines if line["kind"] == "eval"][-1]["mod_rate"] == pytest.approx(0.5)
+    depth = [line for line in lines if line["kind"] == "depth"][-1]
+    assert len(depth["executed"]) == len(depth["agreement"]) == 6
+
+
+def test_eval_tells_both_rules(runs, capsys):
+    scores = json.loads(printed(capsys, "eval", runs / "routed", "--batches", 2, "--as-json"))
+    assert {"causal_loss", "causal_mod_rate", "causal_mod_rate_mlp", "agreement", "mod_rate"} <= set(scores)
+    assert len(scores["depth"]["causal_executed"]) == 6 and 0 <= scores["agreement"] <= 1
+
+
+def test_info_says_what_is_skipped(runs, capsys):
+    assert "50.0%  (attention 50.0%, MLP 50.0%)" in printed(capsys, "info", runs / "routed")
+
+
+def test_generate_times_both(runs, capsys):
+    out = printed(capsys, "generate", runs / "routed", "--prompt", "a", "--tokens", 4, "--speed")
+    assert "routed: " in out and "dense: " in out and out.count("tokens/s") == 2
+
+
+def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path, capsys):
+    run = shutil.copytree(runs / "dense", tmp_path / "dense")
+    before = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
+    table = printed(capsys, "calibrate", run, "--rates", "0,0.3,0.6", "--choose", 0.6, "--batches", 2)
+    dial = json.loads((run / "dial.json").read_text())
+    assert table.count("\n") == 5 and "rate 0.6 is used" in table and dial["chosen"] == 0.6
+    assert dial["dense"]["loss"] == pytest.approx(before["loss"], rel=1e-4)
+    one, two = dial["points"]
+    assert one["threshold"] < two["threshold"] and one["flops"] > two["flops"]
+    assert one["flops"] < 1.1 * dial["dense"]["flops"] and len(two["capacities"]) == 6
+    for point in (one, two):
+        assert point["mod_rate"] == pytest.approx(point["rate"], abs=0.15)
+        assert abs(point["late_flops"] - point["flops"]) < 0.25 * dial["dense"]["flops"]
+    after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
+    assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)
+    assert after["loss"] == pytest.approx(two["loss"], rel=1e-5)
+    assert "skipped" in printed(capsys, "map", run, "--text", "def f(x): return x")
+    drawn = json.loads((run / "map.json").read_text())
+    assert len(drawn["ran"]) == 6 and len(drawn["ran"][0]) == len(drawn["tokens"]) == 18
+    assert all((ran == 1) or degrees == 0 for r, d in zip(drawn["ran"], drawn["degrees"], strict=True)
+               for ran, degrees in zip(r, d, strict=True))  # fmt: skip
+    assert (run / "map.png").read_bytes().startswith(b"\x89PNG") and (run / "dial.png").exists()
+    printed(capsys, "calibrate", run, "--rates", "0,0.3", "--choose", 0, "--batches", 2)
+    assert not (run / "calibration.json").exists()
+    assert json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))["loss"] == before["loss"]
+
+
+def test_the_map_stands_in_the_report(runs, tmp_path, capsys):
+    printed(capsys, "map", runs / "routed", "--text", "for i in range(3):", "--top-k")
+    printed(capsys, "compare", runs / "dense", runs / "routed", "--out", tmp_path / "report")
+    assert (tmp_path / "report" / "figures" / "map-1.png").exists()
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "which sublayers each token of a text went through" in page and "50.0%" in page
+
+
+def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys):
+    small = "--depth 2 --width 32 --context 64 --batch 8 --rounds 2 --out".split()
+    out = printed(capsys, "bench", "mod", *small, tmp_path / "mod.json")
+    result = json.loads((tmp_path / "mod.json").read_text())["results"]
+    assert "of the FLOPs saved is time saved" in out
+    saved = (1 - result["time_ratio"]) / (1 - result["flops_ratio"])
+    assert result["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < result["flops_ratio"] < 0.9
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ("calibrate {routed}", "thresholds of its own"),
+        ("calibrate {dense} --rates 0,1.5", "[0, 1)"),
+        ("calibrate {dense} --rates a,b", "separated by commas"),
+        ("calibrate {dense} --rates 0.1 --choose 0.3", "add it to --rates"),
+        ("map {dense}", "either --text or --file"),
+        ("map {dense} --file /nowhere", "cannot be read"),
+        ("train --mod.rate 1.0", "[0, 1)"),
+        ("train --scheme plain --mod.rate 0.5 --mod.router nag", "--mod.router linear"),
+        ("bench mod --rate 0", "rate"),
+    ],
+)
+def test_bad_input_is_one_line(runs, capsys, args, message):
+    capsys.readouterr()
+    assert main(args.format(dense=runs / "dense", routed=runs / "routed").split()) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_damaged_calibration_is_named(runs, tmp_path, capsys):
+    run = shutil.copytree(runs / "dense", tmp_path / "dense")
+    (run / "calibration.json").write_text('{"rate": 0.5}')
+    assert main(["eval", str(run)]) == 2
+    assert "calibration.json" in capsys.readouterr().err
