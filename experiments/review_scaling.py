@@ -11,7 +11,8 @@ Command: python -m experiments.review_scaling --size released --csv ../shared/re
 `--size released` analyses a table of runs (columns size, variant, seed, val_loss).
 The other sizes train: Review, and each baseline three times, matched by parameters (widened one unit per head at a
 time, the paper's rule), by training FLOPs (more steps) and by time (more steps, by step times measured there). The
-paper matched parameters only. Expected calibration error is not computed.
+paper matched parameters only. The verdict is by Welch's test, as in the paper, at the largest size; differences by seed
+(same data order) stand beside it. Expected calibration error is not computed.
 """
 
 import csv
@@ -26,7 +27,7 @@ from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Job, Record, Training, seeded
 from experiments.harness.matching import parameters, train_flops, widened, with_flops
 from experiments.harness.results import Summary
-from experiments.harness.statistics import mean_interval, welch
+from experiments.harness.statistics import paired_interval, welch
 from experiments.harness.timed import TimeMatched
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
@@ -140,15 +141,15 @@ def _config(settings: Settings, shape: Shape, scheme: str) -> RunConfig:
     return RunConfig(find_scheme(scheme)(), model, optimizer, train, DataConfig(path=settings.data))
 
 
-def losses(records: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
-    """By size and variant, in order of seeds; runs that diverged are missing."""
+def losses(records: Sequence[Record]) -> dict[str, dict[str, dict[int, float]]]:
+    """By size, variant and seed; runs that diverged are missing."""
     runs = []
     for record in records:
         own = [[*record.labels.values(), record.metrics["loss"]]] if record.labels else record.metrics["runs"]
         runs += [run for run in own if run[-1] is not None]
-    found: dict[str, dict[str, list[float]]] = {}
-    for size, variant, _, loss in sorted(runs, key=lambda run: run[2]):
-        found.setdefault(size, {}).setdefault(variant, []).append(loss)
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for size, variant, seed, loss in sorted(runs, key=lambda run: run[2]):
+        found.setdefault(size, {}).setdefault(variant, {})[seed] = loss
     known = [shape[0] for shape in PAPER]
     order = sorted(found, key=lambda size: known.index(size) if size in known else -1)
     return {size: dict(sorted(found[size].items(), key=lambda item: item[0] != "review")) for size in order}
@@ -157,15 +158,19 @@ def losses(records: Sequence[Record]) -> dict[str, dict[str, list[float]]]:
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     found, rows, told = losses(records), [], []
     for size, variants in found.items():
+        review = variants.get("review", {})
         for variant, own in variants.items():
-            mean = mean_interval(own).estimate
+            mean = sum(own.values()) / len(own)
             row = {"size": size, "variant": variant, "runs": len(own), "mean loss": round(mean, 4)}
-            test = None
-            if variant != "review" and min(len(own), len(variants.get("review", []))) > 1:
-                test = welch(own, variants["review"])
-            rows.append(row | {"t": round(test.t, 2) if test else "", "p": round(test.p, 4) if test else ""})
-        means = ", ".join(f"{v} {mean_interval(own).estimate:.4f}" for v, own in variants.items())
-        tests = [f"t {row['t']:.1f} p {row['p']:.2g}" for row in rows if row["size"] == size and row["t"] != ""]
+            row |= dict.fromkeys(("t", "p", "minus review, by seed"), "")
+            if variant != "review" and min(len(own), len(review)) > 1:
+                test = welch(list(own.values()), list(review.values()))
+                row |= {"t": round(test.t, 2), "p": round(test.p, 4)}
+                row["minus review, by seed"] = str(paired_interval(own, review))
+            rows.append(row)
+        here = [row for row in rows if row["size"] == size]
+        means = ", ".join(f"{row['variant']} {row['mean loss']:.4f}" for row in here)
+        tests = [f"t {row['t']:.1f} p {row['p']:.2g}" for row in here if row["t"] != ""]
         told.append(f"{size}: {means}" + (f" ({'; '.join(tests)})" if tests else ""))
     last = [row for row in rows if row["size"] == list(found)[-1] and row["t"] != ""]
     verdict = "undecided"
@@ -183,12 +188,14 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     for variant, color in zip(variants, COLORS, strict=False):
         sizes = [i for i, own in enumerate(found.values()) if variant in own and "review" in own]
         pairs = [list(found.values())[i] for i in sizes]
-        gaps = [[r - o for r, o in zip(own["review"], own[variant], strict=False)] for own in pairs]
+        gaps = [
+            [own["review"][s] - own[variant][s] for s in own["review"].keys() & own[variant].keys()] for own in pairs
+        ]
         if gaps:
             with_spread(ax, sizes, gaps, color=color, label=f"minus {variant}")
     ax.axhline(0, color="#999999", linewidth=1)
     ax.set_xticks(range(len(found)), list(found))
-    ax.set_ylabel("validation loss, by seed (below zero: Review is better)")
+    ax.set_ylabel("loss, by seed (below zero: Review wins)")
     ax.legend(frameon=False)
     return figure
 

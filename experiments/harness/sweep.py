@@ -91,9 +91,9 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
                 worker.terminate()  # those that have ended stay ended; the others save themselves and end
             codes = [worker.wait() for worker in workers]
             signal.signal(signal.SIGTERM, before)
-    if any(codes):
-        failed = next(i for i, code in enumerate(codes) if code)
-        log = folder / f"worker-{failed}.log"
+    failed = [i for i, code in enumerate(codes) if code not in (0, -signal.SIGTERM)]
+    if failed:
+        log = folder / f"worker-{failed[0]}.log"
         last = (log.read_text(encoding="utf-8").strip().splitlines() or ["no output"])[-1]
         raise UserError("processes", processes, f"a process failed ({last}); see {log}")
 

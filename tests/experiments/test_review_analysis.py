@@ -33,7 +33,7 @@ def test_means_and_t_values_of_the_paper(tmp_path):
     found, summary = _summary(REFERENCE, tmp_path)
     assert list(found) == list(MEANS)
     for size, means in MEANS.items():
-        got = [np.mean(found[size][variant]) for variant in ("review", "highway", "plain")]
+        got = [np.mean(list(found[size][variant].values())) for variant in ("review", "highway", "plain")]
         np.testing.assert_allclose(got, means, atol=5.001e-5, err_msg=size)
     rows = {(row["size"], row["variant"]): row for row in summary.table}
     assert [round(rows["590M", variant]["t"], 1) for variant in ("highway", "plain")] == [3.3, 3.7]
