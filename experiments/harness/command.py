@@ -36,13 +36,21 @@ def main(file: str, arguments: Sequence[str] | None = None) -> None:
     try:
         recipe = load(Path(file).stem)
         options, settings = parse(recipe, arguments)
-        run(recipe, options, settings, f"python -m experiments.{recipe.name} {shlex.join(arguments)}".strip())
+        run(recipe, options, settings, f"python -m experiments.{recipe.name} {shlex.join(told(arguments))}".strip())
     except UserError as error:
         print(f"experiments: error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on", file=sys.stderr)
         sys.exit(130)
+
+
+def told(arguments: Sequence[str]) -> list[str]:
+    """The arguments a result file tells: all but where things were put, which is this machine's business."""
+    private = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    private.add_argument("--out")
+    private.add_argument("--results")
+    return private.parse_known_args(list(arguments))[1]
 
 
 def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:

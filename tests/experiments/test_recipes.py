@@ -28,6 +28,7 @@ def test_smoke(name, tmp_path, capsys):
     assert recipe.header["claim"] in capsys.readouterr().out
     result = read_result(result_file(tmp_path, name, "smoke"))
     assert result["records"] and result["origin"]["versions"]["jax"]
+    assert result["command"] == f"python -m experiments.{name} --size smoke"  # and no path of this machine
     assert (tmp_path / "plots" / f"{name}.smoke.png").read_bytes().startswith(b"\x89PNG")
     again = recipe.summarise(recipe.settings("smoke"), result["records"])
     assert json.loads(json.dumps(dataclasses.asdict(again))) == result["summary"]
