@@ -9,6 +9,9 @@ from nagjax.errors import UserError
 
 
 def train(args: Sequence[str]) -> None:
+    import jax
+
+    from nagjax.train.hosts import HostsConfig, connect
     from nagjax.train.loop import train as train_run
 
     description = (
@@ -18,11 +21,14 @@ def train(args: Sequence[str]) -> None:
         "--resume previous passes over a damaged newest checkpoint."
     )
     extra = [("out", Path | None, None), ("fresh", bool, False), ("resume", Literal["latest", "previous"], "latest")]
+    extra.append(("hosts", HostsConfig, HostsConfig()))
     config, given = parse_run(args, "train", description, extra)
+    connect(given.hosts)
     model = config.model
     folder = given.out or Path("runs") / f"{config.scheme.name}-d{model.depth}-w{model.width}"
     train_run(config, folder, fresh=given.fresh, skip_damaged=given.resume == "previous")
-    print(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")
+    if jax.process_index() == 0:
+        print(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")
 
 
 def demo(args: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from nagjax.errors import UserError
+from nagjax.train.agree import from_first, together
 from nagjax.train.saves import Saved, kept
 from nagjax.train.seal import Damaged, read_seal, reseal, seal, sync_folder, verify
 from nagjax.train.state import TrainState
@@ -34,7 +35,8 @@ class Checkpoints:
     with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep: the
     `latest` newest, the `best` of lowest score, and every step that divides by `every`.
 
-    In a run of several processes all of them call the same methods in the same order; the first one seals and removes.
+    In a run of several processes all of them call the same methods in the same order. The first one seals, removes and
+    reads the seals; what fails on one of them raises on all. They share the folder.
     """
 
     def __init__(self, folder: Path, latest: int = 2, best: int = 0, every: int = 0):
@@ -43,12 +45,14 @@ class Checkpoints:
         self._first = jax.process_index() == 0
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[Saved, concurrent.futures.Future] | None = None
-        if self._first:
-            for left in self.folder.glob("*.*"):  # by a process that was killed
-                step, _, state = left.name.partition(".")
-                if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
-                    shutil.rmtree(left, ignore_errors=True)
-        self._done = [Saved(step, _facts(self.folder / str(step)).get("score")) for step in steps_saved(self.folder)]
+        self._done = [Saved(*found) for found in from_first(self._open)]
+
+    def _open(self) -> list[tuple[int, float | None]]:
+        for left in self.folder.glob("*.*"):  # by a process that was killed
+            step, _, state = left.name.partition(".")
+            if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
+                shutil.rmtree(left, ignore_errors=True)
+        return [(step, _facts(self.folder / str(step)).get("score")) for step in steps_saved(self.folder)]
 
     @property
     def latest(self) -> int | None:
@@ -73,18 +77,17 @@ class Checkpoints:
             self._note(saved, facts)
             return
         with self._saving():
-            self._check_room(state)
+            together(lambda: self._check_room(state))
             writing = ocp.save_async(self.folder / f"{step}{SAVING}", state._asdict(), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
     def _note(self, saved: Saved, facts: dict) -> None:
         """An evaluation that was interrupted before a save has been made after it."""
         path = self.folder / str(saved.step)
-        known = _facts(path)
+        known = self.facts(saved.step)
         if known.get("evaluated") is False and facts.get("evaluated"):
             self._done = [saved if s.step == saved.step else s for s in self._done]
-            if self._first:
-                reseal(path, facts)
+            from_first(lambda: reseal(path, facts))
 
     def _finish(self, writing, saved: Saved, facts: dict) -> None:
         writing.result()
@@ -110,17 +113,21 @@ class Checkpoints:
         if self._first and free < needed:
             raise OSError(f"it takes up to {needed:,} bytes and {free:,} are free")
 
-    def check(self) -> None:
-        """Raises UserError if the save in the background has failed; does not wait."""
-        if self._pending is not None and self._pending[1].done():
-            self.wait()
+    @property
+    def failed(self) -> bool:
+        """Whether this process' part of the save in the background has failed: `wait` then raises. Does not wait."""
+        return self._pending is not None and self._pending[1].done() and self._pending[1].exception() is not None
 
     def wait(self) -> None:
         """Waits until everything is on disk. Raises UserError if that failed: the save is then not counted as done."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with self._saving():
-                pending[1].result()
+                try:
+                    together(pending[1].result)
+                except Exception:
+                    self._done = [saved for saved in self._done if saved != pending[0]]
+                    raise
 
     def newest(self, skip_damaged: bool = False) -> int | None:
         """The newest checkpoint, verified; None where there is none at all.
@@ -128,6 +135,11 @@ class Checkpoints:
         Raises UserError naming the damaged file if it is not as it was saved. With `skip_damaged` such checkpoints are
         named on stderr, put aside as N.damaged, and the newest intact one is taken; there must be one.
         """
+        found = from_first(lambda: self._newest(skip_damaged))
+        self._done = [s for s in self._done if found is not None and s.step <= found]
+        return found
+
+    def _newest(self, skip_damaged: bool) -> int | None:
         for step in sorted((s.step for s in self._done), reverse=True):
             try:
                 verify(self.folder / str(step))
@@ -143,15 +155,13 @@ class Checkpoints:
         return None
 
     def _put_aside(self, step: int) -> None:
-        if self._first:
-            aside = self.folder / f"{step}{DAMAGED}"
-            shutil.rmtree(aside, ignore_errors=True)
-            (self.folder / str(step)).rename(aside)
-        self._done = [s for s in self._done if s.step != step]
+        aside = self.folder / f"{step}{DAMAGED}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (self.folder / str(step)).rename(aside)
 
     def facts(self, step: int) -> dict:
         """What was given to `save` with this step."""
-        return _facts(self.folder / str(step))
+        return from_first(lambda: _facts(self.folder / str(step)))
 
     def restore(self, abstract: TrainState, step: int | None = None) -> TrainState:
         """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
@@ -178,8 +188,12 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind, *_):
-        with contextlib.suppress(UserError) if kind else contextlib.nullcontext():
-            self.close()
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(Exception):  # the other hosts may have failed elsewhere, so they are not waited for
+            if self._pending is not None:
+                self._pending[1].result()
+        self._worker.shutdown()
 
 
 def restore_params(folder: Path, abstract: TrainState) -> TrainState:

@@ -7,13 +7,15 @@ import time
 class ProgressLine:
     """Step, loss, speed and time left: rewritten in place on a terminal, a line every few seconds elsewhere."""
 
-    def __init__(self, label: str, steps: int, *, start: int = 0, stream=None, every: float = 5.0):
+    def __init__(self, label: str, steps: int, *, start: int = 0, stream=None, every: float = 5.0, quiet: bool = False):
         self.label, self.steps, self.start, self.every = label, steps, start, every
         self.stream = stream or sys.stderr
-        self.live = self.stream.isatty()
+        self.live, self.quiet = self.stream.isatty(), quiet
         self.began = self.shown = time.monotonic()
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        if self.quiet:
+            return
         now = time.monotonic()
         last = step >= self.steps
         if not last and now - self.shown < (0.1 if self.live else self.every):

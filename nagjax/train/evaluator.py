@@ -10,7 +10,7 @@ import numpy as np
 
 from nagjax.data import Dataset, batches, open_dataset
 from nagjax.train.loss import Batch
-from nagjax.train.mesh import batch_sharding
+from nagjax.train.mesh import batch_sharding, batch_share
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_eval_step
 
@@ -30,7 +30,7 @@ class Evaluator:
     def stream(self, limit: int | None = None) -> Iterator[Batch]:
         """The first `limit` (None: all) batches of one fixed order, on the devices."""
         size, context = self.blueprint.config.train.batch, self.blueprint.config.model.context
-        stream = batches(self.dataset, batch=size, context=context, repeat=False, **process_share())
+        stream = batches(self.dataset, batch=size, context=context, repeat=False, **batch_share(self.blueprint.mesh))
         return (put(self.blueprint, batch) for batch in itertools.islice(stream, limit))
 
     def __call__(self, params, mod: dict, step: int, stream: Iterable[Batch]) -> tuple[dict, dict]:
@@ -63,10 +63,6 @@ class Evaluator:
             parts = {"": skipped, "_attention": skipped[::2], "_mlp": skipped[1::2]}
             scores |= {f"mod_rate{part}": float(np.mean(rates)) for part, rates in parts.items()}
         return scores, {name: [float(v) for v in values] for name, values in depth.items()}
-
-
-def process_share() -> dict[str, int]:
-    return {"process_index": jax.process_index(), "process_count": jax.process_count()}
 
 
 def put(blueprint: Blueprint, batch: dict) -> Batch:

@@ -8,6 +8,7 @@ import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
+from nagjax.train.agree import from_first, together
 from nagjax.train.checkpoint import clear, steps_saved
 from nagjax.train.config import RunConfig, differences, to_dict
 
@@ -23,19 +24,33 @@ TOKENIZER = "tokenizer.json"  # unless the run reads bytes
 
 
 def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> None:
-    """Makes the run folder, or checks that the run in it is this one, on this corpus.
+    """Makes the run folder, or checks that the run in it is this one, on this corpus. The first host does; the others
+    must see the same folder.
 
     A folder without a complete checkpoint holds no run yet. Raises UserError: the folder cannot be written, or holds a
     run of another config (naming what differs) or corpus.
     """
-    asked = to_dict(config)
-    identity = {
-        "path": config.data.path,
-        "tokenizer": corpus.tokenizer.fingerprint,
-        "documents": corpus.document_count,
-        "tokens": corpus.token_count,
-        "bytes": corpus.byte_count,
-    }
+    from_first(lambda: _prepare(config, folder, corpus, fresh))
+    together(lambda: _seen(folder))
+
+
+def _seen(folder: Path) -> None:
+    if not (folder / CONFIG).is_file():
+        fix = f"host {jax.process_index()} does not see what host 0 wrote there; choose an --out that all hosts share"
+        raise UserError("out", str(folder), fix)
+
+
+def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> None:
+    asked, identity = (
+        to_dict(config),
+        {
+            "path": config.data.path,
+            "tokenizer": corpus.tokenizer.fingerprint,
+            "documents": corpus.document_count,
+            "tokens": corpus.token_count,
+            "bytes": corpus.byte_count,
+        },
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if fresh:
@@ -43,11 +58,10 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
         if steps_saved(folder / "checkpoints"):
             _refuse_another(folder, _read(folder / CONFIG), asked, "another run")
             _refuse_another(folder, _read(folder / CORPUS), identity, "a run on another corpus")
-        if jax.process_index() == 0:
-            write_text(folder / CONFIG, json.dumps(asked, indent=2))
-            write_text(folder / CORPUS, json.dumps(identity, indent=2))
-            if (tokenizer := corpus.tokenizer.to_json()) is not None:
-                write_text(folder / TOKENIZER, tokenizer)
+        write_text(folder / CONFIG, json.dumps(asked, indent=2))
+        write_text(folder / CORPUS, json.dumps(identity, indent=2))
+        if (tokenizer := corpus.tokenizer.to_json()) is not None:
+            write_text(folder / TOKENIZER, tokenizer)
     except PermissionError:
         raise UserError("out", str(folder), "no permission to write there; choose another --out") from None
     except (FileExistsError, NotADirectoryError):

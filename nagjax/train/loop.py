@@ -7,15 +7,16 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from nagjax.data import open_dataset
+from nagjax.data import Dataset, open_dataset
 from nagjax.errors import UserError
+from nagjax.train.agree import from_first, together
 from nagjax.train.checkpoint import Checkpoints
 from nagjax.train.config import RunConfig, to_dict
 from nagjax.train.console import ProgressLine
-from nagjax.train.evaluator import Evaluator, process_share
+from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import resolve, run_facts
 from nagjax.train.folder import prepare_folder, write_text
-from nagjax.train.mesh import check_batch, make_mesh
+from nagjax.train.mesh import batch_share, check_batch, make_mesh
 from nagjax.train.metrics import Writers
 from nagjax.train.run import Run
 from nagjax.train.state import Blueprint
@@ -40,6 +41,18 @@ def check_platform(config: RunConfig, mesh: Mesh) -> None:
             raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")
 
 
+def _open(config: RunConfig) -> tuple[Blueprint, Dataset, TrainStream, Evaluator]:
+    """Everything that is read: what is wrong with it shows before anything is written."""
+    config = resolve(config)
+    mesh = make_mesh(config.mesh)
+    check_platform(config, mesh)
+    check_batch(config.train.batch, config.train.accumulate, mesh)
+    corpus, share = open_dataset(config.data), batch_share(mesh)
+    stream = TrainStream(corpus, config.train.batch, config.model.context, **share)
+    blueprint = Blueprint.of(config, mesh)
+    return blueprint, corpus, stream, Evaluator(blueprint)
+
+
 def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = "", skip_damaged: bool = False) -> Path:
     """Trains, or goes on training, the run in `folder` and returns it.
 
@@ -49,18 +62,14 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
 
     A newest checkpoint that is damaged is an error, or, with `skip_damaged`, named, put aside and passed over.
 
+    In a run of several processes every one calls this; they share `folder`, and the first one writes the metrics.
+
     Raises UserError for bad input (naming field, value and fix), for a save that failed, and for bad steps as
     `config.train.on_bad_step` has it; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
     """
     folder = Path(folder)
-    config = resolve(config)
-    mesh = make_mesh(config.mesh)
-    check_platform(config, mesh)
-    check_batch(config.train.batch, config.train.accumulate, mesh)
-    options, corpus = config.train, open_dataset(config.data)
-    stream = TrainStream(corpus, options.batch, config.model.context, **process_share())
-    blueprint = Blueprint.of(config, mesh)
-    evaluator = Evaluator(blueprint)  # opens the validation text: bad data shows before anything is written
+    blueprint, corpus, stream, evaluator = together(lambda: _open(config))
+    config, options = blueprint.config, blueprint.config.train
     prepare_folder(config, folder, corpus, fresh)
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
     with (
@@ -74,11 +83,11 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
         if resumed is not None and resumed >= options.steps and not owed:
             return folder
         facts = run_facts(blueprint)
-        if jax.process_index() == 0:
-            write_text(folder / "info.json", json.dumps(facts, indent=2))
+        from_first(lambda: write_text(folder / "info.json", json.dumps(facts, indent=2)))
         skipped = Skipped(folder, fresh=resumed is None)
-        line = ProgressLine(label or config.scheme.title, options.steps, start=resumed or 0)
-        with closing(Writers(folder, options.log, to_dict(config), resumed or 0, owed)) as writers:
+        title, quiet = label or config.scheme.title, jax.process_index() > 0
+        line = ProgressLine(title, options.steps, start=resumed or 0, quiet=quiet)
+        with closing(together(lambda: Writers(folder, options.log, to_dict(config), resumed or 0, owed))) as writers:
             log = StepLog(writers, line, options.batch * config.model.context, facts, watchdog)
             if resumed is not None:
                 writers.write("event", resumed, message="resumed")

@@ -43,6 +43,31 @@ def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
         raise UserError("batch", batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}")
 
 
+def batch_share(mesh: Mesh) -> dict[str, int]:
+    """Which part of a batch this process loads, and of how many: `process_index`, `process_count` for `batches`.
+
+    Hosts that hold the same rows (a tensor axis across hosts) load the same. Raises UserError if the hosts' rows are
+    not parts of equal size, or a host has no device in the mesh.
+    """
+    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    held = {host: [] for host in range(jax.process_count())}
+    for row, devices in enumerate(rows):
+        for host in {device.process_index for device in devices}:
+            held[host].append(row)
+    mine = held[jax.process_index()]
+    size = len(mine)
+    parts = (list(range(start, start + size)) for start in range(0, len(rows), size or 1))
+    if (
+        not size
+        or len(rows) % size
+        or not all(part in held.values() for part in parts)
+        or len({len(part) for part in held.values()}) > 1
+    ):
+        fix = f"cannot be shared by {len(held)} hosts evenly: use all their devices, tensor dividing those of a host"
+        raise UserError("mesh", dict(mesh.shape), fix)
+    return {"process_index": mine[0] // size, "process_count": len(rows) // size}
+
+
 def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> NamedSharding:
     """Sharding of one parameter by its logical axes. Stacking adds leading axes, which stay whole; so does a
     dimension its mesh axis does not divide."""

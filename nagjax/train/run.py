@@ -45,11 +45,15 @@ class Run:
                 if self._judge(self.log.flush()):
                     continue
                 score = self._evaluate()
-            stop = self.done == self.config.steps or bool(self.stopper.signal)
-            if stop or self.clock.due(self.done, score, self.checkpoints.saved):
+            asked = self.stopper.ask(overdue=self.clock.overdue(), failed=self.checkpoints.failed)
+            if asked.failed:
+                self.checkpoints.wait()
+            stop = self.done == self.config.steps or bool(asked.signal)
+            if stop or self.clock.due(self.done, score, self.checkpoints.saved, bool(asked.overdue)):
                 if self._judge(self.log.flush()):
                     continue
                 self._save(score)
+                self.stopper.votes.forget()
             if stop:
                 break
             self._judge(self._step())
@@ -65,7 +69,6 @@ class Run:
             self.owed = not self.checkpoints.facts(saved).get("evaluated", True)
 
     def _step(self) -> list[BadStep]:
-        self.checkpoints.check()
         batch = put(self.blueprint, self.stream.take(self.skipped.batch_of(self.done + 1)))
         self.state, metrics = self.take_step(self.state, batch)
         self.done += 1

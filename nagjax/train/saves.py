@@ -36,15 +36,16 @@ class SaveClock:
         self.config, self.now = config, now
         self.last = now()
 
-    def due(self, step: int, score: float | None, saved: Iterable[Saved]) -> bool:
-        """`score` is the validation loss at this step, None where there was no evaluation.
+    def overdue(self) -> bool:
+        """Whether `save_minutes` have passed by this host's clock."""
+        return 0 < 60 * self.config.save_minutes <= self.now() - self.last
 
-        Saving by minutes reads this host's clock; everything else is the same on every host.
+    def due(self, step: int, score: float | None, saved: Iterable[Saved], overdue: bool) -> bool:
+        """`score` is the validation loss at this step, None where there was no evaluation.
+        `overdue` is what the hosts agreed on; everything else is the same on every host.
         """
         config = self.config
-        if step == config.steps or step % config.save_every == 0:
-            return True
-        if config.save_minutes and self.now() - self.last >= 60 * config.save_minutes:
+        if step == config.steps or step % config.save_every == 0 or overdue:
             return True
         return score is not None and step in best_of([*saved, Saved(step, score)], config.keep_best)
 

@@ -5,7 +5,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+import jax
+
 from nagjax.errors import Preempted
+from nagjax.train.agree import Ballot, Votes
 
 Item = TypeVar("Item")
 
@@ -18,10 +21,12 @@ class Stopper:
     """Turns the first SIGINT or SIGTERM into a request; a second one ends the process at once.
 
     SIGTERM is how clusters announce a preemption: it was served if the state is on disk, so the exit code is 0.
+    Of several hosts one may be asked only; they all stop, after the same step: `signal` is what this one was asked,
+    `asked` what all of them know.
     """
 
     def __enter__(self):
-        self.signal = None
+        self.signal, self.asked, self.votes = 0, 0, Votes()
         self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -33,18 +38,27 @@ class Stopper:
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
+    def ask(self, *, overdue: bool = False, failed: bool = False) -> Ballot:
+        """What any host asks for, as of the last time this was called (with one process: now)."""
+        answer = self.votes.cast(Ballot(self.signal, overdue, failed))
+        self.asked = max(self.asked, answer.signal)
+        return answer._replace(signal=self.asked)
+
     def watch(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items until a stop is asked for, then Interrupted."""
         for item in items:
-            if self.signal:
+            if self.ask().signal:
                 raise Interrupted
             yield item
-        if self.signal:
+        if self.ask().signal:
             raise Interrupted
 
     def leave(self, step: int) -> None:
         """Raises what the signal asked for; to be called when everything is on disk."""
-        if self.signal == signal.SIGTERM:
-            print(f"stopped at step {step} as asked (SIGTERM); the same command goes on from there", file=sys.stderr)
+        if self.asked == signal.SIGTERM:
+            if jax.process_index() == 0:
+                print(
+                    f"stopped at step {step} as asked (SIGTERM); the same command goes on from there", file=sys.stderr
+                )
             raise Preempted
         raise KeyboardInterrupt

@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-import jax
-
 from nagjax.data import Dataset, batches
 from nagjax.errors import UserError
+from nagjax.train.agree import from_first
 from nagjax.train.seal import write_durably
 
 SKIPPED = "skipped.json"
@@ -20,9 +19,11 @@ class Skipped:
 
     def __init__(self, folder: Path, *, fresh: bool):
         self.path = folder / SKIPPED
-        if fresh and jax.process_index() == 0:
-            self.path.unlink(missing_ok=True)
-        self.batches: list[int] = [] if fresh else self._read()
+        self.batches: list[int] = from_first(self._clear if fresh else self._read)
+
+    def _clear(self) -> list[int]:
+        self.path.unlink(missing_ok=True)
+        return []
 
     def _read(self) -> list[int]:
         if not self.path.exists():
@@ -36,8 +37,7 @@ class Skipped:
 
     def add(self, batch: int) -> None:
         self.batches = sorted({*self.batches, batch})
-        if jax.process_index() == 0:
-            write_durably(self.path, json.dumps({"batches": self.batches}))
+        from_first(lambda: write_durably(self.path, json.dumps({"batches": self.batches})))
 
     def batch_of(self, step: int) -> int:
         """Number, from 0, of the batch that step `step` (from 1) takes."""

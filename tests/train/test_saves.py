@@ -48,7 +48,7 @@ def test_what_is_kept():
 def test_when_to_save():
     now = types.SimpleNamespace(seconds=0.0)
     clock = SaveClock(TrainConfig(steps=100, save_every=10, save_minutes=2.0, keep_best=1), now=lambda: now.seconds)
-    due = lambda step, score=None, saved=(): clock.due(step, score, saved)  # noqa: E731
+    due = lambda step, score=None, saved=(): clock.due(step, score, saved, clock.overdue())  # noqa: E731
     assert due(10) and due(100) and not due(11)
     now.seconds = 120.0
     assert due(11)
@@ -57,7 +57,7 @@ def test_when_to_save():
     assert due(13, 0.5) and due(13, 0.5, [Saved(10, 0.6)])
     assert not due(13, 0.7, [Saved(10, 0.6)]) and not due(13, None, [Saved(10, 0.6)])
     plain = SaveClock(TrainConfig(steps=100, save_every=10))
-    assert not plain.due(13, 0.5, [])
+    assert not plain.due(13, 0.5, [], plain.overdue())
 
 
 def test_policies_on_disk_and_after_reopening(tmp_path):
@@ -145,9 +145,10 @@ def test_a_failed_save_raises_at_the_next_step_and_is_not_remembered(tmp_path, m
         monkeypatch.setattr(checkpoint, "seal", failing)
         checkpoints.save(4, state_at(4))
         checkpoints._pending[1].exception()  # it has failed in the background
+        assert checkpoints.failed
         with pytest.raises(UserError, match="Input/output error"):
-            checkpoints.check()
-        checkpoints.check()  # once is enough
+            checkpoints.wait()
+        assert not checkpoints.failed  # once is enough
         assert checkpoints.latest == 2 and [s.step for s in checkpoints.saved] == [2]
         monkeypatch.undo()
         checkpoints.save(4, state_at(4))

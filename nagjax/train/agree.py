@@ -1,0 +1,114 @@
+"""How the hosts of a run come to the same decision: each of these is called by all of them, in the same order.
+
+With one process nothing is sent and everything is known at once.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nagjax.errors import UserError
+
+BLOCK = 1024  # bytes
+
+
+class OtherHost(RuntimeError):
+    """What went wrong on another host."""
+
+
+def together[Result](do: Callable[[], Result]) -> Result:
+    """`do()` on every host. If it fails on one of them, all raise: those its own error, the others that of the first.
+
+    `do` must not itself wait for other hosts.
+    """
+    if jax.process_count() == 1:
+        return do()
+    failure = result = None
+    try:
+        result = do()
+    except Exception as error:
+        failure = error
+    told = _exchange(None if failure is None else _told(failure))
+    if failure is not None:
+        raise failure
+    if failed := [(host, what) for host, what in enumerate(told) if what is not None]:
+        raise _error(*failed[0])
+    return result
+
+
+def from_first(do: Callable[[], Any]) -> Any:
+    """`do()` on the first host only: its result (JSON values) on all, or its error."""
+    if jax.process_count() == 1:
+        return do()
+    failure, message = None, None
+    if jax.process_index() == 0:
+        try:
+            message = {"result": do()}
+        except Exception as error:
+            failure, message = error, {"error": _told(error)}
+    message = _exchange(message)[0]
+    if failure is not None:
+        raise failure
+    if "error" in message:
+        raise _error(0, message["error"])
+    return message["result"]
+
+
+class Ballot(NamedTuple):
+    """What a host asks for; of all hosts, the largest of each."""
+
+    signal: int = 0  # number of the signal that asks it to stop
+    overdue: int = 0  # the clock says it is time to save
+    failed: int = 0  # a save in the background has failed
+
+
+class Votes:
+    """Asks all hosts something in every step without making any of them wait: the answer to one vote is read when the
+    next is cast, which is after the devices have gone on."""
+
+    def __init__(self):
+        self._sent: jax.Array | None = None
+        self._sharding = self._largest = None
+
+    def cast(self, ballot: Ballot) -> Ballot:
+        """The answer to the previous vote; with one process, this one."""
+        if jax.process_count() == 1:
+            return ballot
+        if self._sharding is None:
+            firsts = {device.process_index: device for device in reversed(jax.devices())}
+            mesh = Mesh(np.array([firsts[host] for host in sorted(firsts)]), ("hosts",))
+            self._sharding = NamedSharding(mesh, P("hosts"))
+            self._largest = jax.jit(lambda votes: votes.max(0), out_shardings=NamedSharding(mesh, P()))
+        known, mine = self._sent, np.array([ballot], np.int32)
+        self._sent = self._largest(jax.make_array_from_process_local_data(self._sharding, mine))
+        return Ballot() if known is None else Ballot(*jax.device_get(known.addressable_data(0)).tolist())
+
+    def forget(self) -> None:
+        """What was asked for was done: the vote on its way is not counted; who still wants something asks again."""
+        self._sent = None
+
+
+def _exchange(message: Any) -> list[Any]:
+    """The messages (JSON values) of all hosts."""
+    content = np.frombuffer(json.dumps(message).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(content.size)).reshape(-1)
+    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)  # few sizes: each is compiled
+    padded[: content.size] = content
+    rows = multihost_utils.process_allgather(padded)
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _told(error: Exception) -> list[str]:
+    if isinstance(error, UserError):
+        return [error.field, str(error.value), str(error).removeprefix(f"{error.field} = {error.value!r}: ")]
+    return [f"{type(error).__name__}: {error}"]
+
+
+def _error(host: int, told: list[str]) -> Exception:
+    return UserError(*told) if len(told) == 3 else OtherHost(f"on host {host}: {told[0]}")

@@ -1,0 +1,131 @@
+"""Several hosts as one run: who they are is read from the environment, and `jax.distributed` connects them."""
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Mapping
+
+import jax
+
+from nagjax.errors import UserError
+
+HEARTBEAT = 60  # seconds after which a host that fell silent ends the others
+FAREWELL = 20  # seconds a host that ends waits for the others to end
+
+
+@dataclasses.dataclass(frozen=True)
+class HostsConfig:
+    """This process among those of the run; what is None comes from the environment (see `find`)."""
+
+    coordinator: str | None = None  # ADDRESS:PORT of process 0, or COORDINATOR_ADDRESS
+    count: int | None = None  # processes of the run, or NUM_PROCESSES; 1: this one alone, whatever the environment says
+    index: int | None = None  # of this process, from 0, or PROCESS_ID, or JOB_COMPLETION_INDEX
+    timeout: int = 300  # seconds to wait for the others at the start
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where this process stands: all three, or nothing where jax finds it out by itself."""
+
+    coordinator: str | None = None
+    count: int | None = None
+    index: int | None = None
+
+
+def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -> Place | None:
+    """What `jax.distributed` is told; None for a run of one process.
+
+    In this order: the options, or COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID (in a Kubernetes indexed job
+    JOB_COMPLETION_INDEX instead of the last); SLURM, with a process per task; Cloud TPU, on Compute Engine or GKE, one
+    slice or several, where the machines know. Raises UserError naming the option or variable that is wrong or missing.
+    """
+    coordinator = _given(config.coordinator, "hosts.coordinator", environment, "COORDINATOR_ADDRESS")
+    count = _given(config.count, "hosts.count", environment, "NUM_PROCESSES")
+    index = _given(config.index, "hosts.index", environment, "PROCESS_ID")
+    if count is not None and count.value == 1:
+        return None
+    if index is None and (coordinator or count):
+        index = _given(None, "", environment, "JOB_COMPLETION_INDEX")
+    if coordinator or count or index:
+        return _spelled_out(coordinator, count, index)
+    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_JOB_ID" in environment:
+        if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
+            fix = "start the command by srun, once per task; or give --hosts.count 1 for a run of one process"
+            raise UserError("SLURM_NTASKS", environment["SLURM_NTASKS"], fix)
+        return Place()
+    return Place() if cloud_tpu else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """A value with the name it was given under."""
+
+    name: str
+    value: str | int
+
+
+def _given(option: str | int | None, name: str, environment: Mapping[str, str], variable: str) -> _Given | None:
+    if option is not None:
+        return _Given(name, option)
+    text = environment.get(variable)
+    if not text:
+        return None
+    if variable == "COORDINATOR_ADDRESS":
+        return _Given(variable, text)
+    if not text.isdigit():
+        raise UserError(variable, text, "give a whole number, or unset it")
+    return _Given(variable, int(text))
+
+
+def _spelled_out(coordinator: _Given | None, count: _Given | None, index: _Given | None) -> Place:
+    wanted = {
+        "COORDINATOR_ADDRESS": (coordinator, "--hosts.coordinator ADDRESS:PORT of process 0"),
+        "NUM_PROCESSES": (count, "--hosts.count, the number of processes"),
+        "PROCESS_ID": (index, "--hosts.index, this process' number from 0"),
+    }
+    for variable, (found, option) in wanted.items():
+        if found is None:
+            there = ", ".join(f"{given.name} = {given.value!r}" for given, _ in wanted.values() if given)
+            raise UserError(variable, None, f"is missing beside {there}: set it, or give {option}")
+    host, _, port = str(coordinator.value).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(coordinator.name, coordinator.value, "give ADDRESS:PORT, as in 10.0.0.2:8476")
+    if count.value < 1:
+        raise UserError(count.name, count.value, "give a number of processes of at least 1")
+    if not 0 <= index.value < count.value:
+        fix = f"give a number from 0 to {count.value - 1}: {count.name} is {count.value}"
+        raise UserError(index.name, index.value, fix)
+    return Place(str(coordinator.value), count.value, index.value)
+
+
+def connect(config: HostsConfig) -> None:
+    """Joins the other hosts, if there are any. To be called before jax looks for devices.
+
+    When a host dies the others end too, after `HEARTBEAT` seconds at most: the launcher starts them all again.
+    Raises UserError if the environment is incomplete, or if the others do not come within `timeout` seconds.
+    """
+    place = find(config, os.environ, _on_cloud_tpu())
+    if place is None:
+        return
+    try:
+        jax.distributed.initialize(
+            place.coordinator,
+            place.count,
+            place.index,
+            initialization_timeout=config.timeout,
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=FAREWELL,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        name = "hosts.coordinator" if config.coordinator else "COORDINATOR_ADDRESS"
+        fix = f"the hosts did not find each other ({reason}): is every one started, and the port open to all of them?"
+        raise UserError(name, place.coordinator, fix) from error
+
+
+def _on_cloud_tpu() -> bool:
+    """Importing jax has set TPU_SKIP_MDS_QUERY where there is no chip."""
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    if wanted and "tpu" not in wanted.split(","):
+        return False
+    return importlib.util.find_spec("libtpu") is not None and "TPU_SKIP_MDS_QUERY" not in os.environ
