@@ -29,7 +29,7 @@ test-newest: .venv-newest/.dev
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most 120 s per program.
 aot: .venv-aot/.aot
-	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step $(AOT)
+	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step --step nagjax.train.ahead:routed_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot tests/pallas_kernels/test_raw_triton.py
 
 # The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.

@@ -4,9 +4,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.where import Where
+from pallas_kernels.placement import current_placement
 
 
 class Chosen(NamedTuple):
@@ -19,11 +21,20 @@ class Chosen(NamedTuple):
 def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
     """The k highest scores of each sequence, exactly k: of equal scores the earlier token goes first.
 
-    Padding is chosen only when nothing else is left. Indices int32, sorted; nothing here has a gradient.
+    Padding is chosen only when nothing else is left. Indices int32, sorted; nothing here has a gradient. Sequences
+    are ranked where they live: XLA's GPU partitioner would gather all scores for a top-k.
     """
     ranked = jnp.where(where.segments > 0, jax.lax.stop_gradient(scores), -jnp.inf)
-    values, indices = jax.lax.top_k(ranked, k)
-    return Chosen(jnp.sort(indices, axis=-1), values[:, -1])
+
+    def choose(ranked):
+        values, indices = jax.lax.top_k(ranked, k)
+        return Chosen(jnp.sort(indices, axis=-1), values[:, -1])
+
+    placement = current_placement()
+    if placement is None:
+        return choose(ranked)
+    rows = P(placement.rows[0])
+    return jax.shard_map(choose, mesh=placement.mesh, in_specs=rows, out_specs=rows, check_vma=False)(ranked)
 
 
 def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from nagjax.depth import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.train.config import MeshConfig, RunConfig, TrainConfig
@@ -39,9 +40,26 @@ def nag_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, M
     `implementation` is that of the residual updates; "best" leaves the choice to the platform.
     """
     attention = "splash" if devices[0].platform == "tpu" else "xla"
+    return _step_of(devices, implementation, attention, ModConfig())
+
+
+def routed_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
+    """The same model with half of the tokens skipping each sublayer."""
+    return _step_of(devices, implementation, "xla", ModConfig(rate=(0.5,)))
+
+
+def _step_of(devices: Sequence, implementation: str, attention: str, mod: ModConfig):
     kernels = "auto" if implementation == "best" else implementation
     model = ModelConfig(
-        depth=8, width=512, heads=4, context=1024, dtype="bfloat16", remat="block", attention=attention, kernels=kernels
+        depth=8,
+        width=512,
+        heads=4,
+        context=1024,
+        dtype="bfloat16",
+        remat="block",
+        attention=attention,
+        kernels=kernels,
+        mod=mod,
     )
     config = RunConfig(find_scheme("nag")(), model, train=TrainConfig(batch=8), mesh=MeshConfig())
     return training_step(config, devices)
