@@ -40,7 +40,7 @@ class Settings:
     batch: int
     steps: int
     seeds: int
-    nodes: int = 10  # pointers: tokens of the permutation
+    nodes: int = 16  # pointers: tokens of the permutation
     hops: int = 8
     letters: int = 24  # S5 words
     puzzles: tuple[str, ...] = (Pointers.name, Words.name)
@@ -50,10 +50,10 @@ class Settings:
 
 
 SIZES = {
-    "smoke": Settings((1,), 16, 8, 3, 1, 4, 3, puzzles=(Pointers.name,), schemes=("nag",), test_batches=1),
+    "smoke": Settings((1,), 16, 8, 3, 1, 6, 3, puzzles=(Pointers.name,), schemes=("nag",), test_batches=1),
     "cpu": Settings((2, 4, 8, 16), 64, 64, 500, 2),
-    "h200": Settings((4, 8, 16, 32), 256, 256, 4000, 2, 32, 24, 64),
-    "paper": Settings((4, 8, 16, 32, 64), 512, 512, 20_000, 3, 64, 48, 128),
+    "h200": Settings((4, 8, 16, 32), 256, 256, 4000, 2, 48, 24, 64),
+    "paper": Settings((4, 8, 16, 32, 64), 512, 512, 20_000, 3, 96, 48, 128),
 }
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from nagjax.errors import UserError
 from nagjax.train.config import RunConfig, to_dict
 from nagjax.train.console import ProgressLine
 from nagjax.train.evaluator import put
@@ -26,11 +27,16 @@ GENERATORS = ((1, 0, 2, 3, 4), (1, 2, 3, 4, 0))  # a transposition and a 5-cycle
 @dataclasses.dataclass(frozen=True)
 class Pointers:
     """A permutation f of `nodes` that is one cycle, written down as f(0), f(1), ...; then a node s, then hop tokens.
-    The answers at s and at the hops are f(s), f(f(s)), ..."""
+    The answers at s and at the hops are f(s), f(f(s)), ... The cycle is at least twice as long as the hops: to go
+    round it backwards is no shorter way."""
 
     name: ClassVar[str] = "pointers"
-    nodes: int = 10
+    nodes: int = 16
     hops: int = 8
+
+    def __post_init__(self):
+        if self.nodes < 2 * self.hops:
+            raise UserError("nodes", self.nodes, f"{self.hops} hops need at least {2 * self.hops} nodes")
 
     @property
     def vocab(self) -> int:
@@ -49,7 +55,7 @@ class Pointers:
         tokens = np.full((count, self.context), self.nodes)
         answers = np.full((count, self.context), -1)
         tokens[:, : self.nodes], tokens[:, self.nodes] = follows, cycles[:, 0]
-        answers[:, self.nodes :] = np.take(cycles, 1 + np.arange(self.hops), axis=1, mode="wrap")
+        answers[:, self.nodes :] = cycles[:, 1 : self.hops + 1]
         return tokens, answers
 
 

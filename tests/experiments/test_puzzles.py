@@ -6,21 +6,24 @@ import pytest
 from experiments.deep_compositional import reach
 from experiments.harness.puzzles import GENERATORS, SYMMETRIES, Pointers, Words
 from experiments.harness.recipe import load
+from nagjax.errors import UserError
 
 
 def test_pointers_are_followed_one_by_one():
-    puzzle = Pointers(nodes=5, hops=7)
+    puzzle = Pointers(nodes=8, hops=4)
     tokens, answers = puzzle.rows(np.random.default_rng(0), 50)
     assert tokens.shape == answers.shape == (50, puzzle.context) and tokens.max() < puzzle.vocab
     for told, asked in zip(tokens, answers, strict=True):
-        follows, at = told[:5], told[5]
-        assert sorted(follows) == list(range(5)) and not (follows == np.arange(5)).any()
-        assert (asked[:5] == -1).all() and (told[6:] == 5).all()  # nothing but hop tokens after the start
-        for answer in asked[5:]:
+        follows, at = told[:8], told[8]
+        assert sorted(follows) == list(range(8)) and not (follows == np.arange(8)).any()
+        assert (asked[:8] == -1).all() and (told[9:] == 8).all()  # nothing but hop tokens after the start
+        for answer in asked[8:]:
             at = follows[at]
             assert answer == at
-        assert asked[9] == told[5]  # five hops around a cycle of five
-    assert len(np.unique(tokens[:, :5], axis=0)) > 10
+        assert len(set(asked[8:])) == 4  # one cycle: no node twice
+    assert len(np.unique(tokens[:, :8], axis=0)) > 10
+    with pytest.raises(UserError, match="at least 10 nodes"):
+        Pointers(nodes=9, hops=5)
 
 
 def test_words_are_multiplied_one_by_one():
