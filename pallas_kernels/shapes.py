@@ -31,6 +31,15 @@ COVER = (
 # For interpreters, which run one Python step per block and operation.
 COVER_SMALL = ((1, 64, "float32"), (7, 96, "bfloat16"), (20, 640, "float32"), (5, 1000, "bfloat16"))
 
+# The other widths, at as few rows: what an interpreter takes depends on blocks and not on widths.
+COVER_WIDE = (
+    (1, 128, "bfloat16"),
+    (3, 2048, "float32"),
+    (2, 4096, "bfloat16"),
+    (1, 5461, "float32"),
+    (1, 8192, "bfloat16"),
+)
+
 # What the published tables hold: the boundary of models from 1 to 70 billion parameters.
 BENCH = tuple((16384, width, "bfloat16") for width in (2048, 4096, 5461, 8192))
 BENCH_CPU = ((2048, 256, "float32"), (2048, 640, "float32"))

@@ -12,7 +12,7 @@ from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 
 from pallas_kernels import nag_update
 from pallas_kernels.dispatch import interpreting
-from pallas_kernels.shapes import COVER, COVER_SMALL
+from pallas_kernels.shapes import COVER, COVER_SMALL, COVER_WIDE
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -39,7 +39,7 @@ def test_reference_against_float64(shape):
 
 
 @pytest.mark.parametrize("name", INTERPRETERS)
-@pytest.mark.parametrize("shape", COVER_SMALL, ids=str)
+@pytest.mark.parametrize("shape", COVER_SMALL + COVER_WIDE, ids=str)
 def test_kernel_interpreted_against_float64(name, shape):
     primals, cotangents = nag_oracle.inputs(*shape)
     with interpreting(INTERPRETERS[name]):

@@ -14,12 +14,13 @@ from kernel_lowering import CUSTOM_CALL, INTERPRETERS, STRICT
 
 from pallas_kernels import nag_update, nag_update_modulated, shard_rows
 from pallas_kernels.dispatch import interpreting
-from pallas_kernels.shapes import COVER
+from pallas_kernels.shapes import COVER, COVER_WIDE
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "beta", "alpha")
 NAMES = ("direction", "log_norm", "turn", *(f"d_{name}" for name in ARGUMENTS))
+REFUSED = ("pallas_triton", 5461, "float32")  # see the README: float32 rows wider than 4096 go to `composed`
 SHAPES = ((7, 96, "float32"), (33, 640, "bfloat16"), (300, 128, "float32"))
 
 
@@ -54,7 +55,9 @@ def assert_close(got, want, width, dtype):
 
 @pytest.mark.parametrize(
     "name, shape",
-    [("xla", shape) for shape in COVER] + [(name, shape) for name in ("reference", *INTERPRETERS) for shape in SHAPES],
+    [("xla", shape) for shape in COVER]
+    + [(name, shape) for name in ("reference", *INTERPRETERS) for shape in SHAPES]
+    + [(name, shape) for name in INTERPRETERS for shape in COVER_WIDE if (name, *shape[1:]) != REFUSED],
     ids=str,
 )
 def test_against_float64(name, shape):

@@ -8,13 +8,13 @@ from kernel_lowering import CUSTOM_CALL, INTERPRETERS, PLATFORM
 
 from pallas_kernels import add_rms_norm, review_update
 from pallas_kernels.dispatch import interpreting
-from pallas_kernels.shapes import COVER_SMALL
+from pallas_kernels.shapes import COVER_SMALL, COVER_WIDE
 
 OPS = {  # the op, and its number of row and of vector arguments
     "add_rms_norm": (add_rms_norm, 2, 1),
     "review_update": (review_update, 4, 2),
 }
-SHAPES = {"add_rms_norm": COVER_SMALL[2:], "review_update": COVER_SMALL[1:3]}
+SHAPES = {"add_rms_norm": COVER_SMALL[2:] + COVER_WIDE, "review_update": COVER_SMALL[1:3] + COVER_WIDE}
 
 
 @pytest.mark.parametrize("name", INTERPRETERS)
