@@ -1,17 +1,15 @@
 """How the hosts of a run come to the same decision: each of these is called by all of them, in the same order.
 
-With one process nothing is sent and everything is known at once.
+No step may be under way meanwhile. With one process nothing is sent.
 """
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from nagjax.errors import UserError
 
@@ -58,40 +56,6 @@ def from_first(do: Callable[[], Any]) -> Any:
     if "error" in message:
         raise _error(0, message["error"])
     return message["result"]
-
-
-class Ballot(NamedTuple):
-    """What a host asks for; of all hosts, the largest of each."""
-
-    signal: int = 0  # number of the signal that asks it to stop
-    overdue: int = 0  # the clock says it is time to save
-    failed: int = 0  # a save in the background has failed
-
-
-class Votes:
-    """Asks all hosts something in every step without making any of them wait: the answer to one vote is read when the
-    next is cast, which is after the devices have gone on."""
-
-    def __init__(self):
-        self._sent: jax.Array | None = None
-        self._sharding = self._largest = None
-
-    def cast(self, ballot: Ballot) -> Ballot:
-        """The answer to the previous vote; with one process, this one."""
-        if jax.process_count() == 1:
-            return ballot
-        if self._sharding is None:
-            firsts = {device.process_index: device for device in reversed(jax.devices())}
-            mesh = Mesh(np.array([firsts[host] for host in sorted(firsts)]), ("hosts",))
-            self._sharding = NamedSharding(mesh, P("hosts"))
-            self._largest = jax.jit(lambda votes: votes.max(0), out_shardings=NamedSharding(mesh, P()))
-        known, mine = self._sent, np.array([ballot], np.int32)
-        self._sent = self._largest(jax.make_array_from_process_local_data(self._sharding, mine))
-        return Ballot() if known is None else Ballot(*jax.device_get(known.addressable_data(0)).tolist())
-
-    def forget(self) -> None:
-        """What was asked for was done: the vote on its way is not counted; who still wants something asks again."""
-        self._sent = None
 
 
 def _exchange(message: Any) -> list[Any]:

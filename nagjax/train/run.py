@@ -1,5 +1,7 @@
 """A run in motion: what happens after which step, and what is done about a bad one."""
 
+import jax
+
 from nagjax.errors import UserError
 from nagjax.train.checkpoint import Checkpoints
 from nagjax.train.evaluator import Evaluator, put
@@ -10,6 +12,7 @@ from nagjax.train.step import jit_train_step
 from nagjax.train.steplog import BadStep, StepLog
 from nagjax.train.stop import Interrupted, Stopper
 from nagjax.train.stream import Skipped, TrainStream
+from nagjax.train.voting import Ballot, VotingStep
 
 
 class Run:
@@ -33,7 +36,8 @@ class Run:
         self.stream, self.skipped, self.evaluator, self.checkpoints = stream, skipped, evaluator, checkpoints
         self.writers, self.log, self.stopper = writers, log, stopper
         self.held_out = list(evaluator.stream(self.config.eval_batches))
-        self.take_step = jit_train_step(blueprint)
+        self.alone = jax.process_count() == 1
+        self.take_step = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
         self.clock = SaveClock(self.config)
 
     def go(self, resumed: int | None) -> None:
@@ -45,7 +49,7 @@ class Run:
                 if self._judge(self.log.flush()):
                     continue
                 score = self._evaluate()
-            asked = self.stopper.ask(overdue=self.clock.overdue(), failed=self.checkpoints.failed)
+            asked = self._asked()
             if asked.failed:
                 self.checkpoints.wait()
             stop = self.done == self.config.steps or bool(asked.signal)
@@ -53,7 +57,6 @@ class Run:
                 if self._judge(self.log.flush()):
                     continue
                 self._save(score)
-                self.stopper.votes.forget()
             if stop:
                 break
             self._judge(self._step())
@@ -68,9 +71,19 @@ class Run:
             self.state, self.done = self.checkpoints.restore(self.blueprint.abstract(), saved), saved
             self.owed = not self.checkpoints.facts(saved).get("evaluated", True)
 
+    def _ballot(self) -> Ballot:
+        return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed)
+
+    def _asked(self) -> Ballot:
+        """What any host asks for: now if this is the only one, else as of the last step whose ballots were read."""
+        asked = self._ballot() if self.alone else self.take_step.known
+        self.stopper.asked = self.stopper.asked or asked.signal
+        return asked
+
     def _step(self) -> list[BadStep]:
         batch = put(self.blueprint, self.stream.take(self.skipped.batch_of(self.done + 1)))
-        self.state, metrics = self.take_step(self.state, batch)
+        ballot = () if self.alone else (self._ballot(),)
+        self.state, metrics = self.take_step(self.state, batch, *ballot)
         self.done += 1
         self.owed = self.done == self.config.steps or self.done % self.config.eval_every == 0
         return self.log.add(self.done, metrics)
@@ -98,6 +111,8 @@ class Run:
         self.checkpoints.save(self.done, self.state, {"score": score, "evaluated": not self.owed})
         self.clock.restart()
         self.log.restart_clock()
+        if not self.alone:
+            self.take_step.saved()
 
     def _judge(self, bad: list[BadStep]) -> bool:
         """Deals with bad steps as the config has it; whether the run was rolled back."""
@@ -116,6 +131,7 @@ class Run:
 
     def _roll_back(self, bad: BadStep, what: str) -> None:
         """To the newest checkpoint, or the start; the bad step's batch is left out from now on."""
+        jax.block_until_ready(self.state)
         self.checkpoints.wait()
         target = self.checkpoints.newest()
         batch = self.skipped.batch_of(bad.step)

@@ -8,7 +8,6 @@ from typing import TypeVar
 import jax
 
 from nagjax.errors import Preempted
-from nagjax.train.agree import Ballot, Votes
 
 Item = TypeVar("Item")
 
@@ -22,11 +21,11 @@ class Stopper:
 
     SIGTERM is how clusters announce a preemption: it was served if the state is on disk, so the exit code is 0.
     Of several hosts one may be asked only; they all stop, after the same step: `signal` is what this one was asked,
-    `asked` what all of them know.
+    `asked` what all of them know of, and what `leave` answers.
     """
 
     def __enter__(self):
-        self.signal, self.asked, self.votes = 0, 0, Votes()
+        self.signal = self.asked = 0
         self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -38,19 +37,16 @@ class Stopper:
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
-    def ask(self, *, overdue: bool = False, failed: bool = False) -> Ballot:
-        """What any host asks for, as of the last time this was called (with one process: now)."""
-        answer = self.votes.cast(Ballot(self.signal, overdue, failed))
-        self.asked = max(self.asked, answer.signal)
-        return answer._replace(signal=self.asked)
-
     def watch(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items until a stop is asked for, then Interrupted."""
+        """The items until a stop is asked for, then Interrupted; all of them if there are other hosts to agree with."""
         for item in items:
-            if self.ask().signal:
-                raise Interrupted
+            self._interrupt()
             yield item
-        if self.ask().signal:
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self.signal and jax.process_count() == 1:
+            self.asked = self.signal
             raise Interrupted
 
     def leave(self, step: int) -> None:

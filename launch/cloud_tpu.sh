@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Trains on a Cloud TPU slice asked for as a queued resource: waits for it, installs nagjax on every host, trains.
+# Run it again after a preemption: it asks for a new slice, and the run goes on from its last checkpoint.
+set -euo pipefail
+
+PROJECT=${PROJECT:?the Google Cloud project}
+ZONE=${ZONE:-us-west4-a}
+TYPE=${TYPE:-v5litepod-16}                      # accelerator type
+RUNTIME=${RUNTIME:-v2-alpha-tpuv5-lite}         # software version that goes with the type
+NAME=${NAME:-nagjax}
+CAPACITY=${CAPACITY:---spot}                    # --spot, --reserved, or "" for on demand
+SOURCE=${SOURCE:?what pip installs: a git+https URL or a wheel in a bucket}
+BUCKET=${BUCKET:?a bucket with hierarchical namespace, mounted on every host: checkpoints and the corpus}
+OPTIONS=${OPTIONS:---preset 350M --data.path /mnt/nagjax/corpus --out /mnt/nagjax/runs/nag --mesh.fsdp 16}
+
+tpus() { gcloud compute tpus "$@" --project "$PROJECT" --zone "$ZONE"; }
+
+state() { tpus queued-resources describe "$NAME" --format 'value(state.state)' 2>/dev/null || true; }
+
+case "$(state)" in
+  SUSPENDED | FAILED) tpus queued-resources delete "$NAME" --force --quiet ;;
+esac
+if [ -z "$(state)" ]; then
+  # shellcheck disable=SC2086
+  tpus queued-resources create "$NAME" --node-id "$NAME" --accelerator-type "$TYPE" --runtime-version "$RUNTIME" $CAPACITY
+fi
+until [ "$(state)" = ACTIVE ]; do
+  case "$(state)" in FAILED | SUSPENDED) echo "the queued resource is $(state)" >&2; exit 1 ;; esac
+  sleep 30
+done
+
+# The same command on every host: they find each other through the slice's own metadata. It is set up on each start.
+tpus tpu-vm ssh "$NAME" --worker all --command "
+  set -e
+  command -v gcsfuse >/dev/null || { echo 'install gcsfuse on the hosts, or mount another shared file system' >&2; exit 1; }
+  sudo mkdir -p /mnt/nagjax && sudo chown \$USER /mnt/nagjax
+  mountpoint -q /mnt/nagjax || gcsfuse $BUCKET /mnt/nagjax
+  test -x ~/nagjax/bin/python || python3.12 -m venv ~/nagjax
+  ~/nagjax/bin/pip install -q 'nagjax[tpu] @ $SOURCE'
+  exec ~/nagjax/bin/nagjax train $OPTIONS"

@@ -1,0 +1,92 @@
+"""Runs of two processes with four devices each, on this machine's loopback."""
+
+import dataclasses
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import tiny
+
+from nagjax.data import DataConfig, prepare
+from nagjax.residual import find_scheme
+from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.train.hosts import HostsConfig
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 100  # seconds for one host, all its runs together; a tenth of it is usual
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """Everything is compiled once, by whichever process comes first."""
+    folder = tmp_path_factory.mktemp("programs")
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield folder
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory):
+    """A tiny run whose parameters are spread over all eight devices."""
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(30):
+        (folder / f"{i}.txt").write_text(f"document {i}: " + "the quick brown fox jumps over it. " * (3 + i % 5))
+    prepare([str(folder)], folder / "corpus", validation=0.3)
+    train = dict(steps=6, batch=8, eval_every=3, eval_batches=2, save_every=2, keep=9)
+    made = tiny.run_config(find_scheme("nag")(), train=train, depth=2, context=16)
+    return dataclasses.replace(made, data=DataConfig(str(folder / "corpus")), mesh=MeshConfig(data=1, fsdp=8))
+
+
+def changed(config: RunConfig, **train) -> RunConfig:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **train))
+
+
+@pytest.fixture(scope="session")
+def hosts(programs, tmp_path_factory):
+    """`hosts(runs)`: two processes go through the runs, each with what its own `faults[index]` does to it; returns
+    their exit codes, what they noted, and what they printed."""
+
+    def go(*runs: dict) -> tuple[list[int], list[list[dict]], list[str]]:
+        folder = tmp_path_factory.mktemp("hosts")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "4",
+            "JAX_COMPILATION_CACHE_DIR": str(programs),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+            "PYTHONPATH": str(ROOT),
+            "HOST_LIMIT": str(LIMIT),
+        }
+        processes = []
+        try:
+            for index in range(2):
+                mine = [
+                    {k: v for k, v in r.items() if k != "faults"} | r.get("faults", {}).get(index, {}) for r in runs
+                ]
+                job = {"hosts": HostsConfig(coordinator, 2, index), "log": str(folder / f"{index}.log"), "runs": mine}
+                (folder / f"{index}.job").write_bytes(pickle.dumps(job))
+                command = [sys.executable, str(Path(__file__).parent / "host.py"), str(folder / f"{index}.job")]
+                with open(folder / f"{index}.out", "w") as printed:
+                    processes.append(subprocess.Popen(command, env=environment, stdout=printed, stderr=printed))
+            codes = [process.wait(LIMIT + 30) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        notes = [[json.loads(line) for line in (folder / f"{i}.log").read_text().splitlines()] for i in range(2)]
+        return codes, notes, [(folder / f"{i}.out").read_text() for i in range(2)]
+
+    return go

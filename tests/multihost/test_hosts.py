@@ -1,0 +1,79 @@
+"""Where a process stands among the others, from options and environment; what is wrong is named."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from nagjax.errors import UserError
+from nagjax.train import mesh as mesh_module
+from nagjax.train.hosts import HostsConfig, Place, find
+from nagjax.train.mesh import batch_share
+
+PLAIN = {"COORDINATOR_ADDRESS": "10.0.0.2:8476", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "n[1-4]"}
+
+
+@pytest.mark.parametrize(
+    "config, environment, cloud_tpu, place",
+    [
+        pytest.param(HostsConfig(), {}, False, None, id="alone"),
+        pytest.param(HostsConfig("a:1", 2, 0), {}, False, Place("a:1", 2, 0), id="options"),
+        pytest.param(HostsConfig(), PLAIN, False, Place("10.0.0.2:8476", 4, 3), id="variables"),
+        pytest.param(HostsConfig(index=1), PLAIN, True, Place("10.0.0.2:8476", 4, 1), id="options-first"),
+        pytest.param(HostsConfig("a:1", 2), {"JOB_COMPLETION_INDEX": "1"}, False, Place("a:1", 2, 1), id="indexed-job"),
+        pytest.param(HostsConfig(), {"JOB_COMPLETION_INDEX": "1"}, False, None, id="indexed-job-of-ones"),
+        pytest.param(HostsConfig(), SLURM, False, Place(), id="slurm"),
+        pytest.param(HostsConfig(), SLURM | {"SLURM_NTASKS": "1"}, False, None, id="slurm-one-task"),
+        pytest.param(HostsConfig(), {}, True, Place(), id="cloud-tpu"),
+        pytest.param(HostsConfig(count=1), PLAIN | SLURM, True, None, id="told-to-be-alone"),
+    ],
+)
+def test_who_is_where(config, environment, cloud_tpu, place):
+    assert find(config, environment, cloud_tpu) == place
+
+
+@pytest.mark.parametrize(
+    "config, environment, field, words",
+    [
+        (HostsConfig("a:1"), {}, "NUM_PROCESSES", "beside hosts.coordinator = 'a:1': set it, or give --hosts.count"),
+        (HostsConfig(), {"NUM_PROCESSES": "2"}, "COORDINATOR_ADDRESS", "--hosts.coordinator ADDRESS:PORT"),
+        (HostsConfig("a:1", 2), {}, "PROCESS_ID", "--hosts.index"),
+        (HostsConfig(), PLAIN | {"PROCESS_ID": "4"}, "PROCESS_ID", "from 0 to 3: NUM_PROCESSES is 4"),
+        (HostsConfig(), PLAIN | {"PROCESS_ID": "one"}, "PROCESS_ID", "whole number"),
+        (HostsConfig(coordinator="a"), PLAIN, "hosts.coordinator", "ADDRESS:PORT"),
+        (HostsConfig(count=0), PLAIN, "hosts.count", "at least 1"),
+        (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "SLURM_NTASKS", "by srun"),
+    ],
+)
+def test_what_is_wrong_is_named(config, environment, field, words):
+    with pytest.raises(UserError, match=words) as caught:
+        find(config, environment, False)
+    assert caught.value.field == field
+
+
+def shares(monkeypatch, owners, tensor=1):
+    """Parts of the batch by host; `owners` are the hosts of the devices in the mesh's order."""
+    devices = np.array([types.SimpleNamespace(process_index=owner) for owner in owners]).reshape(-1, 1, tensor)
+    mesh = types.SimpleNamespace(devices=devices, shape={"data": len(devices), "fsdp": 1, "tensor": tensor})
+    count, found = max(owners) + 1, []
+    for host in range(count):
+        numbers = {"process_index": lambda host=host: host, "process_count": lambda: count}
+        monkeypatch.setattr(mesh_module, "jax", types.SimpleNamespace(**numbers))
+        found.append(tuple(batch_share(mesh).values()))
+    return found
+
+
+def test_hosts_load_the_rows_they_hold(monkeypatch):
+    assert shares(monkeypatch, [0] * 4) == [(0, 1)]
+    assert shares(monkeypatch, [0] * 4 + [1] * 4) == [(0, 2), (1, 2)]
+    assert shares(monkeypatch, [0, 1, 2, 3], tensor=2) == [(0, 2), (0, 2), (1, 2), (1, 2)], "two hosts, the same rows"
+    for uneven in ([0, 1, 0, 1], [0, 0, 0, 1]):
+        with pytest.raises(UserError, match="evenly"):
+            shares(monkeypatch, uneven)
+
+
+def test_one_process_holds_everything():
+    mesh = mesh_module.make_mesh(mesh_module.MeshConfig(data=2, tensor=2), jax.devices()[:4])
+    assert batch_share(mesh) == {"process_index": 0, "process_count": 1}
