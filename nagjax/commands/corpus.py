@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,15 +13,20 @@ Inputs = Annotated[tuple[str, ...], tyro.conf.Positional]
 
 
 def data(args: Sequence[str]) -> None:
+    args, options = _divided(args)
+
     def command(
         inputs: Inputs,
-        out: Path,
+        out: str,
         tokenizer: str = "bytes",
         validation: float = 0.05,
         held_out: tuple[str, ...] = (),
         field: str = "text",
+        runner: Literal["local", "beam"] = "local",
     ) -> None:
         """Turn documents into token shards. Stopped and started again, it continues.
+
+        Inputs and out may be gs:// and s3:// paths.
 
         Args:
             inputs: .txt, .md, .jsonl (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
@@ -30,10 +35,16 @@ def data(args: Sequence[str]) -> None:
             validation: share of the documents held out, chosen by their hash.
             held_out: further inputs that are held out whole.
             field: where JSON lines and table rows keep their text.
+            runner: local, or beam for Apache Beam, whose own options follow after "--".
         """
+        from nagjax.data.beam import prepare_on_beam
         from nagjax.data.prepare import prepare
 
-        manifest = prepare(inputs, out, tokenizer=tokenizer, validation=validation, held_out=held_out, field=field)
+        given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field)
+        if options and runner == "local":
+            raise UserError("--", " ".join(options), "only --runner beam takes options of its own")
+        on_beam = runner == "beam"
+        manifest = prepare_on_beam(inputs, out, options=options, **given) if on_beam else prepare(inputs, out, **given)
         for split in manifest.splits:
             documents, tokens, size = (manifest.total(split, f"{what}_count") for what in ("document", "token", "byte"))
             print(f"{split:11} {documents:,} documents  {tokens:,} tokens  {size:,} bytes")
@@ -58,6 +69,12 @@ def tokenizer(args: Sequence[str]) -> None:
         print(f"{out}: {trained.vocab_size} tokens\nuse it: nagjax data prepare ... --tokenizer {out}")
 
     parse(command, _after("tokenizer", "train", args), "tokenizer train")
+
+
+def _divided(args: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What stands before `--`, and after it."""
+    at = list(args).index("--") if "--" in args else len(args)
+    return args[:at], args[at + 1 :]
 
 
 def _after(group: str, name: str, args: Sequence[str]) -> Sequence[str]:

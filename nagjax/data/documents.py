@@ -1,17 +1,18 @@
 """Documents out of files: text, JSON lines and Parquet, plain or compressed, one after the other."""
 
 import gzip
+import io
 import json
 import lzma
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 from typing import IO
 
 import zstandard
 
+from nagjax.data.place import Place, files_under, place
 from nagjax.errors import UserError
 
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
@@ -33,7 +34,7 @@ def split_name(document: str, validation: float) -> str:
     return "validation" if draw < validation * 2**64 else "train"
 
 
-def format_of(path: Path) -> str | None:
+def format_of(path: Place) -> str | None:
     """The format suffix of a file name (`.jsonl` for `a.jsonl.xz`), or None when it is not readable here."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _OPENERS:
@@ -41,19 +42,19 @@ def format_of(path: Path) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in _FORMATS else None
 
 
-def find_files(inputs: Sequence[str]) -> list[Path]:
+def find_files(inputs: Sequence[str]) -> list[Place]:
     """Every readable file under `inputs` (files and folders), in an order the file system cannot change.
 
     Raises UserError for an absent path, an unknown format, or a folder with nothing readable in it.
     """
     found = []
     for name in inputs:
-        path = Path(name)
+        path = place(name)
         if path.is_dir():
-            inside = [p for p in path.rglob("*") if p.is_file() and format_of(p) and not p.name.startswith(".")]
+            inside = [p for _, p in files_under(path) if format_of(p) and not p.name.startswith(".")]
             if not inside:
                 raise UserError("inputs", name, f"the folder holds no {', '.join(_FORMATS)} file")
-            found += sorted(inside, key=lambda p: p.relative_to(path).as_posix())
+            found += inside
         elif not path.exists():
             raise UserError("inputs", name, "no such file or folder; a Hugging Face dataset is hub:OWNER/NAME")
         elif format_of(path) is None:
@@ -77,14 +78,14 @@ def read_documents(inputs: Sequence[str], *, field: str = "text") -> Iterator[st
                 yield from map(_valid_unicode, _file_documents(path, field))
 
 
-def _file_documents(path: Path, field: str) -> Iterator[str]:
+def _file_documents(path: Place, field: str) -> Iterator[str]:
     kind = format_of(path)
     with _readable(path):
         if kind == ".parquet":
             yield from _parquet_documents(path, field)
             return
-        opener = _OPENERS.get(path.suffix.lower(), open)
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        opener = _OPENERS.get(path.suffix.lower(), lambda raw, _, **how: io.TextIOWrapper(raw, **how))
+        with path.open("rb") as raw, opener(raw, "rt", encoding="utf-8", newline="") as file:
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field)
 
 
@@ -93,7 +94,7 @@ def _pieces(file: IO[str]) -> Iterator[str]:
         yield piece + file.readline(TEXT_PIECE)
 
 
-def _json_lines(file: IO[str], path: Path, field: str) -> Iterator[str]:
+def _json_lines(file: IO[str], path: Place, field: str) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -109,13 +110,13 @@ def _json_lines(file: IO[str], path: Path, field: str) -> Iterator[str]:
         yield value
 
 
-def _parquet_documents(path: Path, field: str) -> Iterator[str]:
+def _parquet_documents(path: Place, field: str) -> Iterator[str]:
     import pyarrow.parquet
 
     if path.suffix.lower() in _OPENERS:
         raise UserError("inputs", str(path), "Parquet compresses its own columns: unpack the file first")
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with path.open("rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
             if field not in file.schema_arrow.names:
                 raise UserError(
                     "inputs", str(path), f"no column {field!r}; it has {file.schema_arrow.names}: use --field"
@@ -154,7 +155,7 @@ def _hub_documents(name: str, field: str) -> Iterator[str]:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _readable(path: Place) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:

@@ -2,12 +2,12 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32
 
+from nagjax.data.place import place
 from nagjax.data.rows import Rows
 from nagjax.data.stdlib import open_stdlib
 from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest
@@ -105,7 +105,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)
         stream = open_stdlib(split, tokenizer)
     else:
-        folder = Path(config.path)
+        folder = place(config.path)
         manifest = read_manifest(folder)
         own = open_tokenizer(folder, manifest)
         if tokenizer is not None and tokenizer.fingerprint != own.fingerprint:

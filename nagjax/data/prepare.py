@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
+from nagjax.data.place import Place, place, size_of
 from nagjax.data.store import (
     MANIFEST,
     PROGRESS,
@@ -27,8 +29,38 @@ from nagjax.data.store import (
     write_manifest,
     write_shard,
 )
-from nagjax.data.tokenizer import load_tokenizer
+from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
+
+
+class Request(NamedTuple):
+    """What is to be prepared, and where: `source` is what the manifest keeps of it."""
+
+    folder: Place
+    tokenizer: Tokenizer
+    source: dict
+
+    def finished(self) -> Manifest | None:
+        """The corpus of this very request, if it is there. Raises UserError for another one in its place."""
+        if not (self.folder / MANIFEST).exists():
+            return None
+        manifest = read_manifest(self.folder)
+        if manifest.source != self.source:
+            raise UserError("out", str(self.folder), "holds another corpus already: choose another folder")
+        return manifest
+
+    def progress(self, runner: str) -> dict | None:
+        """The record of an unfinished run of the same request by the same runner; None in a folder without one."""
+        try:
+            progress = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        if progress.pop("request") != self.source:
+            fix = "holds an unfinished corpus of another request: delete it, or choose another folder"
+            raise UserError("out", str(self.folder), fix)
+        if (begun := progress.pop("runner", "local")) != runner:
+            raise UserError("out", str(self.folder), f"was begun with --runner {begun}: go on with that, or delete it")
+        return progress
 
 
 def prepare(
@@ -52,29 +84,11 @@ def prepare(
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else, and when it cannot be written.
     """
-    if not inputs:
-        raise UserError("inputs", list(inputs), "name at least one file, folder or hub: dataset")
-    if not 0 <= validation < 1:
-        raise UserError("validation", validation, "use a share from 0 up to, not including, 1")
-    if shard_tokens < 1:
-        raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
-    folder, encoder = Path(out), load_tokenizer(tokenizer)
-    request = {
-        "inputs": _described(inputs),
-        "held_out": _described(held_out),
-        "tokenizer": encoder.fingerprint,
-        "validation": validation,
-        "field": field,
-        "shard_tokens": shard_tokens,
-    }
-    with cannot_write(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if (folder / MANIFEST).exists():
-        manifest = read_manifest(folder)
-        if manifest.source != request:
-            raise UserError("out", str(folder), "holds another corpus already: choose another folder")
+    request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
+    folder, encoder, source = request
+    if manifest := request.finished():
         return manifest
-    progress = _resume(folder, request) or {"rounds": 0, "documents": 0, "splits": {}}
+    progress = request.progress("local") or {"rounds": 0, "documents": 0, "splits": {}}
 
     def finish_round(pending: dict[str, list[Document]]) -> None:
         for name, documents in pending.items():
@@ -83,7 +97,7 @@ def prepare(
                 progress["splits"].setdefault(name, []).append(asdict(shard))
                 documents.clear()
         progress["rounds"] += 1
-        write_json(folder, PROGRESS, {"request": request, **progress})
+        write_json(folder, PROGRESS, {"request": source, **progress})
 
     pending, tokens = {name: [] for name in SPLITS}, 0
     texts = _labelled(inputs, held_out, validation, field)
@@ -99,9 +113,44 @@ def prepare(
         finish_round(pending)
     if not progress["splits"]:
         raise UserError("inputs", list(inputs), "there is no text in them")
-    splits = {n: [ShardRecord.from_json(s) for s in shards] for n, shards in progress["splits"].items()}
-    manifest = write_manifest(folder, encoder, request, splits)
-    for leftover in (folder / PROGRESS, *folder.glob(".*.partial")):
+    return finish(request, {n: [ShardRecord.from_json(s) for s in shards] for n, shards in progress["splits"].items()})
+
+
+def describe_request(
+    inputs: Sequence[str],
+    out: str | os.PathLike,
+    tokenizer: str,
+    validation: float,
+    held_out: Sequence[str],
+    field: str,
+    shard_tokens: int,
+) -> Request:
+    """Check the arguments of `prepare` and make the folder. Raises UserError."""
+    if not inputs:
+        raise UserError("inputs", list(inputs), "name at least one file, folder or hub: dataset")
+    if not 0 <= validation < 1:
+        raise UserError("validation", validation, "use a share from 0 up to, not including, 1")
+    if shard_tokens < 1:
+        raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
+    folder, encoder = place(out), load_tokenizer(tokenizer)
+    source = {
+        "inputs": _described(inputs),
+        "held_out": _described(held_out),
+        "tokenizer": encoder.fingerprint,
+        "validation": validation,
+        "field": field,
+        "shard_tokens": shard_tokens,
+    }
+    with cannot_write(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return Request(folder, encoder, source)
+
+
+def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
+    """Write the manifest, and remove what only an unfinished corpus needs."""
+    folder = request.folder
+    manifest = write_manifest(folder, request.tokenizer, request.source, splits)
+    for leftover in (folder / PROGRESS, *(folder.glob(".*.partial") if isinstance(folder, Path) else ())):
         leftover.unlink(missing_ok=True)
     return manifest
 
@@ -119,16 +168,4 @@ def _described(inputs: Sequence[str]) -> list[list]:
     """Every input file with its size: enough to notice that a half-finished corpus was made from others."""
     hub = [[name, None] for name in inputs if name.startswith(HUB_PREFIX)]
     files = find_files([name for name in inputs if not name.startswith(HUB_PREFIX)])
-    return hub + [[path.as_posix(), path.stat().st_size] for path in files]
-
-
-def _resume(folder: Path, request: dict) -> dict | None:
-    """The record of an unfinished run of the same request; None in a folder without one."""
-    try:
-        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    if progress.pop("request") != request:
-        fix = "holds an unfinished corpus of another request: delete it, or choose another folder"
-        raise UserError("out", str(folder), fix)
-    return progress
+    return hub + [[path.as_posix(), size_of(path)] for path in files]

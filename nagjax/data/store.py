@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from nagjax.data.place import Place, RemoteArray, RemotePath, place, size_of
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
 
@@ -101,13 +102,19 @@ class Document:
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An array in a file, mapped on first use; copies of it (in worker processes) carry only the name."""
+    """An array in a file, mapped (in an object store: read by ranges) on first use.
 
-    path: Path
+    Copies of it (in worker processes) carry only the name."""
+
+    path: Place
     dtype: str
     shape: tuple[int, ...]
 
-    def open(self) -> np.ndarray:
+    def open(self) -> np.ndarray | RemoteArray:
+        if isinstance(self.path, RemotePath):
+            if len(self.shape) == 1:
+                return RemoteArray(self.path, self.dtype)
+            return np.frombuffer(self.path.read_bytes(), self.dtype).reshape(self.shape)
         return np.memmap(self.path, self.dtype, "r", shape=self.shape)
 
 
@@ -126,7 +133,7 @@ class TokenStream:
         return int(self._starts[-1])
 
     @cached_property
-    def _tokens(self) -> list[np.ndarray]:
+    def _tokens(self) -> list[np.ndarray | RemoteArray]:
         return [_opened(tokens) for tokens, _ in self._shards]
 
     @cached_property
@@ -156,7 +163,7 @@ class TokenStream:
         return {name: getattr(self, name) for name in ("_shards", "_starts", "exact")}  # no mapped arrays
 
 
-def _opened(array: np.ndarray | ArrayFile) -> np.ndarray:
+def _opened(array: np.ndarray | ArrayFile) -> np.ndarray | RemoteArray:
     return array.open() if isinstance(array, ArrayFile) else array
 
 
@@ -174,7 +181,7 @@ def in_memory(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStrea
 
 
 def write_shard(
-    folder: Path, split: str, number: int, documents: Sequence[Document], tokenizer: Tokenizer
+    folder: Place, split: str, number: int, documents: Sequence[Document], tokenizer: Tokenizer
 ) -> ShardRecord:
     """Write documents as shard `number` of `split`; both files are whole on disk when this returns."""
     stem, index = f"{split}-{number:05d}", _index(documents)
@@ -188,29 +195,31 @@ def write_shard(
     )
 
 
-def write_file(folder: Path, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
+def write_file(folder: Place, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
     """Write `folder/name` so that no reader ever sees a part of it. Raises UserError, removing the part."""
-    digest, size, partial = sha256(), 0, folder / f".{name}.partial"
+    digest, size, partial, here = sha256(), 0, folder / f".{name}.partial", isinstance(folder, Path)
     with cannot_write(folder):
         try:
-            with open(partial, "wb") as file:
+            with partial.open("wb") as file:
                 for part in parts:
                     data = memoryview(part).cast("B")
                     digest.update(data)
-                    size += file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, folder / name)
+                    size += data.nbytes
+                    file.write(data)
+                if here:
+                    file.flush()
+                    os.fsync(file.fileno())
+            partial.replace(folder / name)
         finally:
             partial.unlink(missing_ok=True)
     return FileRecord(name, size, digest.hexdigest())
 
 
-def write_json(folder: Path, name: str, data: dict) -> FileRecord:
+def write_json(folder: Place, name: str, data: dict) -> FileRecord:
     return write_file(folder, name, [(json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()])
 
 
-def write_manifest(folder: Path, tokenizer: Tokenizer, source: dict, splits: dict[str, list[ShardRecord]]) -> Manifest:
+def write_manifest(folder: Place, tokenizer: Tokenizer, source: dict, splits: dict[str, list[ShardRecord]]) -> Manifest:
     """Save the tokenizer beside the shards, then the manifest: from then on the folder is a corpus."""
     manifest = Manifest(tokenizer.name, tokenizer.fingerprint, token_dtype(tokenizer), source, splits)
     if (text := tokenizer.to_json()) is not None:
@@ -221,7 +230,7 @@ def write_manifest(folder: Path, tokenizer: Tokenizer, source: dict, splits: dic
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
-    folder = Path(folder)
+    folder = place(folder)
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -244,7 +253,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     return manifest
 
 
-def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+def open_tokenizer(folder: Place, manifest: Manifest) -> Tokenizer:
     """The tokenizer a folder was prepared with; refuses one that was changed since."""
     tokenizer: Tokenizer = ByteTokenizer()
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -258,15 +267,15 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def open_stream(folder: Path, manifest: Manifest, split: str) -> TokenStream:
+def open_stream(folder: Place, manifest: Manifest, split: str) -> TokenStream:
     """Map a split's shards. Raises UserError naming the first file whose size is not the recorded one."""
     shards = []
     for shard in manifest.splits.get(split, ()):
         for record in (shard.tokens, shard.documents):
             path = folder / record.name
-            if not path.resolve().is_relative_to(folder.resolve()):
+            if isinstance(path, Path) and not path.resolve().is_relative_to(folder.resolve()):
                 raise UserError("path", str(path), "is a link to a file outside the corpus: put the file itself there")
-            size = path.stat().st_size if path.exists() else None
+            size = size_of(path) if path.exists() else None
             if size != record.size:
                 what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
                 fix = f"{what}: copy it again, or delete the folder and prepare the corpus again"
@@ -285,12 +294,12 @@ def open_stream(folder: Path, manifest: Manifest, split: str) -> TokenStream:
 
 def verify(folder: str | os.PathLike) -> Manifest:
     """Read every shard and compare its SHA-256 with the manifest; raises UserError naming a damaged file."""
-    folder = Path(folder)
+    folder = place(folder)
     manifest = read_manifest(folder)
     for split, shards in manifest.splits.items():
         open_stream(folder, manifest, split)
         for record in (r for shard in shards for r in (shard.tokens, shard.documents)):
-            with open(folder / record.name, "rb") as file:
+            with (folder / record.name).open("rb") as file:
                 digest = sha256()
                 while block := file.read(1 << 20):
                     digest.update(block)
@@ -300,7 +309,7 @@ def verify(folder: str | os.PathLike) -> Manifest:
 
 
 @contextmanager
-def cannot_write(folder: Path) -> Iterator[None]:
+def cannot_write(folder: Place) -> Iterator[None]:
     """Turn the operating system's refusals to write into a UserError that says what to do."""
     try:
         yield
@@ -308,7 +317,7 @@ def cannot_write(folder: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "the disk is full; free some space and run the same command again: finished shards are kept"
         else:
-            fix = f"cannot write here ({error.strerror}); choose another folder or fix its permissions"
+            fix = f"cannot write here ({error.strerror or error}); choose another folder or fix its permissions"
         raise UserError("out", str(folder), fix) from error
 
 

@@ -1,0 +1,230 @@
+"""The same preparation on Apache Beam, for corpora larger than a disk: shards and manifest equal the local run's.
+
+Two pipelines, and a plan between them. The first tokenises every input file on its own into `out/.beam`. The plan
+walks through the lengths of all documents in order and cuts them into the rounds that the local run makes. The
+second writes the shards of each round. Every piece of work leaves a file that appears only when it is whole, so
+that a retry, or the same command after a stop, goes on from there; `.beam` is emptied at the end.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_name
+from nagjax.data.encode import encode_documents
+from nagjax.data.place import Place, RemoteArray, RemotePath
+from nagjax.data.prepare import Request, describe_request, finish
+from nagjax.data.store import (
+    PROGRESS,
+    SPLITS,
+    ArrayFile,
+    Document,
+    Manifest,
+    ShardRecord,
+    cannot_write,
+    write_file,
+    write_json,
+    write_shard,
+)
+from nagjax.data.tokenizer import Tokenizer
+from nagjax.errors import UserError
+
+STAGE = ".beam"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker knows."""
+
+    folder: Place
+    tokenizer: Tokenizer
+    validation: float
+    field: str
+
+    @property
+    def stage(self) -> Place:
+        return self.folder / STAGE
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One input file or hub dataset, tokenised: `NAME.tokens`, int32 ids back to back, and `NAME.documents`, int64
+    [documents, 3]: split (its place in SPLITS), ids, bytes. The second is written last."""
+
+    number: int
+    source: str
+    held_out: bool
+
+    @property
+    def done(self) -> str:
+        return f"{self.number:06d}.documents"
+
+    def make(self, work: Work) -> None:
+        rows = []
+
+        def ids() -> Iterator[np.ndarray]:
+            texts = read_documents([self.source], field=work.field)
+            sides = ((t, "validation" if self.held_out else split_name(t, work.validation)) for t in texts)
+            for split, document in encode_documents(sides, work.tokenizer):
+                if document.byte_count:
+                    rows.append((SPLITS.index(split), len(document.ids), document.byte_count))
+                    yield np.ascontiguousarray(document.ids, "<i4")
+
+        write_file(work.stage, f"{self.number:06d}.tokens", (part for part in ids() if part.size))
+        write_file(work.stage, self.done, [np.array(rows, "<i8").reshape(-1)] if rows else [])
+
+    def lengths(self, work: Work) -> np.ndarray:
+        return np.frombuffer((work.stage / self.done).read_bytes(), "<i8").reshape(-1, 3)
+
+    def documents(self, work: Work, start: int, stop: int) -> Iterator[tuple[str, Document]]:
+        lengths = self.lengths(work)
+        ends = np.concatenate([[0], np.cumsum(lengths[:, 1])])
+        if not ends[-1]:
+            return
+        ids: np.ndarray | RemoteArray = ArrayFile(
+            work.stage / f"{self.number:06d}.tokens", "<i4", (int(ends[-1]),)
+        ).open()
+        for i in range(start, stop):
+            yield SPLITS[lengths[i, 0]], Document(ids[int(ends[i]) : int(ends[i + 1])], int(lengths[i, 2]))
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round's documents, as stretches (piece, start, stop); its result names the shards written."""
+
+    number: int
+    stretches: tuple[tuple[Piece, int, int], ...]
+
+    @property
+    def done(self) -> str:
+        return f"round-{self.number:06d}.json"
+
+    def make(self, work: Work) -> None:
+        pending: dict[str, list[Document]] = {name: [] for name in SPLITS}
+        for piece, start, stop in self.stretches:
+            for split, document in piece.documents(work, start, stop):
+                pending[split].append(document)
+        shards = {
+            name: asdict(write_shard(work.folder, name, self.number, documents, work.tokenizer))
+            for name, documents in pending.items()
+            if documents
+        }
+        write_json(work.stage, self.done, shards)
+
+
+def prepare_on_beam(
+    inputs: Sequence[str],
+    out: str | os.PathLike,
+    *,
+    tokenizer: str = "bytes",
+    validation: float = 0.05,
+    held_out: Sequence[str] = (),
+    field: str = "text",
+    shard_tokens: int = 1 << 25,
+    options: Sequence[str] = (),
+) -> Manifest:
+    """`prepare`, on a Beam runner; the same arguments, and Beam's own `options` (`--runner=DataflowRunner` ...).
+
+    Without options it runs in this process. A worker holds one round and the lengths of one input file; files are
+    the unit of parallel work. On several machines `inputs` and `out` are paths that all of them see (`gs://`,
+    `s3://`, a shared disk). Raises UserError as `prepare` does, and where Beam is not installed.
+    """
+    if not _installed():
+        raise UserError("runner", "beam", "needs Apache Beam: pip install -c constraints-beam.txt 'nagjax[beam]'")
+    request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
+    if manifest := request.finished():
+        return manifest
+    work = Work(request.folder, request.tokenizer, validation, field)
+    if request.progress("beam") is None:
+        write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
+    with cannot_write(work.folder):
+        work.stage.mkdir(parents=True, exist_ok=True)
+    pieces = [
+        Piece(number, source, held)
+        for number, (source, held) in enumerate(
+            [(s, False) for s in _sources(inputs)] + [(s, True) for s in _sources(held_out)]
+        )
+    ]
+    _run(pieces, work, options)
+    rounds = plan(pieces, work, shard_tokens)
+    if not rounds:
+        raise UserError("inputs", list(inputs), "there is no text in them")
+    _run(rounds, work, options)
+    return _gather(request, work, pieces, rounds)
+
+
+def plan(pieces: Sequence[Piece], work: Work, shard_tokens: int) -> list[Round]:
+    """The local run's rounds: a round ends with the document that brings it to `shard_tokens` tokens."""
+    rounds, stretches, tokens = [], [], 0
+    for piece in pieces:
+        totals = np.cumsum(piece.lengths(work)[:, 1] + 1)
+        start, behind = 0, 0
+        while start < len(totals):
+            stop = min(int(np.searchsorted(totals, shard_tokens - tokens + behind)) + 1, len(totals))
+            tokens += int(totals[stop - 1]) - behind
+            stretches.append((piece, start, stop))
+            start, behind = stop, int(totals[stop - 1])
+            if tokens >= shard_tokens:
+                rounds.append(Round(len(rounds), tuple(stretches)))
+                stretches, tokens = [], 0
+    return [*rounds, Round(len(rounds), tuple(stretches))] if stretches else rounds
+
+
+def _run(todo: Sequence[Piece] | Sequence[Round], work: Work, options: Sequence[str]) -> None:
+    """Make what is not there yet, on the runner. Raises the UserError that a worker met."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    todo = [one for one in todo if not (work.stage / one.done).exists()]
+    if not todo:
+        return
+    # Beam's own default may fetch a runner from the network: without options, the one that is in the package.
+    options = list(options) or ["--runner=FnApiRunner"]
+    with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
+        _ = pipeline | beam.Create(todo) | beam.Reshuffle() | beam.Map(_make, work)
+    for one in todo:
+        error = work.stage / f"{one.done}.error"
+        if not (work.stage / one.done).exists():
+            raise UserError(**json.loads(error.read_text(encoding="utf-8")))
+
+
+def _make(one: Piece | Round, work: Work) -> None:
+    """A bad input is the same at every retry: it is written down for the one who started the run."""
+    if (work.stage / one.done).exists():
+        return
+    error = f"{one.done}.error"
+    try:
+        one.make(work)
+        (work.stage / error).unlink(missing_ok=True)
+    except UserError as met:
+        write_json(work.stage, error, {"field": met.field, "value": str(met.value), "fix": met.fix})
+
+
+def _gather(request: Request, work: Work, pieces: Sequence[Piece], rounds: Sequence[Round]) -> Manifest:
+    splits: dict[str, list[ShardRecord]] = {}
+    for one in rounds:
+        for name, shard in json.loads((work.stage / one.done).read_text(encoding="utf-8")).items():
+            splits.setdefault(name, []).append(ShardRecord.from_json(shard))
+    manifest = finish(request, splits)
+    for leftover in list(work.stage.files() if isinstance(work.stage, RemotePath) else work.stage.iterdir()):
+        leftover.unlink(missing_ok=True)
+    if isinstance(work.stage, Path):
+        work.stage.rmdir()
+    return manifest
+
+
+def _sources(inputs: Sequence[str]) -> list[str]:
+    found = []
+    for name in inputs:
+        found += [name] if name.startswith(HUB_PREFIX) else [str(path) for path in find_files([name])]
+    return found
+
+
+def _installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("apache_beam") is not None

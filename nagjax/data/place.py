@@ -1,0 +1,144 @@
+"""Where files are: on this machine (`pathlib.Path`) or in an object store, behind the same few methods.
+
+The object stores are those of Arrow, which reads Parquet here anyway: `gs://` and `s3://`, with credentials and
+region from the environment as those clouds document them, and `file://`.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nagjax.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+    from pyarrow import NativeFile
+
+SCHEMES = ("gs", "s3", "file")
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """`scheme://key`; what of `pathlib.Path` the data package needs. Copies carry the name, not the connection."""
+
+    scheme: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.key}"
+
+    as_posix = __str__
+
+    def __truediv__(self, name: str) -> "RemotePath":
+        return RemotePath(self.scheme, f"{self.key.rstrip('/')}/{name}")
+
+    def __getstate__(self) -> dict:
+        return {"scheme": self.scheme, "key": self.key}
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.key).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.key).suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        return PurePosixPath(self.key).suffixes
+
+    @cached_property
+    def _store(self) -> "pyarrow.fs.FileSystem":
+        from pyarrow import fs
+
+        return fs.FileSystem.from_uri(str(self))[0]
+
+    def _info(self) -> "pyarrow.fs.FileInfo":
+        return self._store.get_file_info(self.key)
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        return self._info().is_file
+
+    def is_dir(self) -> bool:
+        return self._info().type.name == "Directory"
+
+    def files(self) -> Iterator["RemotePath"]:
+        """All files under a folder."""
+        from pyarrow import fs
+
+        for info in self._store.get_file_info(fs.FileSelector(self.key, recursive=True)):
+            if info.is_file:
+                yield RemotePath(self.scheme, info.path)
+
+    def size(self) -> int:
+        return self._info().size
+
+    def open(self, mode: str) -> "NativeFile":
+        """`rb` (random access) or `wb`."""
+        return self._store.open_input_file(self.key) if mode == "rb" else self._store.open_output_stream(self.key)
+
+    def read_bytes(self) -> bytes:
+        with self.open("rb") as file:
+            return file.read()
+
+    def read_text(self, encoding: str) -> str:
+        return self.read_bytes().decode(encoding)
+
+    def mkdir(self, parents: bool, exist_ok: bool) -> None:
+        if self.scheme == "file":  # object stores have no folders
+            self._store.create_dir(self.key, recursive=parents)
+
+    def replace(self, target: "RemotePath") -> None:
+        self._store.move(self.key, target.key)
+
+    def unlink(self, missing_ok: bool) -> None:
+        if not missing_ok or self.is_file():
+            self._store.delete_file(self.key)
+
+
+Place = Path | RemotePath
+
+
+def place(name: str | os.PathLike | RemotePath) -> Place:
+    """A path of this machine, or of an object store by its URL. Raises UserError for an unknown store."""
+    if isinstance(name, RemotePath):
+        return name
+    scheme, mark, key = str(name).partition("://")
+    if not mark:
+        return Path(name)
+    if scheme not in SCHEMES or not key.strip("/"):
+        raise UserError("path", str(name), f"use a path, or a URL of {', '.join(f'{s}://' for s in SCHEMES)}")
+    return RemotePath(scheme, key.rstrip("/"))
+
+
+def size_of(path: Place) -> int:
+    """Size in bytes. Raises FileNotFoundError on this machine."""
+    return path.size() if isinstance(path, RemotePath) else path.stat().st_size
+
+
+def files_under(folder: Place) -> list[tuple[str, Place]]:
+    """Every file in a folder and below it with its name from there, in an order the file system cannot change."""
+    if isinstance(folder, RemotePath):
+        found = [(str(PurePosixPath(p.key).relative_to(folder.key)), p) for p in folder.files()]
+    else:
+        found = [(p.relative_to(folder).as_posix(), p) for p in folder.rglob("*") if p.is_file()]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+class RemoteArray:
+    """A flat array in an object store: `array[start:stop]` reads just those bytes."""
+
+    def __init__(self, path: RemotePath, dtype: str):
+        self._file, self._dtype = path.open("rb"), np.dtype(dtype)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        size = self._dtype.itemsize
+        return np.frombuffer(self._file.read_at((part.stop - part.start) * size, part.start * size), self._dtype)

@@ -1,0 +1,116 @@
+"""Preparation on Apache Beam leaves the files of the local run; without Beam, its plan still cuts the same rounds."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from nagjax.cli import main
+from nagjax.data import beam, prepare, verify
+from nagjax.errors import UserError
+
+installed = importlib.util.find_spec("apache_beam") is not None
+needs_beam = pytest.mark.skipif(not installed, reason="Apache Beam is not installed: see constraints-beam.txt")
+
+
+def content(folder):
+    return {p.name: p.read_bytes() for p in Path(folder).iterdir()}
+
+
+def in_this_process(monkeypatch):
+    """The workers' part, one after the other, without Beam."""
+
+    def run(todo, work, options):
+        for one in todo:
+            one.make(work)
+
+    monkeypatch.setattr(beam, "_run", run)
+    monkeypatch.setattr(beam, "_installed", lambda: True)
+
+
+@pytest.fixture(scope="module")
+def inputs(texts, tmp_path_factory):
+    """Files of several kinds, one of them without a word in it, and one that is held out."""
+    folder = tmp_path_factory.mktemp("inputs")
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (folder / "a.jsonl").write_text("".join(lines[:20]) + '{"text": ""}\n')
+    (folder / "b.jsonl").write_text('{"text": ""}\n')
+    with gzip.open(folder / "c.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("".join(lines[20:]))
+    (folder / "d.txt").write_text("a text of its own\n")
+    extra = tmp_path_factory.mktemp("extra") / "held.txt"
+    extra.write_text("held out\n")
+    return [str(folder)], [str(extra)]
+
+
+def both(runs, inputs, tmp_path, **given):
+    prepare(inputs[0], tmp_path / "local", held_out=inputs[1], **given)
+    runs(inputs[0], tmp_path / "beam", held_out=inputs[1], **given)
+    assert content(tmp_path / "beam") == content(tmp_path / "local")
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 700, 7000, 1 << 20])
+def test_the_plan_cuts_the_local_rounds(inputs, tmp_path, monkeypatch, shard_tokens):
+    in_this_process(monkeypatch)
+    both(beam.prepare_on_beam, inputs, tmp_path, validation=0.2, shard_tokens=shard_tokens)
+
+
+def test_a_stopped_run_goes_on(inputs, tmp_path, monkeypatch):
+    in_this_process(monkeypatch)
+    prepare(inputs[0], tmp_path / "local", validation=0.2, shard_tokens=3000)
+    whole, made = beam.write_shard, []
+
+    def stopping(*args):
+        made.append(args[2])
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    monkeypatch.setattr(beam, "write_shard", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        beam.prepare_on_beam(inputs[0], tmp_path / "beam", validation=0.2, shard_tokens=3000)
+    with pytest.raises(UserError, match="not finished"):
+        verify(tmp_path / "beam")
+    with pytest.raises(UserError, match="begun with --runner beam"):
+        prepare(inputs[0], tmp_path / "beam", validation=0.2, shard_tokens=3000)
+    with pytest.raises(UserError, match="unfinished corpus of another request"):
+        beam.prepare_on_beam(inputs[0], tmp_path / "beam", validation=0.3, shard_tokens=3000)
+    beam.prepare_on_beam(inputs[0], tmp_path / "beam", validation=0.2, shard_tokens=3000)
+    assert content(tmp_path / "beam") == content(tmp_path / "local")
+
+
+@needs_beam
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_beam_leaves_the_local_files(inputs, tmp_path, request, kind):
+    tokenizer = kind if kind == "bytes" else request.getfixturevalue(kind)
+    both(beam.prepare_on_beam, inputs, tmp_path, validation=0.2, shard_tokens=3000, tokenizer=tokenizer)
+
+
+@needs_beam
+def test_command_with_beams_own_options(inputs, tmp_path):
+    command = ["data", "prepare", *inputs[0], "--validation", "0.2", "--out"]
+    assert main([*command, str(tmp_path / "local")]) == 0
+    options = ["--runner=FnApiRunner", "--direct_num_workers=2", "--direct_running_mode=multi_threading"]
+    assert main([*command, str(tmp_path / "beam"), "--runner", "beam", "--", *options]) == 0
+    assert content(tmp_path / "beam") == content(tmp_path / "local")
+
+
+@needs_beam
+def test_a_bad_input_is_named_and_mended(inputs, tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "good"}\n{"words": 1}\n')
+    with pytest.raises(UserError, match="bad.jsonl:2.*no text in field"):
+        beam.prepare_on_beam([*inputs[0], str(bad)], tmp_path / "out", validation=0.2)
+
+
+@pytest.mark.skipif(installed, reason="Apache Beam is installed")
+def test_without_beam_the_error_says_what_to_install(inputs, tmp_path, capsys):
+    assert main(["data", "prepare", *inputs[0], "--out", str(tmp_path / "out"), "--runner", "beam"]) == 2
+    assert "constraints-beam.txt" in capsys.readouterr().err
+
+
+def test_only_beam_takes_further_options(inputs, tmp_path, capsys):
+    assert main(["data", "prepare", *inputs[0], "--out", str(tmp_path / "out"), "--", "--runner=DataflowRunner"]) == 2
+    assert "only --runner beam" in capsys.readouterr().err

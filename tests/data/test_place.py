@@ -1,0 +1,64 @@
+"""Corpora behind URLs, through Arrow's file systems; `file://` takes the way of `gs://` and `s3://`."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, verify
+from nagjax.data.place import RemotePath, place
+from nagjax.errors import UserError
+from tests.data.test_beam import content, in_this_process
+
+
+def test_batches_are_those_of_the_mapped_files(corpus):
+    url = f"file://{corpus}"
+    verify(url)
+    for repeat in (True, False):
+        pair = [
+            batches(open_dataset(DataConfig(path=path)), batch=4, context=32, repeat=repeat) for path in (corpus, url)
+        ]
+        for _ in range(5):
+            here, there = (next(stream) for stream in pair)
+            for name in here:
+                np.testing.assert_array_equal(here[name], there[name])
+    mapped, remote = (open_dataset(DataConfig(path=path)) for path in (corpus, url))
+    np.testing.assert_array_equal(mapped.bytes_per_token(), remote.bytes_per_token())
+    assert mapped.byte_count == remote.byte_count
+
+
+@pytest.mark.parametrize("runner", ["local", "beam"])
+def test_preparing_from_and_to_a_url(jsonl, corpus, tmp_path, monkeypatch, runner):
+    in_this_process(monkeypatch)
+    make = {"local": prepare, "beam": beam.prepare_on_beam}[runner]
+    make([f"file://{Path(jsonl).parent}"], f"file://{tmp_path}/out", validation=0.2, shard_tokens=7000)
+    found = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir() if p.is_file()}
+    assert json.loads(found.pop("manifest.json"))["source"]["inputs"][0][0] == f"file://{jsonl}"
+    assert found == {name: data for name, data in content(corpus).items() if name != "manifest.json"}
+    verify(f"file://{tmp_path}/out")
+
+
+def test_cut_and_missing_shards_are_named(corpus, tmp_path):
+    for path in Path(corpus).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = tmp_path / "train-00000.tokens"
+    shard.write_bytes(shard.read_bytes()[:-2])
+    with pytest.raises(UserError, match="train-00000.tokens.*instead of"):
+        open_dataset(DataConfig(path=f"file://{tmp_path}"))
+    shard.unlink()
+    with pytest.raises(UserError, match="train-00000.tokens.*missing"):
+        open_dataset(DataConfig(path=f"file://{tmp_path}"))
+    with pytest.raises(UserError, match="not a corpus folder|does not exist"):
+        open_dataset(DataConfig(path=f"file://{tmp_path}/nowhere"))
+
+
+def test_urls():
+    path = place("gs://bucket/folder/")
+    assert path == RemotePath("gs", "bucket/folder") and str(path / "a.jsonl.gz") == "gs://bucket/folder/a.jsonl.gz"
+    assert pickle.loads(pickle.dumps(path)) == path and (path / "a.jsonl.gz").suffixes == [".jsonl", ".gz"]
+    assert isinstance(place("plain/path"), Path)
+    for bad in ("http://host/x", "gs://"):
+        with pytest.raises(UserError, match="gs://, s3://, file://"):
+            place(bad)
