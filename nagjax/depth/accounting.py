@@ -44,7 +44,7 @@ def costs(
     gates = {kind: _products(blocks[kind].get("gate", {})) / config.depth for kind in branches}
     known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
     score = {"nag": gates, "linear": dict.fromkeys(gates, config.width), "random": dict.fromkeys(gates, 0.0)}[router]
-    guess = _products([blocks[kind].get("routing", {}).get("decider", {}) for kind in gates]) / (2 * config.depth)
+    guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
 
     main = scoring = guessing = skipped = slots = 0.0
     nominal = config.mod.rates(config.depth)
@@ -65,7 +65,7 @@ def costs(
             skipped += unused
             if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]
-                guessing += guess if decider == "predictor" else 0.0
+                guessing += guess[kind] if decider == "predictor" else 0.0
     main += config.vocab * config.width
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(

@@ -64,8 +64,12 @@ class ModConfig:
     @property
     def active(self) -> bool:
         """Whether any sublayer skips anything."""
-        attention, mlp = self._by_kind()
-        return any(attention) or any(mlp)
+        return any(map(any, self._by_kind()))
+
+    def routes(self, kind: Literal["attention", "mlp"]) -> bool:
+        """Whether a sublayer of this kind has to choose among its tokens anywhere."""
+        rates = dict(zip(("attention", "mlp"), self._by_kind(), strict=True))[kind]
+        return any(0.0 < rate < 1.0 for rate in rates)
 
     def _by_kind(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         kinds = self.skip.split(",")

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,9 +86,9 @@ class Depth:
         router = find_router(config.router, scheme)
         return cls(scheme, config, context, router, find_decider(config.decider, router))
 
-    def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """One sublayer's."""
-        return Routing(self.router, self.decider, width, rngs) if self.config.active else Nothing()
+    def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:
+        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well."""
+        return Routing(self.router, self.decider, width, rngs) if self.config.routes(kind) else Nothing()
 
     def run(self, stream: Stream, site: Site, cache: Cache, going: Pass) -> Result:
         """One sublayer: all tokens where its rate is 0, none where it is 1, else those the rule chooses."""

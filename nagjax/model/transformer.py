@@ -46,11 +46,11 @@ class Output(NamedTuple):
 class Sublayer(nnx.Module):
     """A branch with the scheme's parameters at its two ends, and Mixture-of-Depths' at its door."""
 
-    def __init__(self, branch, depth: Depth, width: int, index: Int[Array, ""], rngs: nnx.Rngs):
+    def __init__(self, kind: str, branch, depth: Depth, width: int, index: Int[Array, ""], rngs: nnx.Rngs):
         self.branch = branch
         self.entry = depth.scheme.entry(width, rngs)
         self.gate = depth.scheme.gate(width, index, rngs)
-        self.routing = depth.parameters(width, rngs)
+        self.routing = depth.parameters(kind, width, rngs)
 
 
 class Block(nnx.Module):
@@ -60,8 +60,8 @@ class Block(nnx.Module):
         scale = depth.scheme.output_scale(config.sublayers)
         mlp = {"swiglu": SwiGLU, "gelu": GELU}[config.mlp](config.width, config.hidden, scale, rngs)
         attention = Attention(config, scale, rngs)
-        self.attention = Sublayer(attention, depth, config.width, 2 * index + 1, rngs)
-        self.mlp = Sublayer(mlp, depth, config.width, 2 * index + 2, rngs)
+        self.attention = Sublayer("attention", attention, depth, config.width, 2 * index + 1, rngs)
+        self.mlp = Sublayer("mlp", mlp, depth, config.width, 2 * index + 2, rngs)
 
 
 class Layer(NamedTuple):
