@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import os
+import socket
+import time
 from collections.abc import Mapping
 
 import jax
@@ -102,11 +104,13 @@ def connect(config: HostsConfig) -> None:
     """Joins the other hosts, if there are any. To be called before jax looks for devices.
 
     When a host dies the others end too, after `HEARTBEAT` seconds at most: the launcher starts them all again.
-    Raises UserError if the environment is incomplete, or if the others do not come within `timeout` seconds.
+    Raises UserError if the environment is incomplete, or if process 0 is not there within `timeout` seconds.
     """
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:
         return
+    if place.index:
+        _wait_for_first(place.coordinator, config)
     try:
         jax.distributed.initialize(
             place.coordinator,
@@ -117,10 +121,28 @@ def connect(config: HostsConfig) -> None:
             shutdown_timeout_seconds=FAREWELL,
         )
     except (RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        name = "hosts.coordinator" if config.coordinator else "COORDINATOR_ADDRESS"
-        fix = f"the hosts did not find each other ({reason}): is every one started, and the port open to all of them?"
-        raise UserError(name, place.coordinator, fix) from error
+        raise _not_found(place.coordinator, config, error) from error
+
+
+def _wait_for_first(coordinator: str, config: HostsConfig) -> None:
+    """Until process 0 listens: jax itself would end the process with a stack trace."""
+    host, _, port = coordinator.rpartition(":")
+    deadline = time.monotonic() + config.timeout
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise _not_found(coordinator, config, error) from error
+        time.sleep(0.2)
+
+
+def _not_found(coordinator: str | None, config: HostsConfig, error: Exception) -> UserError:
+    reason = (str(error).splitlines() or [""])[0]
+    name = "hosts.coordinator" if config.coordinator else "COORDINATOR_ADDRESS"
+    fix = f"the hosts did not find each other ({reason}): is every one started, and the port open to all of them?"
+    return UserError(name, coordinator, fix)
 
 
 def _on_cloud_tpu() -> bool:

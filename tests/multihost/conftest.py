@@ -15,14 +15,14 @@ import tiny
 
 from nagjax.data import DataConfig, prepare
 from nagjax.residual import find_scheme
-from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.train.config import MeshConfig
 from nagjax.train.hosts import HostsConfig
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 100  # seconds for one host, all its runs together; a tenth of it is usual
+LIMIT = 240  # seconds for one host, all its runs together; a fifth of it is usual
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """Everything is compiled once, by whichever process comes first."""
     folder = tmp_path_factory.mktemp("programs")
@@ -36,7 +36,7 @@ def programs(tmp_path_factory):
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """A tiny run whose parameters are spread over all eight devices."""
     folder = tmp_path_factory.mktemp("text")
@@ -48,11 +48,7 @@ def config(tmp_path_factory):
     return dataclasses.replace(made, data=DataConfig(str(folder / "corpus")), mesh=MeshConfig(data=1, fsdp=8))
 
 
-def changed(config: RunConfig, **train) -> RunConfig:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, **train))
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def hosts(programs, tmp_path_factory):
     """`hosts(runs)`: two processes go through the runs, each with what its own `faults[index]` does to it; returns
     their exit codes, what they noted, and what they printed."""

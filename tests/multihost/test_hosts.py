@@ -1,5 +1,6 @@
 """Where a process stands among the others, from options and environment; what is wrong is named."""
 
+import socket
 import types
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from nagjax.errors import UserError
 from nagjax.train import mesh as mesh_module
-from nagjax.train.hosts import HostsConfig, Place, find
+from nagjax.train.hosts import HostsConfig, Place, connect, find
 from nagjax.train.mesh import batch_share
 
 PLAIN = {"COORDINATOR_ADDRESS": "10.0.0.2:8476", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}
@@ -51,6 +52,15 @@ def test_what_is_wrong_is_named(config, environment, field, words):
     with pytest.raises(UserError, match=words) as caught:
         find(config, environment, False)
     assert caught.value.field == field
+
+
+def test_a_first_host_that_is_not_there_is_an_error():
+    with socket.socket() as bound:  # bound, but not listening
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(UserError, match="did not find each other.*port open") as caught:
+            connect(HostsConfig(address, 2, 1, timeout=0))
+    assert caught.value.field == "hosts.coordinator"
 
 
 def shares(monkeypatch, owners, tensor=1):

@@ -102,7 +102,8 @@ def first_life(hosts, config, alone, tmp_path_factory):
         dict(out="killed", faults={0: kill, 1: kill}),
     ]
     codes, notes, printed = hosts(*({"config": config} | run | {"out": str(folder / run["out"])} for run in runs))
-    assert codes == [-signal.SIGKILL] * 2, printed[0][-3000:] + printed[1][-3000:]
+    # The one that is killed first may take the other with it before that comes to kill itself.
+    assert -signal.SIGKILL in codes and 0 not in codes, printed[0][-3000:] + printed[1][-3000:]
     return folder, notes, printed
 
 
