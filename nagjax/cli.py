@@ -25,6 +25,7 @@ COMMANDS = {
     "plan": ("plan", "plan", "does a run fit a TPU slice or GPU box, and what would it cost: compiled without one"),
     "calibrate": ("depth", "calibrate", "how much of a dense NAG run can be skipped, and at what loss"),
     "map": ("depth", "draw_map", "which sublayers each token of a text goes through"),
+    "profile": ("profile", "profile", "trace a few training steps and tell which part of the model takes how long"),
     "bench": ("train", "bench", "bench step | compile | mod: step times, compile time, what skipping saves"),
 }
 

@@ -1,0 +1,46 @@
+"""nagjax profile: every part of the model is found in the trace of a real step, and times add up."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from nagjax.cli import main
+from nagjax.profile import OTHER, scope_of, scopes_of
+
+
+def test_every_part_takes_time(tmp_path, capsys):
+    tiny = "--scheme nag --depth 2 --width 32 --context 32 --batch 8 --mod.rate 0.5 --traced 2".split()
+    assert main(["profile", *tiny, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    found = re.findall(r"(\w+) +([\d.]+) ms +([\d.]+)%", printed)
+    rows = {name: (float(ms), float(share)) for name, ms, share in found}
+    parts = {"embedding", "attention", "mlp", "residual", "routing", "head", "optimizer"}
+    assert parts <= set(rows) <= parts | {OTHER}
+    assert all(ms > 0 for ms, _ in rows.values())
+    assert sum(share for _, share in rows.values()) == pytest.approx(100, abs=0.5)
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_the_innermost_part_counts():
+    assert scope_of("jit(step)/transpose(jvp(attention))/while/body/residual/mul") == "residual"
+    assert scope_of("jit(step)/jvp(mlp)/dot_general") == "mlp"
+    assert scope_of("jit(step)/reduce_sum") == OTHER
+
+
+def test_loops_are_not_counted_beside_what_is_in_them():
+    def loop(x):
+        with jax.named_scope("mlp"):
+            return jax.lax.scan(lambda x, _: (jnp.tanh(x @ x), None), x, length=3)[0]
+
+    text = jax.jit(loop).lower(jnp.ones((8, 8))).compile().as_text()
+    found = scopes_of(text)
+    (name,) = re.findall(r"%([\w.]+) = .* while\(", text)
+    assert name not in found
+    assert "mlp" in found.values()
+
+
+def test_no_steps_is_an_error(tmp_path, capsys):
+    assert main(["profile", "--traced", "0", "--out", str(tmp_path)]) == 2
+    assert "traced = 0" in capsys.readouterr().err
