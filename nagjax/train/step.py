@@ -61,8 +61,8 @@ def _cuts(output: Output) -> dict[str, Array]:
 
 
 def _averaged(state: TrainState, cuts: dict[str, Array], decay: float) -> dict[str, Array]:
-    """Exponential moving averages over at most as many good steps as there have been: early cuts, made while NAG's angles
-    still rise, are soon forgotten. decay_t = min(decay, t / (t + 10))."""
+    """Exponential moving averages over at most as many good steps as there have been: early cuts, made while NAG's
+    angles still rise, are soon forgotten. decay_t = min(decay, t / (t + 10))."""
     done = state.guard.good.astype(jnp.float32)
     decay = jnp.minimum(decay, done / (done + 10.0))
     return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, state.mod, cuts)
