@@ -26,14 +26,14 @@ from experiments.harness.jobs import Record, Training, seeded
 from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval
-from nagjax.data import DataConfig
+from nagjax.data import DataConfig, open_dataset
 from nagjax.depth import ModConfig
+from nagjax.generate.evaluate import score
 from nagjax.generate.load import open_run
 from nagjax.model.config import ModelConfig
 from nagjax.model.presets import find_preset
 from nagjax.residual import find_scheme
 from nagjax.train.config import RunConfig, TrainConfig
-from nagjax.train.evaluator import Evaluator
 
 CLAIMED = (0.2, 0.25)
 MARGIN = 0.005  # relative: a loss at most this much above the dense one matches it
@@ -105,11 +105,10 @@ def _config(settings: Settings, arm: str, rate: float) -> RunConfig:
 
 
 def causal_scores(folder: Path) -> dict:
-    """Loss, realised rate and agreement with top-k under the causal decider, on the run's validation batches."""
+    """Loss and realised rate under the causal decider, on the run's validation batches."""
     run = open_run(folder)
-    evaluator = Evaluator(run.blueprint, causal=True)
-    stream = evaluator.stream(run.config.train.eval_batches)
-    scores, depth = evaluator(run.params, run.mod, run.step, stream)
+    dataset = open_dataset(run.config.data, split="validation")
+    scores, _ = score(run, dataset, run.config.train.eval_batches, causal=True)
     return {"causal_loss": scores["loss"], "causal_rate": scores["mod_rate"]}
 
 

@@ -54,16 +54,22 @@ class Racer:
         return (time.perf_counter() - began) / steps
 
 
+def race(racers: dict[str, Racer], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Seconds per step of each, by round; they take turns, after two steps to warm up."""
+    for racer in racers.values():
+        racer.seconds(2)
+    times = {name: [] for name in racers}
+    for _ in range(rounds):
+        for name, racer in racers.items():
+            times[name].append(racer.seconds(steps))
+    return times
+
+
 def bench_step(bench: BenchStep) -> dict:
     """Prints, and returns, milliseconds per step and the ratio to the first scheme (median over rounds)."""
     shape = (bench.depth, bench.width, bench.batch, bench.context)
     racers = {name: Racer(blueprint_of(name, *shape), bench.batch, bench.context) for name in bench.schemes}
-    for racer in racers.values():
-        racer.seconds(2)
-    times = {name: [] for name in racers}
-    for _ in range(bench.rounds):
-        for name, racer in racers.items():
-            times[name].append(racer.seconds(bench.steps))
+    times = race(racers, bench.rounds, bench.steps)
     first = times[bench.schemes[0]]
     rows = {
         name: {

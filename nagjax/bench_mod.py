@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from nagjax.bench import Racer, blueprint_of, record
+from nagjax.bench import Racer, blueprint_of, race, record
 from nagjax.depth import ModConfig
 from nagjax.errors import UserError
 from nagjax.train.ahead import abstract_batch
@@ -68,12 +68,7 @@ def bench_mod(bench: BenchMod) -> dict:
     """Prints, and returns, the ratios of FLOPs and step time, and the time saved as a share of the FLOPs saved."""
     mods = {"dense": ModConfig(), "routed": bench.mod}
     racers = {name: Racer(bench.blueprint(mod), bench.batch, bench.context) for name, mod in mods.items()}
-    for racer in racers.values():
-        racer.seconds(2)
-    times = {name: [] for name in racers}
-    for _ in range(bench.rounds):
-        for name, racer in racers.items():
-            times[name].append(racer.seconds(bench.steps))
+    times = race(racers, bench.rounds, bench.steps)
     flops = {name: compiled_flops(bench, mod) for name, mod in mods.items()}
     closed = {name: model_costs(racer.blueprint).train for name, racer in racers.items()}
     time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))

@@ -259,14 +259,5 @@ def clear(folder: Path) -> None:
     """Removes a run's checkpoints and metrics, and nothing else that may lie in its folder."""
     if jax.process_index() == 0:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        names = (
-            "config.json",
-            "corpus.json",
-            "info.json",
-            "metrics.jsonl",
-            "sample.txt",
-            "skipped.json",
-            "tokenizer.json",
-        )
-        for name in names:
+        for name in WRITTEN:
             (folder / name).unlink(missing_ok=True)
