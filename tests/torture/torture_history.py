@@ -21,6 +21,7 @@ STEPS, SAVE_EVERY, EVAL_EVERY = 40, 5, 8
 TINY = f"--depth 2 --width 16 --context 16 --batch 4 --eval-batches 2 --mesh.data 1 --dtype float32 --steps {STEPS} "
 TINY += f"--save-every {SAVE_EVERY} --eval-every {EVAL_EVERY} --keep-best 1"
 TOOK = "seconds from the signal to the exit: "
+SEAL = "seal.json"
 LIMIT = 300.0  # seconds after which a process counts as hanging
 
 
@@ -147,10 +148,9 @@ class History:
             self.tally.grace = max(self.tally.grace, float(self.said.rpartition(TOOK)[2]))
         if expected == faults.REFUSED:
             self.refused(before)
-        written = _metrics(self.run)
-        if not self.variant.poison:  # the line of a step that was bad once goes when the run goes on
-            written = [record for record in written if not record.get("skipped")]
-        if written != self.metrics[: len(written)]:
+        # The line of a bad step goes when the run goes on or back; what must stay of such lines `compare` sees.
+        written, wanted = (_without_bad(records) for records in (_metrics(self.run), self.metrics))
+        if written != wanted[: len(written)]:
             raise Lost("metrics that the unbroken run does not have")
         return True
 
@@ -199,8 +199,11 @@ class History:
         after = _whole(self.run)
         if before and not after:
             raise Lost("no checkpoint is left")
-        if changed := [name for name in before.keys() & after.keys() if before[name] != after[name]]:
-            raise Lost(f"{changed[0]} was changed")
+        changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
+        for name in changed:
+            if not name.endswith(SEAL):  # an evaluation made after the save is noted there
+                raise Lost(f"{name} was changed")
+            _verify((self.run / name).parent)
 
     def digest_of(self, run: Path) -> str:
         """SHA-256 of every array of the newest checkpoint, read in a process of its own."""
@@ -299,6 +302,19 @@ def _metrics(run: Path) -> list[dict]:
         return comparable(scratch)
     finally:
         scratch.unlink()
+
+
+def _without_bad(records: list[dict]) -> list[dict]:
+    return [record for record in records if not record.get("skipped")]
+
+
+def _verify(checkpoint: Path) -> None:
+    from nagjax.train import seal
+
+    try:
+        seal.verify(checkpoint)
+    except seal.Damaged as damage:
+        raise Lost(f"{checkpoint} is damaged: {damage}") from damage
 
 
 def _steps(run: Path) -> list[int]:
