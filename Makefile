@@ -14,7 +14,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: demo test test-newest aot plans torture lint clean
+.PHONY: demo test test-newest test-beam aot plans torture lint clean
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
@@ -25,6 +25,10 @@ test: $(VENV)/.dev
 # The same library on the newest jax 0.12: kernels, contracts and one training test.
 test-newest: .venv-newest/.dev
 	.venv-newest/bin/python -m pytest -n $(JOBS) tests/pallas_kernels tests/contracts tests/train/test_loop.py
+
+# Preparation of a corpus on Apache Beam, which needs an older numpy, and so an environment of its own.
+test-beam: .venv-beam/.beam
+	.venv-beam/bin/python -m pytest tests/data/test_beam.py
 
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most 120 s per program.
@@ -59,10 +63,15 @@ $(VENV)/.dev: $(VENV)/.base
 	$(call INSTALL,.venv-newest) -c .venv-newest/constraints.txt 'jax>=0.12,<0.13' -e '.[dev]'
 	@touch $@
 
+.venv-beam/.beam: pyproject.toml constraints-beam.txt
+	$(call MAKE_VENV,.venv-beam)
+	$(call INSTALL,.venv-beam) -c constraints-beam.txt -e '.[beam]' pytest
+	@touch $@
+
 .venv-aot/.aot: pyproject.toml constraints.txt
 	$(call MAKE_VENV,.venv-aot)
 	$(call INSTALL,.venv-aot) -c constraints.txt -e '.[dev,aot,triton]'
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-newest .venv-aot
+	rm -rf .venv .venv-*
