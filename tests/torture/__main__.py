@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+OF_TWO = 0.1
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -84,7 +85,8 @@ def make_corpus(scratch: Path) -> None:
 
 
 def variants() -> list:
-    """Every scheme, with and without Mixture-of-Depths; and bad batches under the two policies that go on."""
+    """Every scheme, with and without Mixture-of-Depths, on one host and on two; and on one bad batches under the two
+    policies that go on."""
     from torture_history import Variant
 
     from nagjax.residual import schemes
@@ -94,8 +96,10 @@ def variants() -> list:
         Variant("nag, bad batches rolled back", ("--scheme", "nag", "--on-bad-step", "rollback"), (6, 7, 21)),
     ]
     for name in schemes():
-        found.append(Variant(name, ("--scheme", name)))
-        found.append(Variant(f"{name} + MoD", ("--scheme", name, "--mod.rate", "0.5")))
+        for title, options in ((name, ()), (f"{name} + MoD", ("--mod.rate", "0.5"))):
+            options = ("--scheme", name, *options)
+            found.append(Variant(title, options))
+            found.append(Variant(f"{title}, two hosts", (*options, "--mesh.fsdp", "2"), hosts=2))
     return found
 
 
@@ -104,27 +108,42 @@ def work(args) -> int:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(scratch / f"programs-{share}")
     import logging
 
-    import torture_faults as faults
     from torture_history import History
+    from torture_hosts import TwoHosts
 
     import nagjax.commands.train  # noqa: F401 - what the forks need is imported once
     import nagjax.train.loop  # noqa: F401
 
     logging.disable(logging.WARNING)
-    chosen = variants()
-    random.Random(args.seed).shuffle(chosen)
-    chosen = chosen[: args.variants]
-    kinds = faults.draw(random.Random(args.seed), args.faults)
-    for i in range(share, len(chosen), args.jobs):
-        mine = kinds[i :: len(chosen)]
-        if chosen[i].poison:  # there a NaN does not end the command
-            mine = ["kill in a step" if kind == "NaN in a batch, once" else kind for kind in mine]
+    for i, (variant, kinds) in enumerate(faults_of_each(args)):
+        if i % args.jobs != share:
+            continue
         folder = scratch / f"variant-{i}"
         folder.mkdir()
-        tally = History(chosen[i], scratch / "corpus", folder, args.seed).play(mine)
-        (scratch / f"tally-{i:03d}.json").write_text(json.dumps({"variant": chosen[i].name, **asdict(tally)}))
-        print(f"{chosen[i].name}: {sum(tally.injected.values())} faults, {len(tally.problems)} problems", flush=True)
+        history = (History, TwoHosts)[variant.hosts - 1](variant, scratch / "corpus", folder, args.seed)
+        tally = history.play(kinds)
+        (scratch / f"tally-{i:03d}.json").write_text(json.dumps({"variant": variant.name, **asdict(tally)}))
+        print(f"{variant.name}: {sum(tally.injected.values())} faults, {len(tally.problems)} problems", flush=True)
     return 0
+
+
+def faults_of_each(args) -> list[tuple]:
+    """The configurations, each with the kinds of its faults; `OF_TWO` of all faults are of two hosts."""
+    import torture_faults as faults
+
+    both, rng = round(OF_TWO * args.faults), random.Random(args.seed)
+    found, all_variants = [], variants()
+    for hosts, count in ((2, both), (1, args.faults - both)):
+        chosen = [variant for variant in all_variants if variant.hosts == hosts]
+        rng.shuffle(chosen)
+        chosen, kinds = chosen[: args.variants if args.variants else None], faults.draw(rng, count, hosts)
+        for i, variant in enumerate(chosen):
+            mine = kinds[i :: len(chosen)]
+            if variant.poison:  # there a NaN does not end the command
+                mine = ["kill in a step" if kind == "NaN in a batch, once" else kind for kind in mine]
+            if mine:
+                found.append((variant, mine))
+    return found
 
 
 def summary(args, tallies: list[dict], seconds: float) -> dict:

@@ -35,9 +35,11 @@ def test_nothing_is_lost(tortured):
 def test_every_kind_is_drawn_and_the_draw_follows_the_seed():
     import random
 
-    drawn = draw(random.Random(1), 200)
-    assert drawn == draw(random.Random(1), 200) != draw(random.Random(2), 200)
-    assert {name: drawn.count(name) >= kind.weight for name, kind in KINDS.items()} == dict.fromkeys(KINDS, True)
+    for hosts in (1, 2):
+        drawn = draw(random.Random(1), 200, hosts)
+        assert drawn == draw(random.Random(1), 200, hosts) != draw(random.Random(2), 200, hosts)
+        assert set(drawn) == {name for name, kind in KINDS.items() if kind.hosts == hosts}
+        assert all(drawn.count(name) >= KINDS[name].weight for name in drawn)
 
 
 def test_the_page_says_what_was_lost():

@@ -17,14 +17,23 @@ REFUSED = 2  # exit code of the command after one line that says what is wrong
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: its name in the table, how often it is drawn, and the exit code it must end in."""
+    """A kind of fault: its name in the table, how often it is drawn, and the exit code it must end in.
+
+    With two `hosts`, `places` are the faults of which one, drawn each time, happens to one host, or to `both`.
+    """
 
     name: str
     what: str
     weight: int
     exit_code: int
+    hosts: int = 1
+    places: tuple[str, ...] = ()
+    both: bool = False
 
 
+ANY_TIME = "kill at any time"
+KILLS = ("kill in a step", "kill in a save", "kill in an evaluation", "kill at a file operation", ANY_TIME)
+TERMINATIONS = ("terminate in a step", "terminate in a save", "terminate in an evaluation")
 KINDS = {
     kind.name: kind
     for kind in (
@@ -32,7 +41,7 @@ KINDS = {
         Kind("kill in a save", "SIGKILL up to 150 ms after a save began", 6, -signal.SIGKILL),
         Kind("kill in an evaluation", "SIGKILL after some batch of an evaluation", 3, -signal.SIGKILL),
         Kind("kill at a file operation", "SIGKILL before the n-th open, rename, mkdir or remove", 6, -signal.SIGKILL),
-        Kind("kill at any time", "SIGKILL from outside at a random time", 5, -signal.SIGKILL),
+        Kind(ANY_TIME, "SIGKILL from outside at a random time", 5, -signal.SIGKILL),
         Kind("terminate in a step", "SIGTERM: must save and exit 0", 2, 0),
         Kind("terminate in a save", "SIGTERM while a save is being written", 2, 0),
         Kind("terminate in an evaluation", "SIGTERM: the evaluation is made after the resume", 2, 0),
@@ -45,14 +54,19 @@ KINDS = {
         Kind("truncated file", "of the newest checkpoint", 2, REFUSED),
         Kind("lost file", "of the newest checkpoint", 2, REFUSED),
         Kind("half-written leftovers", "a torn metrics line and a part of a checkpoint lie about", 2, 0),
+        Kind("one of two hosts killed", "any SIGKILL above, to one of them", 4, -signal.SIGKILL, 2, KILLS),
+        Kind("two hosts killed", "any SIGKILL above, to each of them", 3, -signal.SIGKILL, 2, KILLS, both=True),
+        Kind("one of two hosts terminated", "SIGTERM: both must save and exit 0", 3, 0, 2, TERMINATIONS),
+        Kind("failing save on one of two hosts", "both must end", 1, REFUSED, 2, ("failing save",)),
+        Kind("NaN on one of two hosts, once", "both must end", 1, REFUSED, 2, ("NaN in a batch, once",)),
     )
 }
 DAMAGE = ("flipped byte", "truncated file", "lost file")
 
 
-def draw(rng: random.Random, count: int) -> list[str]:
-    """Kinds of `count` faults: each kind in turn by weight, shuffled."""
-    pool = [name for name, kind in KINDS.items() for _ in range(kind.weight)]
+def draw(rng: random.Random, count: int, hosts: int = 1) -> list[str]:
+    """Kinds of `count` faults of so many hosts: each kind in turn by weight, shuffled."""
+    pool = [name for name, kind in KINDS.items() if kind.hosts == hosts for _ in range(kind.weight)]
     drawn = []
     while len(drawn) < count:
         drawn += rng.sample(pool, len(pool))
@@ -117,9 +131,7 @@ def _at_step(nth: int, number: int, delay: float) -> None:
 
     make, count = run.jit_train_step, 0
 
-    def watched(blueprint):
-        step = make(blueprint)
-
+    def counted(step):
         def take(*args):
             nonlocal count
             count += 1
@@ -130,7 +142,8 @@ def _at_step(nth: int, number: int, delay: float) -> None:
 
         return take
 
-    run.jit_train_step = watched
+    run.jit_train_step = lambda blueprint: counted(make(blueprint))
+    run.VotingStep.__call__ = counted(run.VotingStep.__call__)
 
 
 def _at_save(nth: int, number: int, delay: float) -> None:

@@ -32,6 +32,7 @@ class Variant:
     name: str
     options: tuple[str, ...]
     poison: tuple[int, ...] = ()
+    hosts: int = 1
 
 
 @dataclass
@@ -85,7 +86,7 @@ class History:
         gc.freeze()
         pid = os.fork()
         if pid == 0:
-            _child(argv, sink, self.variant.poison, prepare, begin)
+            run_in_fork(argv, sink, self.variant.poison, prepare, begin)
         os.close(begin)
         os.close(sink)
         with open(begun, "rb") as begun, open(output, "rb") as output:
@@ -95,7 +96,7 @@ class History:
                 time.sleep(kill_after)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            code = _wait(pid, LIMIT)
+            code = wait(pid, LIMIT)
             self.said = output.read().decode(errors="replace")
             return code, time.monotonic() - began
 
@@ -134,10 +135,8 @@ class History:
             faults.litter(self.rng, self.run)
             self.finish()
             return True
-        rng = random.Random(self.rng.random())
-        kill_after = rng.uniform(0, 1.1 * self.seconds) if kind == "kill at any time" else None
         before = _whole(self.run)
-        code, _ = self.command(self.argv(self.run), lambda: faults.arm(kind, rng, self.run), kill_after)
+        code = self.start(kind, random.Random(self.rng.random()))
         expected = faults.KINDS[kind].exit_code
         if code == 0 and "finished: " in self.said:
             self.compare()  # the run ended first
@@ -145,7 +144,7 @@ class History:
         if code != expected:
             raise Lost(f"exit code {code} instead of {expected}:\n{self.said[-2000:]}")
         if expected == 0:
-            self.tally.grace = max(self.tally.grace, float(self.said.rpartition(TOOK)[2]))
+            self.tally.grace = max(self.tally.grace, float(self.said.rpartition(TOOK)[2].split()[0]))
         if expected == faults.REFUSED:
             self.refused(before)
         # The line of a bad step goes when the run goes on or back; what must stay of such lines `compare` sees.
@@ -153,6 +152,11 @@ class History:
         if written != wanted[: len(written)]:
             raise Lost("metrics that the unbroken run does not have")
         return True
+
+    def start(self, kind: str, rng: random.Random) -> int:
+        """The command with a fault in it; its exit code."""
+        kill_after = rng.uniform(0, 1.1 * self.seconds) if kind == faults.ANY_TIME else None
+        return self.command(self.argv(self.run), lambda: faults.arm(kind, rng, self.run), kill_after)[0]
 
     def damage(self, kind: str) -> None:
         """The command must refuse a damaged newest checkpoint by name, and go on from the one before if told to."""
@@ -217,11 +221,11 @@ class History:
                 code = 0
             finally:
                 os._exit(code)
-        _wait(pid, LIMIT)
+        wait(pid, LIMIT)
         return out.read_text() if out.exists() else "unreadable"
 
 
-def _child(argv, sink: int, poison, prepare, begin: int) -> None:
+def run_in_fork(argv, sink: int, poison, prepare, begin: int) -> None:
     """In the fork: output goes to the sink, the fault is armed, the command runs; never returns."""
     code = 1
     try:
@@ -250,6 +254,7 @@ def _child(argv, sink: int, poison, prepare, begin: int) -> None:
         code = main(argv)
         if noting.at is not None:
             print(f"{TOOK}{time.monotonic() - noting.at:.3f}", file=sys.stderr)
+        leave_the_others()
     except BaseException as error:  # noqa: BLE001 - the fork must not return into its parent's code
         import traceback
 
@@ -260,7 +265,15 @@ def _child(argv, sink: int, poison, prepare, begin: int) -> None:
         os._exit(code)
 
 
-def _wait(pid: int, limit: float) -> int:
+def leave_the_others() -> None:
+    """What the interpreter's end would do, which does not come."""
+    import jax
+
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def wait(pid: int, limit: float) -> int:
     deadline = time.monotonic() + limit
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -274,10 +287,13 @@ def _wait(pid: int, limit: float) -> int:
 
 
 def _digest(folder: Path) -> str:
+    import logging
+
     import jax
     import numpy as np
     from orbax.checkpoint import v1 as ocp
 
+    logging.disable(logging.ERROR)  # that the arrays of two hosts are read by one
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     warnings.simplefilter("ignore")  # that the arrays go where they were
     leaves = jax.tree_util.tree_leaves_with_path(ocp.load(folder / str(newest)))

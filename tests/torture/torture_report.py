@@ -11,6 +11,8 @@ Each configuration was trained once without faults. Under faults the same comman
 until the run was finished. Then the state (parameters, optimizer, routing thresholds, guards) and the metrics file
 (apart from wall-clock fields and event lines) must equal those of the unbroken run bit for bit. *Lost* counts the
 faults after which anything was different, a wrong exit code came back, or a damaged checkpoint was not refused by name.
+Two hosts are two processes with the parameters spread over both; when one has died the other is given 5 seconds to end
+by itself, as by a launcher, and both are started again.
 
 | fault | what | injected | lost |
 |---|---|---:|---:|
