@@ -32,7 +32,7 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
     if batches is not None and batches < 1:
         raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
     run = open_run(folder)
-    dataset = _validation(run, data)
+    dataset = run_text(run, data)
     scores, depth = score(run, dataset, batches, causal=run.calibrated)
     if run.config.model.mod.active and not run.calibrated:
         decided, decided_depth = score(run, dataset, batches, causal=True)
@@ -52,11 +52,15 @@ def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) 
     return evaluator(run.params, run.mod, run.step, evaluator.stream(batches))
 
 
-def _validation(run: OpenRun, data: str | None) -> Dataset:
+def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -> Dataset:
+    """A split of `"stdlib"` or of a prepared folder, of the run's own corpus unless given.
+
+    Raises UserError: no such corpus, or one of another tokenizer.
+    """
     if data is None:
-        return open_dataset(run.config.data, split="validation")
+        return open_dataset(run.config.data, split=split)
     given = run.tokenizer if data == STDLIB else None
-    dataset = open_dataset(DataConfig(path=data), split="validation", tokenizer=given)
+    dataset = open_dataset(DataConfig(path=data), split=split, tokenizer=given)
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
         fix = f"was prepared with {names}: prepare it with that one"

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from nagjax.data import Tokenizer, load_tokenizer
 from nagjax.depth import ModConfig
 from nagjax.errors import UserError
+from nagjax.interop.tokenizer_files import NoTokenizer
 from nagjax.model.transformer import Transformer
 from nagjax.train.checkpoint import restore_params
 from nagjax.train.config import MeshConfig, RunConfig, from_dict
@@ -22,6 +23,7 @@ from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint, Tree
 
 CALIBRATION = "calibration.json"
+ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +50,20 @@ class OpenRun:
     @cached_property
     def model(self) -> Transformer:
         return self.blueprint.model(self.params)
+
+    def __repr__(self) -> str:
+        model, count = self.config.model, sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        facts = [
+            f"{self.config.scheme.title}, {model.depth} blocks x {model.width}",
+            f"{model.heads} heads of {model.head_width} on {model.kv_heads} keys",
+            f"{count:,} parameters",
+            f"context {model.context:,}",
+            f"vocabulary {model.vocab:,} ({self.tokenizer.name})",
+            f"computes in {model.compute_dtype.name}",
+            f"{self.step} steps trained",
+        ]
+        facts += ["Mixture-of-Depths"] if model.mod.active else []
+        return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
 
     def routed(self, mod: ModConfig, cuts: Array | None = None) -> "OpenRun":
         """The same parameters under another Mixture-of-Depths, which must not need parameters of its own.
@@ -79,10 +95,15 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
     state = restore_params(folder / "checkpoints", blueprint.abstract())
     run = OpenRun(folder, blueprint, int(state.step), state.params, state.mod, _tokenizer(folder, config))
-    point = read_calibration(folder) if calibrated else None
+    return at_point(run, folder) if calibrated else run
+
+
+def at_point(run: OpenRun, folder: Path) -> OpenRun:
+    """The run at the point of its dial that `nagjax calibrate` has saved in `folder`; as it is where there is none."""
+    point = read_calibration(folder)
     if point is None:
         return run
-    at = run.routed(dial(point["rate"]), [point["threshold"]] * config.model.sublayers)
+    at = run.routed(dial(point["rate"]), [point["threshold"]] * run.config.model.sublayers)
     return dataclasses.replace(at, calibrated=True)
 
 
@@ -126,12 +147,28 @@ def read_config(folder: Path) -> RunConfig:
         raise UserError("run", str(folder), f"its config.json cannot be read ({error!r})") from None
 
 
+def read_origin(folder: Path) -> dict | None:
+    """What `nagjax import` noted in a run's folder; None where the run was not imported."""
+    path = folder / ORIGIN
+    try:
+        origin = json.loads(path.read_text(encoding="utf-8"))
+        return {"tokenizer_vocab": origin["tokenizer_vocab"], "end_of_text": origin["end_of_text"], **origin}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError("run", str(path), f"cannot be read ({error!r}): bring it back, or import again") from None
+
+
 def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
     """The run's own copy, so that a run can be used without its corpus."""
-    path = folder / TOKENIZER
+    path, then = folder / TOKENIZER, config.model.vocab
+    if (origin := read_origin(folder)) is not None:
+        then = origin["tokenizer_vocab"]
+        if then is None:
+            return NoTokenizer(config.model.vocab, origin["end_of_text"])
     tokenizer = load_tokenizer(str(path) if path.exists() else "bytes")
-    if tokenizer.vocab_size != config.model.vocab:
-        now, then = tokenizer.vocab_size, config.model.vocab
+    if tokenizer.vocab_size != then:
+        now = tokenizer.vocab_size
         fix = f"{path} is missing or was changed: it has {now} tokens, the run was trained with {then}; bring it back"
         raise UserError("tokenizer", tokenizer.name, fix)
     return tokenizer

@@ -24,19 +24,23 @@ def attend(
     q_where,
     k_where,
     implementation: str = "auto",
+    window: int | None = None,
 ) -> Float[Array, "B Tq H Dh"]:
     """Causal attention within documents, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
 
     `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "splash" (TPU, sequences of
-    whole 128-token blocks, equal queries and keys); "auto" takes the fastest of these that applies here.
+    whole 128-token blocks, equal queries and keys, no window); "auto" takes the fastest of these that applies here.
+    window: only so many tokens back, the own one included, are seen.
 
     Raises UserError where a forced implementation cannot take the input.
     """
     if implementation == "auto":
-        implementation = _best(q, k)
+        implementation = _best(q, k, window)
     if implementation == "splash":
+        if window is not None:
+            raise UserError("attention", "splash", f"does not do block.window = {window}: choose auto or xla")
         return _splash(q, k, v, q_where, k_where)
-    mask = causal_mask(q_where, k_where)
+    mask = causal_mask(q_where, k_where, window)
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 
 
@@ -53,9 +57,9 @@ def tracing_for(platform: str) -> Iterator[None]:
         _platform.reset(token)
 
 
-def _best(q, k) -> str:
+def _best(q, k, window: int | None = None) -> str:
     platform = _platform.get() or jax.default_backend()
-    if platform == "tpu" and q.shape[1] == k.shape[1] and q.shape[1] % SPLASH_BLOCK == 0:
+    if platform == "tpu" and window is None and q.shape[1] == k.shape[1] and q.shape[1] % SPLASH_BLOCK == 0:
         return "splash"
     return "cudnn" if platform == "gpu" and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 else "xla"
 

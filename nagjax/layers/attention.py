@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers.attend import attend
-from nagjax.layers.parameters import matrix
+from nagjax.layers.linear import linear
+from nagjax.layers.parameters import bias, gain, matrix
 from nagjax.layers.rotary import rotary
 from nagjax.layers.where import Where
 
@@ -29,13 +30,14 @@ class KVCache(NamedTuple):
         return jax.tree.map(lambda old, new: old.at[rows, where.positions].set(new), self, fresh)
 
 
-def unit_rms(x: Float[Array, "*n Dh"]) -> Float[Array, "*n Dh"]:
+def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*n Dh"]:
     wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention without biases; RoPE; optional QK-norm without gain (Henry et al. 2020)."""
+    """Grouped-query attention; RoPE; optional QK-norm (Henry et al. 2020); biases and gains where `config.block` has
+    them."""
 
     def __init__(self, config, output_scale: float, rngs: nnx.Rngs):
         self.config = config
@@ -44,28 +46,44 @@ class Attention(nnx.Module):
         self.key = matrix(rngs, (config.width, narrow), ("embed", "heads"))
         self.value = matrix(rngs, (config.width, narrow), ("embed", "heads"))
         self.out = matrix(rngs, (wide, config.width), ("heads", "embed"), output_scale)
+        biases = config.block.biases
+        self.query_bias = bias(wide, "heads") if "qkv" in biases else None
+        self.key_bias = bias(narrow, "heads") if "qkv" in biases else None
+        self.value_bias = bias(narrow, "heads") if "qkv" in biases else None
+        self.out_bias = bias(config.width, "embed") if "out" in biases else None
+        own = lambda row: {"head": gain(config.head_width, None), "row": gain(row, "heads")}  # noqa: E731
+        self.query_gain = own(wide).get(config.block.qk_gain)
+        self.key_gain = own(narrow).get(config.block.qk_gain)
 
-    def _heads(self, x: Float[Array, "B T D"], weight: nnx.Param) -> Float[Array, "B T H Dh"]:
-        return (x @ weight[...].astype(x.dtype)).reshape(*x.shape[:2], -1, self.config.head_width)
+    def _heads(self, x: Float[Array, "B T D"], weight: nnx.Param, added: nnx.Param | None) -> Float[Array, "B T H Dh"]:
+        return linear(x, weight, added).reshape(*x.shape[:2], -1, self.config.head_width)
 
-    def _place(self, x: Float[Array, "B T H Dh"], where: Where) -> Float[Array, "B T H Dh"]:
-        x = unit_rms(x) if self.config.qk_norm else x
-        return rotary(x, where.positions, self.config.rope_base) if self.config.positions == "rotary" else x
+    def _place(self, x: Float[Array, "B T H Dh"], gain: nnx.Param | None, where: Where) -> Float[Array, "B T H Dh"]:
+        config, block = self.config, self.config.block
+        if config.qk_norm:
+            vectors = x.reshape(*x.shape[:2], -1) if block.qk_gain == "row" else x
+            vectors = unit_rms(vectors, block.qk_epsilon)
+            vectors = vectors if gain is None else vectors * gain[...].astype(x.dtype)
+            x = vectors.reshape(x.shape)
+        if config.positions != "rotary":
+            return x
+        return rotary(x, where.positions, config.rope_base, block.rope, config.rotated_width)
 
     def queries(self, x: Float[Array, "B T D"], where: Where) -> Float[Array, "B T H Dh"]:
-        return self._place(self._heads(x, self.query), where)
+        return self._place(self._heads(x, self.query, self.query_bias), self.query_gain, where)
 
     def keys_values(self, x: Float[Array, "B T D"], where: Where) -> KVCache:
-        return KVCache(self._place(self._heads(x, self.key), where), self._heads(x, self.value))
+        keys = self._place(self._heads(x, self.key, self.key_bias), self.key_gain, where)
+        return KVCache(keys, self._heads(x, self.value, self.value_bias))
 
     def mix(
         self, x: Float[Array, "B k D"], where: Where, known: KVCache, seen: Where, implementation: str | None = None
     ) -> Float[Array, "B k D"]:
         """The update of the tokens `x`, which stand at `where`, from keys and values that stand at `seen`."""
-        mixed = attend(
-            self.queries(x, where), known.keys, known.values, where, seen, implementation or self.config.attention
-        )
-        return mixed.reshape(*x.shape[:2], -1) @ self.out[...].astype(x.dtype)
+        implementation = implementation or self.config.attention
+        window = self.config.block.window
+        mixed = attend(self.queries(x, where), known.keys, known.values, where, seen, implementation, window)
+        return linear(mixed.reshape(*x.shape[:2], -1), self.out, self.out_bias)
 
     def __call__(
         self, x: Float[Array, "B T D"], where: Where, cache: KVCache | None = None

@@ -1,31 +1,49 @@
-"""The feed-forward branch."""
+"""The feed-forward branch. `biases` adds one to each of its linear maps."""
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from nagjax.layers.parameters import matrix
+from nagjax.layers.linear import linear
+from nagjax.layers.parameters import bias, matrix
 
 
 class SwiGLU(nnx.Module):
-    """`(silu(x W_gate) * (x W_up)) W_down`: Shazeer 2020, arXiv:2002.05202. No biases."""
+    """`(silu(x W_gate) * (x W_up)) W_down`: Shazeer 2020, arXiv:2002.05202."""
 
-    def __init__(self, width: int, hidden: int, output_scale: float, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, output_scale: float, rngs: nnx.Rngs, biases: bool = False):
         self.gate = matrix(rngs, (width, hidden), ("embed", "mlp"))
         self.up = matrix(rngs, (width, hidden), ("embed", "mlp"))
         self.down = matrix(rngs, (hidden, width), ("mlp", "embed"), output_scale)
+        self.gate_bias = bias(hidden, "mlp") if biases else None
+        self.up_bias = bias(hidden, "mlp") if biases else None
+        self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate, up, down = (weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down))
-        return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+        opened = jax.nn.silu(linear(x, self.gate, self.gate_bias))
+        return linear(opened * linear(x, self.up, self.up_bias), self.down, self.down_bias)
 
 
 class GELU(nnx.Module):
-    """`gelu(x W_up) W_down`, no biases."""
+    """`gelu(x W_up) W_down`, by the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 
-    def __init__(self, width: int, hidden: int, output_scale: float, rngs: nnx.Rngs):
+    approximate = True
+
+    def __init__(self, width: int, hidden: int, output_scale: float, rngs: nnx.Rngs, biases: bool = False):
         self.up = matrix(rngs, (width, hidden), ("embed", "mlp"))
         self.down = matrix(rngs, (hidden, width), ("mlp", "embed"), output_scale)
+        self.up_bias = bias(hidden, "mlp") if biases else None
+        self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return jax.nn.gelu(x @ self.up[...].astype(x.dtype)) @ self.down[...].astype(x.dtype)
+        up = jax.nn.gelu(linear(x, self.up, self.up_bias), approximate=self.approximate)
+        return linear(up, self.down, self.down_bias)
+
+
+class ExactGELU(GELU):
+    """The same by the error function."""
+
+    approximate = False
+
+
+MLPS = {"swiglu": SwiGLU, "gelu": GELU, "gelu_exact": ExactGELU}

@@ -1,9 +1,11 @@
 """Start values and the metadata every parameter carries: logical axis names, and its role for the optimizer.
 
-Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding", "norm", "gate".
+Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding", "norm" (gains and
+biases), "gate".
 """
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 
@@ -18,3 +20,13 @@ def matrix(
 def table(rngs: nnx.Rngs, shape: tuple[int, int], std: float, rows: str | None = "vocab") -> nnx.Param:
     """A table of rows [entries, D], float32, normal with standard deviation `std`."""
     return nnx.Param(jax.random.normal(rngs.params(), shape) * std, axes=(rows, "embed"), role="embedding")
+
+
+def bias(size: int, axis: str | None) -> nnx.Param:
+    """What a linear map adds: [size], float32, starts at 0."""
+    return nnx.Param(jnp.zeros((size,), jnp.float32), axes=(axis,), role="norm")
+
+
+def gain(size: int, axis: str | None) -> nnx.Param:
+    """A factor by feature: [size], float32, starts at 1."""
+    return nnx.Param(jnp.ones((size,), jnp.float32), axes=(axis,), role="norm")

@@ -3,18 +3,40 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from nagjax.layers.config import RopeConfig
+
+UNSCALED = RopeConfig()
+
+
+def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Array, " half"]:
+    """Radians per token of each pair of features, float32: `base ** (-i / half)`, stretched as `rope` says."""
+    plain = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if rope.scaling == "none":
+        return plain
+    if rope.scaling == "linear":
+        return plain / rope.factor
+    turns = rope.original * plain / (2 * jnp.pi)  # of a pair over the original context
+    kept = jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
+    return kept * plain + (1.0 - kept) * plain / rope.factor
+
 
 def rotary(
-    x: Float[Array, "B T H Dh"], positions: Int[Array, "B T"], base: float = 10_000.0
+    x: Float[Array, "B T H Dh"],
+    positions: Int[Array, "B T"],
+    base: float = 10_000.0,
+    rope: RopeConfig = UNSCALED,
+    rotated: int | None = None,
 ) -> Float[Array, "B T H Dh"]:
     """Rotates the halves of each head by position-dependent angles; float32 inside, returns x's dtype.
 
     `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)` with angle `position * base ** (-2i/Dh)`: Su et al. 2021,
-    arXiv:2104.09864, in the half-split layout of Llama checkpoints. Dh must be even.
+    arXiv:2104.09864, in the half-split layout of Llama checkpoints. Only the first `rotated` features (all of them
+    unless given) take part; their number must be even.
     """
-    half = x.shape[-1] // 2
-    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[..., None, None].astype(jnp.float32) * frequency
+    rotated = x.shape[-1] if rotated is None else rotated
+    half = rotated // 2
+    angle = positions[..., None, None].astype(jnp.float32) * frequencies(half, base, rope)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    x1, x2 = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    x1, x2 = x[..., :half].astype(jnp.float32), x[..., half:rotated].astype(jnp.float32)
+    turned = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    return turned if rotated == x.shape[-1] else jnp.concatenate([turned, x[..., rotated:]], axis=-1)

@@ -19,8 +19,10 @@ class Where(NamedTuple):
         return cls(jnp.ones((batch, tokens), jnp.int32), positions)
 
 
-def causal_mask(queries: Where, keys: Where) -> Bool[Array, "B 1 Tq Tk"]:
-    """True where the key is of the query's document and not after it. Padding sees padding: no row is empty."""
+def causal_mask(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tq Tk"]:
+    """True where the key is of the query's document, not after it, and less than `window` tokens before it. Padding
+    sees padding: no row is empty."""
     same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    before = queries.positions[:, :, None] >= keys.positions[:, None, :]
-    return (same & before)[:, None]
+    behind = queries.positions[:, :, None] - keys.positions[:, None, :]
+    near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    return (same & near)[:, None]

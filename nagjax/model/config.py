@@ -9,6 +9,7 @@ import tyro
 
 from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
+from nagjax.layers.config import BlockConfig
 
 
 def _round_up(value: float, multiple: int) -> int:
@@ -23,19 +24,20 @@ class ModelConfig:
     width: int = 64  # D, features of the residual
     heads: int | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
     kv_heads: int | None = None  # key/value heads (grouped-query attention); None: as many as heads
-    hidden: int | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
+    hidden: int | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu: tanh form)
     context: int = 128  # tokens a sequence holds
     vocab: Annotated[int, tyro.conf.Suppress] = 257  # the commands take it from the corpus' tokenizer
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"
     positions: Literal["rotary", "learned"] = "rotary"
     rope_base: float = 10_000.0
-    qk_norm: bool = True  # unit RMS queries and keys, no gain
+    qk_norm: bool = True  # unit RMS queries and keys
     tied: bool = False  # one table for embedding and head
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
     remat: Literal["none", "block", "dots"] = "none"  # recomputed in the backward pass: nothing, all, all but matmuls
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"  # residual updates
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
+    block: BlockConfig = BlockConfig()  # parts that models made elsewhere have
 
     def __post_init__(self):
         for field in ("depth", "width", "context", "vocab"):
@@ -51,7 +53,7 @@ class ModelConfig:
             fill("kv_heads", self.heads)
         if self.hidden is None:
             fill("hidden", _round_up(8 / 3 * self.width, 8) if self.mlp == "swiglu" else 4 * self.width)
-        if self.heads < 1 or self.width % self.heads:
+        if self.heads < 1 or (self.block.head_width is None and self.width % self.heads):
             fits = [h for h in range(1, min(self.width, 256) + 1) if self.width % h == 0]
             nearest = min(fits, key=lambda h: abs(h - self.heads))
             raise UserError("heads", self.heads, f"width {self.width} must divide by heads; nearest: {nearest}")
@@ -59,12 +61,20 @@ class ModelConfig:
             raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must divide by kv_heads")
         if self.hidden < 1:
             raise UserError("hidden", self.hidden, "give a whole number of at least 1")
-        if self.positions == "rotary" and self.head_width % 2:
-            raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.head_width}")
+        if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
+            fix = f"rotary turns pairs of features: not {self.rotated_width} of a head width of {self.head_width}"
+            raise UserError("heads", self.heads, fix)
+        if self.block.qk_gain != "none" and not self.qk_norm:
+            raise UserError("block.qk_gain", self.block.qk_gain, "goes with qk_norm: turn that on, or leave this out")
 
     @property
     def head_width(self) -> int:
-        return self.width // self.heads
+        return self.block.head_width or self.width // self.heads
+
+    @property
+    def rotated_width(self) -> int:
+        """Features of each head that rotary turns."""
+        return int(self.head_width * self.block.rotated)
 
     @property
     def compute_dtype(self):

@@ -14,7 +14,7 @@ from nagjax.depth.routed import Cache, Depth, Pass, Result, Site
 from nagjax.errors import UserError
 from nagjax.layers.attention import Attention, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
-from nagjax.layers.mlp import GELU, SwiGLU
+from nagjax.layers.mlp import MLPS
 from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, Scheme
@@ -58,7 +58,7 @@ class Block(nnx.Module):
 
     def __init__(self, config: ModelConfig, depth: Depth, index: Int[Array, ""], rngs: nnx.Rngs):
         scale = depth.scheme.output_scale(config.sublayers)
-        mlp = {"swiglu": SwiGLU, "gelu": GELU}[config.mlp](config.width, config.hidden, scale, rngs)
+        mlp = MLPS[config.mlp](config.width, config.hidden, scale, rngs, "mlp" in config.block.biases)
         attention = Attention(config, scale, rngs)
         self.attention = Sublayer("attention", attention, depth, config.width, 2 * index + 1, rngs)
         self.mlp = Sublayer("mlp", mlp, depth, config.width, 2 * index + 2, rngs)

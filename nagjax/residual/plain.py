@@ -14,6 +14,7 @@ class Plain(PreNorm):
     title: ClassVar[str] = "plain pre-norm"
     learning_rate: ClassVar[float] = 8e-3
 
+    epsilon: float = 1e-6  # in the norm
     # GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline here
     scaled_start: bool = True
 

@@ -1,0 +1,1 @@
+"""Models made elsewhere, and nagjax's for elsewhere: safetensors folders in and out."""

@@ -1,0 +1,119 @@
+"""GPT-NeoX and Pythia: LayerNorm, branches in parallel or in turn, rotary on a part of each head."""
+
+import functools
+
+import numpy as np
+
+from nagjax.interop.families import Family, Inexpressible
+from nagjax.interop.families.common import need, only, read_rope, refuse, write_rope
+from nagjax.interop.families.gpt2 import ACTIVATIONS, check_blocks
+from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, same, transposed
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.layer_norm import LayerNorm
+from nagjax.residual.parallel import Parallel
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    activation = only(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh"), "gelu")
+    context = int(config.get("max_position_embeddings") or 2048)
+    base = config.get("rotary_emb_base", 10_000.0)
+    base, rope, share = read_rope({"max_position_embeddings": context} | config, base)
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        mlp=ACTIVATIONS[activation],
+        rope_base=base,
+        qk_norm=False,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        block=BlockConfig(
+            biases=("qkv", "out", "mlp") if config.get("attention_bias", True) else ("mlp",),
+            rotated=config.get("rotary_pct", 0.25) if share is None else share,
+            rope=rope,
+        ),
+    )
+    scheme = Parallel if config.get("use_parallel_residual", True) else LayerNorm
+    return model, scheme(epsilon=float(config.get("layer_norm_eps", 1e-5)))
+
+
+def _heads_apart(x: np.ndarray, heads: int) -> tuple[np.ndarray, ...]:
+    """[H * 3 * Dh, ...] into three of [H * Dh, ...]: head by head its query, key and value features."""
+    by_head = x.reshape(heads, 3, -1, *x.shape[1:])
+    return tuple(by_head[:, i].reshape(-1, *x.shape[1:]) for i in range(3))
+
+
+def _heads_together(*parts: np.ndarray, heads: int) -> np.ndarray:
+    by_head = [part.reshape(heads, 1, -1, *part.shape[1:]) for part in parts]
+    return np.concatenate(by_head, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def tensors(model: ModelConfig) -> list[Tensor]:
+    layer, heads = "gpt_neox.layers.{}", model.heads
+    join = functools.partial(_heads_together, heads=heads)
+    found = [
+        same("gpt_neox.embed_in.weight", "embedding.tokens"),
+        Tensor(
+            f"{layer}.attention.query_key_value.weight",
+            QKV,
+            lambda x: tuple(part.T for part in _heads_apart(x, heads)),
+            lambda *parts: join(*(part.T for part in parts)),
+        ),
+        transposed(f"{layer}.attention.dense.weight", f"{ATTENTION}.branch.out"),
+        transposed(f"{layer}.mlp.dense_h_to_4h.weight", f"{MLP}.branch.up"),
+        same(f"{layer}.mlp.dense_h_to_4h.bias", f"{MLP}.branch.up_bias"),
+        transposed(f"{layer}.mlp.dense_4h_to_h.weight", f"{MLP}.branch.down"),
+        same(f"{layer}.mlp.dense_4h_to_h.bias", f"{MLP}.branch.down_bias"),
+    ]
+    if "qkv" in model.block.biases:
+        name = f"{layer}.attention.query_key_value.bias"
+        found.append(Tensor(name, QKV_BIAS, lambda x: _heads_apart(x, heads), join))
+        found.append(same(f"{layer}.attention.dense.bias", f"{ATTENTION}.branch.out_bias"))
+    norms = {
+        f"{layer}.input_layernorm": f"{ATTENTION}.entry",
+        f"{layer}.post_attention_layernorm": f"{MLP}.entry",
+        "gpt_neox.final_layer_norm": "entry",
+    }
+    for name, path in norms.items():
+        found += [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+    head = Tensor("embed_out.weight", ("head.tokens",), alias="lm_head.weight")
+    return found if model.tied else [*found, head]
+
+
+def write(model: ModelConfig, scheme: Scheme) -> dict:
+    refuse("scheme", scheme.name, ("layer_norm", "parallel"), "its residual is pre-norm by LayerNorm")
+    refuse("positions", model.positions, ("rotary",), "its positions are rotary")
+    check_blocks(model, ("gelu", "gelu_exact"))
+    if "mlp" not in model.block.biases or len(model.block.biases) == 2:
+        raise Inexpressible("block.biases", model.block.biases, "the MLP has them, qkv and out go together")
+    rope = write_rope(model)
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.depth,
+        "num_attention_heads": model.heads,
+        "hidden_act": "gelu" if model.mlp == "gelu_exact" else "gelu_new",
+        "max_position_embeddings": model.context,
+        "layer_norm_eps": scheme.epsilon,
+        "use_parallel_residual": scheme.name == "parallel",
+        "attention_bias": "qkv" in model.block.biases,
+        "tie_word_embeddings": model.tied,
+        "rotary_emb_base": rope.pop("rope_theta"),
+        "rotary_pct": model.block.rotated,
+        **rope,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+FAMILY = Family(("gpt_neox",), read, tensors, write, prefix="gpt_neox.")

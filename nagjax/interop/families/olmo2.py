@@ -1,0 +1,74 @@
+"""OLMo 2: norms at the ends of the branches, and of queries and keys over all heads."""
+
+from nagjax.interop.families import Family
+from nagjax.interop.families.common import need, only, read_rope, refuse
+from nagjax.interop.families.llama import attention_tensors, other_tensors, write_common
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.reordered import Reordered
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    only(config, "hidden_act", ("silu", "swish"), "silu")
+    epsilon = float(config.get("rms_norm_eps", 1e-5))
+    context = int(config.get("max_position_embeddings") or 2048)
+    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    head_width = config.get("head_dim")
+    block = BlockConfig(
+        head_width=None if head_width is None or head_width * heads == width else head_width,
+        biases=("qkv", "out") if config.get("attention_bias") else (),
+        qk_gain="row",
+        qk_epsilon=epsilon,
+        rope=rope,
+    )
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        rope_base=base,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        block=block,
+    )
+    return model, Reordered(epsilon=epsilon)
+
+
+def tensors(model: ModelConfig) -> list[Tensor]:
+    norms = [
+        same("model.layers.{}.post_attention_layernorm.weight", f"{ATTENTION}.gate.gain"),
+        same("model.layers.{}.post_feedforward_layernorm.weight", f"{MLP}.gate.gain"),
+        same("model.norm.weight", "ends.gain"),
+    ]
+    return norms + attention_tensors(model) + other_tensors(model)
+
+
+def write(model: ModelConfig, scheme: Scheme) -> dict:
+    refuse("scheme", scheme.name, ("reordered",), "its norms are on the branches' outputs")
+    block = model.block
+    refuse("qk_norm", model.qk_norm, (True,), "queries and keys are normalised")
+    refuse("block.qk_gain", block.qk_gain, ("row",), "queries and keys are normalised over all heads")
+    refuse("block.qk_epsilon", block.qk_epsilon, (scheme.epsilon,), "one epsilon is for all norms, scheme.epsilon")
+    refuse("block.rotated", block.rotated, (1.0,), "rotary turns all features of a head")
+    refuse("block.window", block.window, (None,), "attention sees all tokens before")
+    refuse("block.head_width", block.head_width, (None,), "heads share the width")
+    refuse("block.biases", set(block.biases), (set(), {"qkv", "out"}), "qkv and out go together, the MLP has none")
+    return {
+        "architectures": ["Olmo2ForCausalLM"],
+        "model_type": "olmo2",
+        **write_common(model, scheme.epsilon),
+        "attention_bias": "qkv" in block.biases,
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+FAMILY = Family(("olmo2",), read, tensors, write)

@@ -1,0 +1,66 @@
+"""`nagjax import`: a model made elsewhere becomes a run's folder, which all commands open."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from nagjax.errors import UserError
+from nagjax.generate.load import CALIBRATION, ORIGIN, OpenRun
+from nagjax.interop.source import read_json, read_source
+from nagjax.interop.tokenizer_files import NoTokenizer, copy_files
+from nagjax.train.checkpoint import Checkpoints
+from nagjax.train.config import to_dict
+from nagjax.train.facts import run_facts
+from nagjax.train.folder import CONFIG, write_text
+from nagjax.train.guard import new_guard
+from nagjax.train.state import TrainState
+
+
+def import_model(
+    source: str | Path,
+    out: str | Path,
+    *,
+    context: int | None = None,
+    dtype: str = "auto",
+    devices: Sequence[jax.Device] | None = None,
+) -> OpenRun:
+    """Reads the model in the folder `source` and writes it to the new folder `out` as a run: config.json, a sealed
+    checkpoint (parameters alone: an optimizer's state would be all zeros), the tokenizer's files, origin.json.
+
+    context, dtype, devices: as for `read_source`. Raises UserError: what `read_source` raises, and an `out` in use.
+    """
+    source, out = Path(source), Path(out)
+    new_folder(out)
+    run = read_source(source, context=context, dtype=dtype, devices=devices)
+    out.mkdir(parents=True, exist_ok=True)
+    copy_files(source, out)
+    if run.calibrated:
+        write_text(out / CALIBRATION, (source / CALIBRATION).read_text(encoding="utf-8"))
+    write_run(run, out, read_json(source))
+    return run
+
+
+def write_run(run: OpenRun, out: Path, values: dict) -> None:
+    """The files of a run but its tokenizer's. `values` are the source's config.json."""
+    ids = not isinstance(run.tokenizer, NoTokenizer)
+    origin = {
+        "source": str(run.folder.absolute()),
+        "tokenizer_vocab": run.tokenizer.vocab_size if ids else None,
+        "end_of_text": run.tokenizer.end_of_text,
+        "config": values,
+    }
+    for name, content in ((ORIGIN, origin), (CONFIG, to_dict(run.config)), ("info.json", run_facts(run.blueprint))):
+        write_text(out / name, json.dumps(content, indent=2))
+    key = jax.random.key_data(jax.random.key(run.config.train.seed))
+    state = TrainState(jnp.int32(run.step), run.params, {}, key, run.mod, new_guard())
+    with Checkpoints(out / "checkpoints") as checkpoints:
+        checkpoints.save(run.step, state)
+
+
+def new_folder(out: Path) -> None:
+    """Raises UserError unless `out` is free."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError("out", str(out), "is not empty: choose another --out, or remove it")

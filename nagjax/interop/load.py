@@ -1,0 +1,23 @@
+"""One way to open any model nagjax can read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from nagjax.generate.load import OpenRun, open_run
+from nagjax.interop.source import read_json, read_source
+
+
+def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> OpenRun:
+    """The model in a folder, with its parameters (`params`), its `model` and its `tokenizer`.
+
+    path: a run (of `nagjax train`, `import` or `prune`), a bundle that `nagjax export` has written, or a transformers
+    model in safetensors of a family that nagjax reads. devices: parameters are split over them.
+
+    Raises UserError: what `open_run` and `read_source` raise.
+    """
+    folder = Path(path)
+    if folder.is_dir() and isinstance(read_json(folder).get("scheme"), dict):
+        return open_run(folder, devices=devices)
+    return read_source(folder, devices=devices)

@@ -1,0 +1,108 @@
+"""Tensors of a file into a run's parameters: checked as a whole first, then read shard by shard."""
+
+import re
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from nagjax.errors import UserError
+from nagjax.interop.tensors import Tensor
+from nagjax.train.state import Blueprint, Tree
+
+# Buffers that some files hold besides the parameters; they follow from the config.
+BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.bias|\.attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+Found = dict[str, tuple[Tensor, list[np.ndarray]]]  # by parameter: what holds it, and that for each block (or once)
+
+
+def find(
+    files: Mapping[str, np.ndarray], tensors: list[Tensor], blueprint: Blueprint, prefix: str = "", tied: bool = False
+) -> Found:
+    """What holds each parameter. `prefix` may be missing from all names; `tied`: the head's table may be there again.
+
+    Raises UserError naming tensors that are missing, that the model has no place for, that are of another shape than
+    the config says, or that are not floating-point numbers.
+    """
+    if prefix and not any(name.startswith(prefix) for name in files):
+        tensors = [tensor._replace(name=tensor.name.removeprefix(prefix)) for tensor in tensors]
+    shapes = {path: parameter.shape for path, parameter in flat(blueprint.parameters).items()}
+    parts = [part for tensor in tensors for part in tensor.parts]
+    assert sorted(parts) == sorted(shapes), sorted(set(parts) ^ set(shapes))
+    depth, found, missing, used = blueprint.config.model.depth, {}, [], set()
+    for tensor in tensors:
+        wanted = [tensor.name.format(i) for i in range(depth)] if tensor.stacked else [tensor.name]
+        names = [tensor.alias if tensor.alias in files and name not in files else name for name in wanted]
+        missing += [name for name in names if name not in files]
+        used |= set(names)
+        own = [files[name] for name in names if name in files]
+        for name, value in zip(names, own, strict=False):
+            _check(name, value, tensor, [shapes[part][tensor.stacked :] for part in tensor.parts])
+        found |= {part: (tensor, own) for part in tensor.parts}
+    if missing:
+        raise UserError("weights", _listed(missing), "missing: the files are not complete, or of another model")
+    duplicates = ("lm_head.weight", "embed_out.weight") if tied else ()
+    extra = [name for name in files if name not in used and name not in duplicates and not BUFFERS.search(name)]
+    if extra:
+        raise UserError("weights", _listed(extra), "the config.json has no place for these: it is of another model")
+    return found
+
+
+def _check(name: str, value: np.ndarray, tensor: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if value.dtype.name not in FLOATS:
+        raise UserError("weights", name, f"is of {value.dtype.name}: quantised weights cannot be imported")
+    blank = np.broadcast_to(np.float32(0), value.shape)
+    try:
+        got = [part.shape for part in tensor.split(blank)]
+    except ValueError:
+        got = None
+    if got != shapes:
+        want = tensor.join(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).shape
+        raise UserError("weights", name, f"has the shape {value.shape}; the config.json says {want}")
+
+
+def load(found: Found, blueprint: Blueprint) -> Tree:
+    """The parameters, float32, each shard read where it lives: the host never holds more than one shard besides."""
+    abstract = flat(blueprint.abstract().params)
+    placed = {path: _place(path, leaf, *found[path]) for path, leaf in abstract.items()}
+    return unflat(placed)
+
+
+def _place(path: str, leaf: jax.ShapeDtypeStruct, tensor: Tensor, own: list[np.ndarray]) -> jax.Array:
+    part = tensor.parts.index(path)
+
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+        if not tensor.stacked:
+            return np.array(tensor.split(own[0])[part][index], leaf.dtype, order="C")
+        blocks = range(leaf.shape[0])[index[0]]
+        sizes = (len(range(size)[at]) for size, at in zip(leaf.shape[1:], index[1:], strict=True))
+        rows = np.empty((len(blocks), *sizes), leaf.dtype)
+        for row, block in zip(rows, blocks, strict=True):
+            row[...] = tensor.split(own[block])[part][index[1:]]
+        return rows
+
+    return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, leaf.sharding, shard))
+
+
+def flat(tree: Tree) -> dict:
+    """Leaves by dotted path."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {".".join(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def unflat(leaves: dict) -> Tree:
+    """The inverse of `flat`."""
+    tree: dict = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split(".")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[name] = leaf
+    return tree
+
+
+def _listed(names: list[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

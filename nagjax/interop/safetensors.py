@@ -1,0 +1,162 @@
+"""The safetensors format: 8 bytes of header length, a JSON header, the tensors' bytes. Read through a memory map: a
+tensor's bytes are touched only where they are used. Nothing in a file is ever executed."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from nagjax.errors import UserError
+
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LONGEST_HEADER = 100 << 20  # bytes, as the format's own reader has it
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def read_tensors(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of one file by name, as read-only views of its memory map.
+
+    Raises UserError where the file is not whole and valid safetensors.
+    """
+    try:
+        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise UserError("weights", str(path), f"cannot be read ({error.strerror})") from None
+    if len(data) < 8:
+        raise _broken(path, f"it has {len(data)} bytes")
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if not 2 <= length <= min(len(data) - 8, LONGEST_HEADER):
+        raise _broken(
+            path, f"its header of {length:,} bytes does not fit a file of {len(data):,}: cut short, or a pickle"
+        )
+    try:
+        header = json.loads(data[8 : 8 + length].tobytes())
+        header.pop("__metadata__", None)
+        body = data[8 + length :]
+        return {name: _view(name, body, entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _broken(path, f"its header is damaged ({error})") from None
+
+
+def _view(name: str, body: np.ndarray, entry: dict) -> np.ndarray:
+    shape, (begin, end) = tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"{name} has the dtype {entry['dtype']}; known: {', '.join(DTYPES)}")
+    dtype = DTYPES[entry["dtype"]]
+    if min(shape, default=0) < 0 or not 0 <= begin <= end <= len(body):
+        raise ValueError(f"{name} lies outside of the file")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} of shape {shape} does not take {end - begin} bytes")
+    return np.asarray(body[begin:end]).view(dtype).reshape(shape)
+
+
+def _broken(path: Path, what: str) -> UserError:
+    return UserError("weights", str(path), f"is not a safetensors file: {what}; save the model as safetensors again")
+
+
+def read_folder(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a model's folder: of model.safetensors, of the shards its index names, or of its only file.
+
+    Raises UserError: no safetensors (saying so where there are pickled weights instead, which can run code when they
+    are read), a shard that is missing, or an index that names what is not there.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        return _sharded(folder, index)
+    single = folder / SINGLE
+    found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return read_tensors(found[0])
+    if found:
+        raise UserError("source", str(folder), f"has {len(found)} safetensors files and no {INDEX}: bring it back")
+    if pickles := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
+        fix = f"has no safetensors but {pickles[0]}: a pickle can run code when it is read; save it as safetensors"
+        raise UserError("source", str(folder), f"{fix} (save_pretrained of transformers does)")
+    raise UserError("source", str(folder), f"has no {SINGLE}: give the folder of a model")
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
+    try:
+        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(weights.values()))
+        if not all(isinstance(name, str) and Path(name).name == name for name in files):
+            raise ValueError("it names files in other folders")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError("weights", str(index), f"cannot be read ({error!r}): bring it back") from None
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise UserError("weights", str(folder / missing[0]), f"is missing: {index.name} names it; bring it back")
+    tensors = {}
+    for name in files:
+        tensors |= read_tensors(folder / name)
+    if lost := sorted(set(weights) - set(tensors)):
+        raise UserError("weights", lost[0], f"is in no file, but {index.name} says it is in {weights[lost[0]]}")
+    return tensors
+
+
+class Lazy(NamedTuple):
+    """A tensor to be written: its bytes are made when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_folder(folder: Path, tensors: Iterable[Lazy], shard_bytes: int = 5 * 10**9) -> None:
+    """model.safetensors, or shards of at most `shard_bytes` each (one tensor at least) and their index."""
+    shards: list[list[Lazy]] = [[]]
+    for tensor in tensors:
+        if shards[-1] and sum(t.size for t in shards[-1]) + tensor.size > shard_bytes:
+            shards.append([])
+        shards[-1].append(tensor)
+    if len(shards) == 1:
+        write_tensors(folder / SINGLE, shards[0])
+        return
+    weights = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(folder / name, shard)
+        weights |= {tensor.name: name for tensor in shard}
+    total = sum(tensor.size for shard in shards for tensor in shard)
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2, sort_keys=True)
+    (folder / INDEX).write_text(text, encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: list[Lazy]) -> None:
+    """One file, tensor after tensor: no more than one of them is held."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for tensor in tensors:
+        entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        header[tensor.name] = entry | {"data_offsets": [end, end := end + tensor.size]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            value = np.ascontiguousarray(tensor.make()).astype(tensor.dtype, copy=False)
+            assert value.shape == tensor.shape, (tensor.name, value.shape, tensor.shape)
+            file.write(value.tobytes())
+        file.flush()
+        os.fsync(file.fileno())

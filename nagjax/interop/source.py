@@ -1,0 +1,124 @@
+"""A model's folder in another format, opened as a run is: a transformers model, or nagjax's own bundle."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from nagjax.data import ByteTokenizer, Tokenizer, load_tokenizer
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun, at_point
+from nagjax.interop.families import family_of
+from nagjax.interop.place import find, flat, load
+from nagjax.interop.safetensors import read_folder
+from nagjax.interop.tensors import same
+from nagjax.interop.tokenizer_files import NoTokenizer
+from nagjax.model.config import ModelConfig
+from nagjax.train.config import MeshConfig, RunConfig, TrainConfig, from_dict
+from nagjax.train.mesh import make_mesh
+from nagjax.train.state import Blueprint
+
+BUNDLE = "nagjax"  # the bundle's model_type, and the field of its config.json that is nagjax's own
+CUTS = "mod.cuts"
+
+
+def read_source(
+    folder: str | Path,
+    *,
+    context: int | None = None,
+    dtype: str = "auto",
+    devices: Sequence[jax.Device] | None = None,
+) -> OpenRun:
+    """The model in `folder`, a config.json with safetensors beside it, at step 0 or as many as a bundle has behind it.
+
+    context: tokens a sequence may hold, the config's unless given. dtype: of the computation ("auto", "float32",
+    "bfloat16"); parameters are float32 whatever the file holds. devices: parameters are split over them, one local
+    device unless given; each shard is read where it lives.
+
+    Raises UserError: no such model, a family or setting that nagjax has not, files that are not whole (see
+    `nagjax.interop.safetensors` and `nagjax.interop.place`).
+    """
+    folder = Path(folder)
+    values = read_json(folder)
+    devices = list(jax.local_devices()[:1] if devices is None else devices)
+    mesh = make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices)
+    bundle = values.get("model_type") == BUNDLE
+    config = _bundled(folder, values) if bundle else _foreign(values, context)
+    config = dataclasses.replace(config, model=_fitted(config.model, context, dtype))
+    blueprint = Blueprint.of(config, mesh)
+    files = read_folder(folder)
+    if bundle:
+        cuts = files.pop(CUTS, None)
+        found = find(files, [same(path, path) for path in flat(blueprint.parameters)], blueprint)
+    else:
+        family, cuts = family_of(values), None
+        found = find(files, family.tensors(config.model), blueprint, family.prefix, config.model.tied)
+    mod = {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
+    step = int(values[BUNDLE]["step"]) if bundle else 0
+    run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, open_tokenizer(folder, values, config.model))
+    return at_point(run, folder)
+
+
+def read_json(folder: Path) -> dict:
+    """A folder's config.json. Raises UserError where it is missing or is no object."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError("source", str(folder), "there is no config.json in it: give the folder of a model") from None
+    except (OSError, ValueError) as error:
+        raise UserError("source", str(folder), f"its config.json cannot be read ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError("source", str(folder), "its config.json is no JSON object")
+    return values
+
+
+def _foreign(values: dict, context: int | None) -> RunConfig:
+    if "quantization_config" in values:
+        raise UserError("config.json: quantization_config", values["quantization_config"], "cannot be imported")
+    longest = values.get("max_position_embeddings")
+    if context is not None and isinstance(longest, int) and context < longest:
+        values = values | {"max_position_embeddings": context}
+    try:
+        model, scheme = family_of(values).read(values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError("config.json", values.get("model_type"), f"cannot be read ({error!r})") from None
+    return RunConfig(scheme, model, train=TrainConfig(batch=1))  # evaluations go row by row: their context is long
+
+
+def _bundled(folder: Path, values: dict) -> RunConfig:
+    try:
+        own = values[BUNDLE]
+        int(own["step"])
+        return from_dict(RunConfig, own["config"])
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise UserError("source", str(folder), f"its config.json cannot be read ({error!r})") from None
+
+
+def _fitted(model: ModelConfig, context: int | None, dtype: str) -> ModelConfig:
+    if context is not None and (context < 1 or context > model.context):
+        raise UserError("context", context, f"give at least 1 and at most the model's own {model.context}")
+    if context not in (None, model.context) and model.positions == "learned":
+        raise UserError("context", context, f"learned positions are {model.context}: leave it out")
+    return dataclasses.replace(model, context=context or model.context, dtype=model.dtype if dtype == "auto" else dtype)
+
+
+def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
+    """The tokenizer.json of a model's folder, `NoTokenizer` where there is none.
+
+    Raises UserError where it has more tokens than the model.
+    """
+    path = folder / "tokenizer.json"
+    if values.get(BUNDLE, {}).get("tokenizer") == "bytes":
+        return ByteTokenizer()
+    if not path.is_file():
+        ending = values.get("eos_token_id")
+        ending = ending[0] if isinstance(ending, list) else ending
+        return NoTokenizer(model.vocab, ending or 0)
+    tokenizer = load_tokenizer(str(path))
+    if tokenizer.vocab_size > model.vocab:
+        raise UserError("tokenizer", str(path), f"has {tokenizer.vocab_size} tokens, the model {model.vocab}")
+    return tokenizer

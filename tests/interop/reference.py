@@ -1,0 +1,65 @@
+"""The other side of the interop tests: tiny random models of each family by transformers, and logits by PyTorch.
+
+Run by a Python that has torch and transformers (no nagjax): `python reference.py FOLDER` saves each of the cases as
+FOLDER/CASE with logits.npz in it and prints `ready`; then each line `MODEL<tab>TOKENS.npz<tab>OUT.npz` of its input is
+answered with `done`, or with the error, once that model's logits are written.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import torch
+import transformers
+from reference_cases import BATCH, CASES, SHARDED, TOKENS, VOCAB
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Every parameter, norm gains and biases too, so that none is special."""
+    generator = torch.Generator().manual_seed(0)
+    for name, value in model.named_parameters():
+        noise = torch.randn(value.shape, generator=generator)
+        if value.ndim == 1:
+            value.data = 0.3 * noise + (0.0 if name.endswith("bias") else 1.0)
+        else:
+            value.data = noise if "emb" in name or "wte" in name or "wpe" in name else noise * value.shape[-1] ** -0.5
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
+    return model.eval().float()(torch.from_numpy(tokens)).logits.numpy()
+
+
+def build(folder: pathlib.Path, case: str) -> None:
+    family, fields = CASES[case]
+    config = getattr(transformers, f"{family}Config")(**fields)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model)
+    if case.endswith("bfloat16"):
+        model = model.to(torch.bfloat16)
+    model.save_pretrained(folder / case, max_shard_size=SHARDED.get(case, "5GB"))
+    if case.endswith("bfloat16"):  # the file's numbers, but not what else was rounded with them
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / case, dtype=torch.float32)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, TOKENS))
+    np.savez(folder / case / "logits.npz", tokens=tokens, logits=logits(model, tokens))
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        model, tokens, out = line.rstrip("\n").split("\t")
+        try:
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(model, trust_remote_code=True)
+            np.savez(out, logits=logits(loaded, np.load(tokens)["tokens"]))
+            print("done", flush=True)
+        except Exception as error:  # told to the test that asked
+            print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    for case in CASES:
+        build(pathlib.Path(sys.argv[1]), case)
+    print("ready", flush=True)
+    serve()
