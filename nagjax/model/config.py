@@ -62,8 +62,7 @@ class ModelConfig:
         if self.hidden < 1:
             raise UserError("hidden", self.hidden, "give a whole number of at least 1")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
-            fix = f"rotary turns pairs of features: not {self.rotated_width} of a head width of {self.head_width}"
-            raise UserError("heads", self.heads, fix)
+            raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "goes with qk_norm: turn that on, or leave this out")
 
