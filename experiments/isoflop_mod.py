@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from experiments.harness.figures import COLORS, panels, with_spread
-from experiments.harness.jobs import Record, Training, seeded
+from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval
@@ -33,7 +33,7 @@ from nagjax.generate.load import open_run
 from nagjax.model.config import ModelConfig
 from nagjax.model.presets import find_preset
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.train.config import RunConfig
 
 CLAIMED = (0.2, 0.25)
 MARGIN = 0.005  # relative: a loss at most this much above the dense one matches it
@@ -91,16 +91,7 @@ def _config(settings: Settings, arm: str, rate: float) -> RunConfig:
     scheme, router = ARMS[arm]
     mod = ModConfig(rate=(rate,), router=router) if rate else ModConfig()
     model = ModelConfig(depth=settings.depth, width=settings.width, context=settings.context, mod=mod)
-    often = max(settings.steps // 4, 1)
-    train = TrainConfig(
-        settings.steps,
-        settings.batch,
-        eval_every=often,
-        eval_batches=settings.eval_batches,
-        save_every=often,
-        keep=1,
-        on_bad_step="skip",
-    )
+    train = looked_at(settings.steps, settings.batch, settings.eval_batches, times=4)
     return RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data))
 
 

@@ -17,30 +17,23 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import COLORS, panels
 from experiments.harness.jobs import Record, Training, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval, paired_interval
+from nagjax.analysis.cuts import Cutter, choose
 from nagjax.data import DataConfig
-from nagjax.depth.routed import Pass
 from nagjax.errors import UserError
 from nagjax.generate.load import open_run
-from nagjax.layers.embedding import unembed
 from nagjax.model.config import ModelConfig
-from nagjax.model.transformer import Transformer
-from nagjax.residual import Boundary, find_scheme
+from nagjax.residual import find_scheme
 from nagjax.train.config import RunConfig, TrainConfig
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.loss import Batch, cross_entropy
 
 WAYS = ("late", "influence", "angle")
-ROWS = 8  # sequences of a batch that blocks are scored on
 CUT = 0.25  # the share of the blocks the claim is judged at
 PLAIN, OTHERS = "plain", ("nag", "lns")
 
@@ -84,32 +77,6 @@ def _config(settings: Settings, scheme: str, seed: int) -> RunConfig:
     return seeded(RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data)), seed)
 
 
-def forward_without(
-    model: Transformer, batch: Batch, stays: Bool[Array, " L"]
-) -> tuple[Array, Float[Array, "L+1 b T D"]]:
-    """Logits of the model without some of its blocks; and for the first sequences the direction of the residual around
-    every block."""
-    config, one = model.config, jnp.float32(1.0)
-    going = Pass(batch.where, one, jnp.uint32(0), False)
-    first = jax.tree.map(lambda own: own[0], model.blocks.attention.entry)
-    at = Boundary(None, first, jnp.int32(0), jnp.int32(1), one)
-    stream = model.scheme.open(model.embedding(batch.tokens, batch.where, config.compute_dtype), at, model.ends)
-
-    direction = lambda stream: model.scheme.lanes(stream)[0][:ROWS]  # noqa: E731
-
-    def body(stream, xs):
-        layer, stay = xs
-        kept, _, _ = model.step(stream, layer, going)
-        passed, _, _ = model.step(stream, layer, going, rates=(1.0, 1.0))
-        after = jax.tree.map(lambda a, b: jnp.where(stay, a, b), kept, passed)
-        return after, direction(after)
-
-    after, directions = jax.lax.scan(body, stream, (model.layers(), stays))
-    hidden, log_scale = model.scheme.close(after, model.ends)
-    directions = jnp.concatenate([direction(stream)[None], directions])
-    return unembed(hidden, log_scale, model.head_rows()), directions
-
-
 def cut_blocks(folder: Path) -> dict:
     """Mean loss by way and number of blocks removed, and which went."""
     run = open_run(folder)
@@ -118,46 +85,14 @@ def cut_blocks(folder: Path) -> dict:
     scored = batches[: max(len(batches) // 3, 1)]
     judged = batches[len(scored) :]
 
-    @jax.jit
-    def look(params, batch, stays):
-        logits, directions = forward_without(run.blueprint.model(params), batch, stays)
-        sums = cross_entropy(logits, batch)
-        cosines = jnp.einsum("lbtd,mbtd->lmbt", directions, directions) / directions.shape[-1]
-        weights = batch.weights[:ROWS] / jnp.sum(batch.weights[:ROWS])
-        cosines = jnp.clip(cosines, -1.0, 1.0)
-        pairs = [jnp.sum(value * weights, axis=(2, 3)) for value in (cosines, jnp.arccos(cosines) / jnp.pi)]
-        return sums.nats, sums.count, *pairs
-
-    whole = np.ones(depth, bool)
-    seen = [look(run.params, batch, whole) for batch in scored]
-    cosine, angle = (np.mean([np.asarray(s[i]) for s in seen], axis=0) for i in (2, 3))
-
-    def mean_loss(gone: Sequence[int]) -> float:
-        stays = whole.copy()
-        stays[list(gone)] = False
-        sums = [look(run.params, batch, stays)[:2] for batch in judged]
-        return float(sum(nats for nats, _ in sums) / sum(count for _, count in sums))
-
+    cutter = Cutter(run)
+    cosine, angle = cutter.measure(scored)
     removed = sorted({round(depth * share) for share in (0, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)})
     found = {way: [(n, choose(way, n, cosine, angle)) for n in removed] for way in WAYS}
     return {
-        "cuts": {way: [[n, mean_loss(gone), gone] for n, gone in own] for way, own in found.items()},
+        "cuts": {way: [[n, cutter.loss(judged, gone), gone] for n, gone in own] for way, own in found.items()},
         "influence": [round(float(1 - cosine[i, i + 1]), 6) for i in range(depth)],
     }
-
-
-def choose(
-    way: str, count: int, cosine: Float[np.ndarray, "L+1 L+1"], angle: Float[np.ndarray, "L+1 L+1"]
-) -> list[int]:
-    """The blocks to remove, given mean cosines and angles between the residuals around them."""
-    depth = len(cosine) - 1
-    if way == "late":
-        return list(range(depth - count, depth))
-    if way == "influence":
-        influence = [1 - cosine[i, i + 1] for i in range(depth)]
-        return sorted(int(i) for i in np.argsort(influence, kind="stable")[:count])
-    start = int(np.argmin([angle[i, i + count] for i in range(depth - count + 1)]))
-    return list(range(start, start + count))
 
 
 def damage(records: Sequence[Record], scheme: str, way: str, share: float) -> dict[int, float]:

@@ -25,7 +25,7 @@ import optax
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import COLORS, panels, with_spread
-from experiments.harness.jobs import Record, Training, seeded
+from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval
 from nagjax.data import DataConfig
@@ -34,7 +34,7 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme, register
 from nagjax.residual.prenorm import PreNormStream
 from nagjax.residual.review import Review
-from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.train.config import OptimizerConfig, RunConfig
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import forward
 
@@ -96,16 +96,7 @@ def plan(settings: Settings) -> list[Training]:
 
 def _config(settings: Settings, scheme: str, sublayers: int) -> RunConfig:
     model = ModelConfig(depth=sublayers // 2, width=settings.width, context=settings.context)
-    often = max(settings.steps // 3, 1)
-    train = TrainConfig(
-        settings.steps,
-        settings.batch,
-        eval_every=often,
-        eval_batches=settings.eval_batches,
-        save_every=often,
-        keep=1,
-        on_bad_step="skip",
-    )
+    train = looked_at(settings.steps, settings.batch, settings.eval_batches, times=3)
     optimizer, data = OptimizerConfig(lr=settings.lr), DataConfig(path=settings.data)
     return RunConfig(find_scheme(scheme)(), model, optimizer, train, data)
 

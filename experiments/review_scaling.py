@@ -24,7 +24,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import COLORS, panels, with_spread
-from experiments.harness.jobs import Job, Record, Training, seeded
+from experiments.harness.jobs import Job, Record, Training, looked_at, seeded
 from experiments.harness.matching import parameters, train_flops, widened, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.statistics import paired_interval, welch
@@ -33,7 +33,7 @@ from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.train.config import OptimizerConfig, RunConfig
 
 COLUMNS = ("size", "variant", "seed", "val_loss")
 RELEASED = {"review_neutral": "review", "standard": "plain"}  # the table's names for our schemes
@@ -127,16 +127,7 @@ def _config(settings: Settings, shape: Shape, scheme: str) -> RunConfig:
     _, width, depth, heads, steps, _ = shape
     ways = {"context": settings.context, "mlp": "gelu", "positions": "learned", "tied": True, "qk_norm": False}
     model = ModelConfig(depth=depth, width=width, heads=heads, **ways)
-    often = max(steps // 4, 1)
-    train = TrainConfig(
-        steps,
-        settings.batch,
-        eval_every=often,
-        eval_batches=settings.eval_batches,
-        save_every=often,
-        keep=1,
-        on_bad_step="skip",
-    )
+    train = looked_at(steps, settings.batch, settings.eval_batches, times=4)
     optimizer = OptimizerConfig(lr=settings.lr, warmup=min(500 / steps, 0.1))
     return RunConfig(find_scheme(scheme)(), model, optimizer, train, DataConfig(path=settings.data))
 

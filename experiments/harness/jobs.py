@@ -12,7 +12,7 @@ import jax
 from experiments.harness.origin import origin
 from nagjax.analysis.runs import load_run
 from nagjax.errors import UserError
-from nagjax.train.config import RunConfig, differences, to_dict
+from nagjax.train.config import RunConfig, TrainConfig, differences, to_dict
 from nagjax.train.folder import write_text
 from nagjax.train.loop import train
 
@@ -75,6 +75,21 @@ def seeded(config: RunConfig, seed: int) -> RunConfig:
         config,
         train=dataclasses.replace(config.train, seed=seed),
         data=dataclasses.replace(config.data, seed=seed),
+    )
+
+
+def looked_at(steps: int, batch: int, eval_batches: int, times: int) -> TrainConfig:
+    """A run evaluated and saved so many times on its way, of which only the newest checkpoint stays. A batch that is
+    bad is skipped: what diverges says so by too many of them."""
+    often = max(steps // times, 1)
+    return TrainConfig(
+        steps,
+        batch,
+        eval_every=often,
+        eval_batches=eval_batches,
+        save_every=often,
+        keep=1,
+        on_bad_step="skip",
     )
 
 
