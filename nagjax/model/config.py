@@ -38,11 +38,14 @@ class ModelConfig:
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"  # residual updates
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
     block: BlockConfig = BlockConfig()  # parts that models made elsewhere have
+    kept: Annotated[tuple[int, ...], tyro.conf.Suppress] = ()  # of a pruned model: its blocks' places (0-based) before
 
     def __post_init__(self):
         for field in ("depth", "width", "context", "vocab"):
             if getattr(self, field) < 1:
                 raise UserError(field, getattr(self, field), "give a whole number of at least 1")
+        if self.kept and (len(self.kept) != self.depth or list(self.kept) != sorted({*self.kept}) or self.kept[0] < 0):
+            raise UserError("kept", self.kept, f"give {self.depth} places of blocks in ascending order, or none")
         self.mod.rates(self.depth)  # its errors show here
         fill = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731 (frozen: derived defaults)
         if self.heads is None:
@@ -85,3 +88,13 @@ class ModelConfig:
     @property
     def sublayers(self) -> int:
         return 2 * self.depth
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where each block stands (0-based) in the depth that its scheme's depth factors count."""
+        return self.kept or tuple(range(self.depth))
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Each sublayer's number (1-based) in that depth."""
+        return tuple(index for place in self.places for index in (2 * place + 1, 2 * place + 2))

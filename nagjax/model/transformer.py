@@ -1,7 +1,7 @@
 """The Transformer. It never asks which residual scheme it has."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
-from nagjax.residual import Boundary, Scheme
+from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.scheme import observe, turn_angle
 from pallas_kernels import using
 
@@ -32,7 +32,8 @@ class Output(NamedTuple):
 
     depth: telemetry by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
     `nagjax.depth.routed.Result`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
-    mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual.
+    mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual. seen: what a
+    visitor gathered, leaves [L, ...].
     """
 
     hidden: Float[Array, "B T D"]
@@ -41,6 +42,7 @@ class Output(NamedTuple):
     depth: dict[str, Float[Array, " S"]] | None
     routing: dict[str, Float[Array, " S"]] | None = None
     paths: dict[str, Array] | None = None
+    seen: Any = None
 
 
 class Sublayer(nnx.Module):
@@ -65,13 +67,26 @@ class Block(nnx.Module):
 
 
 class Layer(NamedTuple):
-    """One step of the scan over depth: a block, the entry of what reads after it, and where it stands."""
+    """One step of the scan over depth: a block, the entry of what reads after it, and where it stands: among the
+    blocks that are there (0-based), and by the numbers its sublayers had when all were (1-based)."""
 
     block: Block
     entry: nnx.Module
     index: Int[Array, " 2"]
     following: Int[Array, " 2"]
     cuts: Float[Array, " 2"]
+    place: Int[Array, ""]
+
+
+class Crossing(NamedTuple):
+    """One block as a visitor meets it: `model.sublayers(stream, *crossing)` runs it."""
+
+    layer: Layer
+    going: Pass
+    rates: tuple[float, float]
+
+
+Visit = Callable[["Transformer", Stream, Crossing], tuple[Stream, Any]]
 
 
 class Look(NamedTuple):
@@ -79,6 +94,7 @@ class Look(NamedTuple):
 
     observed: bool = False
     mapped: bool = False
+    visit: Visit | None = None
 
 
 NOTHING = Look()
@@ -95,7 +111,7 @@ class Transformer(nnx.Module):
         std = head_std(config.width) if config.tied else scheme.embedding_std(config.width)
         self.embedding = Embedding(config, std, rngs)
         make = nnx.vmap(lambda index, rngs: Block(config, self.depth, index, rngs))
-        self.blocks = make(jnp.arange(config.depth), rngs.split(config.depth))
+        self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
         self.ends = scheme.ends(config.width, std, rngs)
         self.head = None if config.tied else Head(config, rngs)
@@ -105,10 +121,34 @@ class Transformer(nnx.Module):
         shifted = jax.tree.map(
             lambda own, last: jnp.concatenate([own[1:], last[None]]), self.blocks.attention.entry, self.entry
         )
-        index = jnp.arange(1, self.config.sublayers + 1, dtype=jnp.int32)
+        index = jnp.asarray(self.config.indices, jnp.int32)
         following = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
         cuts = jnp.zeros(self.config.sublayers) if cuts is None else cuts
-        return Layer(self.blocks, shifted, index.reshape(-1, 2), following.reshape(-1, 2), cuts.reshape(-1, 2))
+        pairs = (x.reshape(-1, 2) for x in (index, following, cuts))
+        return Layer(self.blocks, shifted, *pairs, jnp.arange(self.config.depth, dtype=jnp.int32))
+
+    def sublayers(
+        self,
+        stream: Stream,
+        layer: Layer,
+        going: Pass,
+        rates: tuple[float, float] = (0.0, 0.0),
+        cache: Cache = None,
+    ) -> tuple[Result, Result]:
+        """One block: what its attention and then its MLP leave behind."""
+        attention, mlp = layer.block.attention, layer.block.mlp
+        site = lambda i, own, entry: Site(  # noqa: E731
+            own.branch,
+            own.routing,
+            Boundary(own.gate, entry, layer.index[i], layer.following[i], going.progress),
+            layer.cuts[i],
+            rates[i],
+        )
+        with jax.named_scope("attention"):
+            first = self.depth.run(stream, site(0, attention, mlp.entry), cache, going)
+        with jax.named_scope("mlp"):
+            second = self.depth.run(first.stream, site(1, mlp, layer.entry), None, going)
+        return first, second
 
     def step(
         self,
@@ -122,18 +162,7 @@ class Transformer(nnx.Module):
     ):
         """One block: the stream, the layer's new cache, and notes on its two sublayers, stacked: telemetry, routing,
         paths."""
-        attention, mlp = layer.block.attention, layer.block.mlp
-        site = lambda i, own, entry: Site(  # noqa: E731
-            own.branch,
-            own.routing,
-            Boundary(own.gate, entry, layer.index[i], layer.following[i], going.progress),
-            layer.cuts[i],
-            rates[i],
-        )
-        with jax.named_scope("attention"):
-            first = self.depth.run(stream, site(0, attention, mlp.entry), cache, going)
-        with jax.named_scope("mlp"):
-            second = self.depth.run(first.stream, site(1, mlp, layer.entry), None, going)
+        first, second = self.sublayers(stream, layer, going, rates, cache)
         both = (self._notes(stream, first, look), self._notes(first.stream, second, look))
         return second.stream, first.cache, jax.tree.map(lambda *pair: jnp.stack(pair), *both)
 
@@ -158,14 +187,16 @@ class Transformer(nnx.Module):
         noise: int | UInt32[Array, ""] = 0,
         observed: bool = False,
         mapped: bool = False,
+        visit: Visit | None = None,
         pin: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Tokens [B, T] to what the head reads.
 
         `where` says which document and position each token is at; `progress` is the share of the training done;
         `cache` (from `empty_cache`) makes the pass incremental; `observed` adds telemetry by sublayer, `mapped` by
-        token as well; `pin` is applied to activations [B, T, ...] between blocks (the trainer pins their sharding
-        with it).
+        token as well; `visit` takes the stream through each block in the model's place, and may look at it, change
+        it or pass the block by: it returns the stream behind the block and what it gathered; `pin` is applied to
+        activations [B, T, ...] between blocks (the trainer pins their sharding with it).
 
         Mixture-of-Depths: `causal` chooses tokens by the causal decider, which a pass with a cache needs, instead of
         by top-k; `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
@@ -178,40 +209,49 @@ class Transformer(nnx.Module):
             raise UserError("mod.decider", self.depth.decider.name, fix)
         going = Pass(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
-        at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress)
+        at = Boundary(None, first, jnp.int32(0), jnp.int32(self.config.indices[0]), progress)
         with jax.named_scope("embedding"):
             stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
-        layers, look = self.layers(cuts), Look(observed, mapped)
+        layers, look = self.layers(cuts), Look(observed, mapped, visit)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
-        written, notes = [], []
+        written, notes, seen = [], [], []
         with using(None if self.config.kernels == "auto" else self.config.kernels):
             for group, own in zip(self.groups, caches, strict=True):
-                stream, (now, note) = self._scan(group, stream, layers, own, going, look)
+                stream, (now, note, found) = self._scan(group, stream, layers, own, going, look)
                 written.append(now)
                 notes.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), note))
+                seen.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found))
         depth, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
+        seen = jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen)
         routing = jax.tree.map(lambda note: jnp.mean(note, axis=-1), routing)
         with jax.named_scope("head"):
             hidden, log_scale = self.scheme.close(stream, self.ends)
         cache = tuple(written) if cache else None
-        return Output(hidden, log_scale, cache, depth or None, routing or None, paths or None)
+        return Output(hidden, log_scale, cache, depth or None, routing or None, paths or None, seen)
 
     def _scan(self, group: Group, stream, layers: Layer, cache: tuple, going: Pass, look: Look):
-        """The blocks of one group: the stream, the caches, and notes [repeats, pattern, 2, ...]."""
+        """The blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what a visitor saw,
+        [repeats, pattern, ...]."""
         size = len(group.rates)
         fold = lambda x: x[group.start : group.stop].reshape(group.repeats, size, *x.shape[1:])  # noqa: E731
 
         def body(stream, xs):
             layer, caches = xs
-            written, notes = [], []
+            written, notes, seen = [], [], []
             for i, rates in enumerate(group.rates):
                 block = jax.tree.map(lambda x, i=i: x[i], layer)
                 stream = jax.tree.map(going.pin, stream)
-                stream, now, note = self.step(stream, block, going, rates=rates, cache=caches[i], look=look)
+                now, note, found = None, ({}, {}, {}), ()
+                if look.visit is None:
+                    stream, now, note = self.step(stream, block, going, rates=rates, cache=caches[i], look=look)
+                else:
+                    stream, found = look.visit(self, stream, Crossing(block, going, rates))
                 written.append(now)
                 notes.append(note)
-            return stream, (tuple(written), jax.tree.map(lambda *parts: jnp.stack(parts), *notes))
+                seen.append(found)
+            notes, seen = (jax.tree.map(lambda *parts: jnp.stack(parts), *gathered) for gathered in (notes, seen))
+            return stream, (tuple(written), notes, seen)
 
         if self.config.remat != "none":
             body = jax.checkpoint(body, policy=POLICIES[self.config.remat], prevent_cse=False)

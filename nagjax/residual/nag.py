@@ -105,6 +105,10 @@ class NAG(Scheme):
         direction, log_norm = split_lanes(wide - jnp.mean(wide, axis=-1, keepdims=True))
         return NAGStream(direction.astype(embedding.dtype), log_norm + ends.encode[...])
 
+    def rebuild(self, residual, at: Boundary, ends) -> NAGStream:
+        direction, log_norm = split_lanes(residual)
+        return NAGStream(direction.astype(residual.dtype), log_norm)
+
     def read(self, stream: NAGStream):
         return stream.direction
 

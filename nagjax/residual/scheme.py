@@ -108,6 +108,11 @@ class Scheme:
     def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
         raise NotImplementedError
 
+    def rebuild(self, residual: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
+        """The stream that has this residual, ready for the reader of `at`: what `lanes` took apart, put together. For
+        looking at depth and for changing it."""
+        return self.open(residual, at, ends)
+
     def lanes(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
         """The residual as direction (unit RMS, float32) and log RMS: what telemetry measures."""
         raise NotImplementedError

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.prune import choose, forward_without
+from nagjax.analysis.cuts import choose, forward_without
 from nagjax.depth import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme

@@ -1,0 +1,46 @@
+"""How much of the gradient reaches which depth."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+def stacked_norms(gradient: Any) -> Float[Array, " L"]:
+    """`||dL/dtheta_l||` by block, of a tree of gradients whose leaves are stacked [L, ...]."""
+    squares = [
+        jnp.sum(leaf.astype(jnp.float32) ** 2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradient)
+    ]
+    return jnp.sqrt(sum(squares))
+
+
+@jax.custom_vjp
+def tap(h: Float[Array, "*n D"], meter: Float[Array, ""]) -> Float[Array, "*n D"]:
+    """`h` as it is. The gradient of `meter`, whatever its value, comes out as `||dL/dh||^2`, so that a scan over depth
+    tells the gradients' norms at every depth without keeping the gradients."""
+    return h
+
+
+def _tap(h, meter):
+    return h, meter
+
+
+def _tapped(meter, g):
+    return g, jnp.sum(g.astype(jnp.float32) ** 2).astype(meter.dtype)
+
+
+tap.defvjp(_tap, _tapped)
+
+
+def spike_score(values: Float[np.ndarray, " N"], window: int = 1000, deviations: float = 7.0) -> float:
+    """Share of the steps whose value (a loss or gradient norm) lies at least 7 standard deviations from the mean of
+    the `window` steps before it (OLMo 2, arXiv:2501.00656, Section 3). Steps before a full window do not count; NaN
+    where none does."""
+    values = np.asarray(values, np.float64)
+    if len(values) <= window:
+        return float("nan")
+    windows = np.lib.stride_tricks.sliding_window_view(values, window)[:-1]
+    mean, spread = windows.mean(axis=1), windows.std(axis=1)
+    return float(np.mean(np.abs(values[window:] - mean) >= deviations * np.maximum(spread, 1e-30)))

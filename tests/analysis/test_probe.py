@@ -1,0 +1,104 @@
+"""What the probe streams, against the same measures of the tensors it keeps on request; and with Mixture-of-Depths and
+a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nagjax.analysis.measures import angles, norms, outliers
+from nagjax.analysis.probe import probe
+from nagjax.depth import ModConfig
+from nagjax.residual import find_scheme
+from nagjax.train.loss import forward
+from nagjax.train.mesh import batch_sharding
+from tests.tiny import blueprint, moved, packed_batch, run_config
+
+SOME = 12
+
+
+def model_of(name, **changes):
+    scheme = find_scheme(name)()
+    plan = blueprint(run_config(scheme, **changes))
+    return plan.model(moved(plan.create().params))
+
+
+@pytest.mark.parametrize("name", ["plain", "nag"])
+def test_streamed_statistics_are_those_of_the_tensors(name):
+    model, batch = model_of(name), packed_batch()
+    seen = probe(model, batch, full=True, sample=SOME)
+    sublayers, shape = model.config.sublayers, (*batch.tokens.shape, model.config.width)
+    assert seen.before.shape == seen.after.shape == (sublayers, *shape)
+    np.testing.assert_array_equal(seen.before[1:], seen.after[:-1])
+    for group, inside in enumerate((batch.positions > 0, batch.positions == 0)):
+        counted = inside & (batch.weights > 0)
+        mean = lambda x: np.asarray(x)[:, counted].mean(axis=1)  # noqa: B023, E731
+        h0, h1 = seen.before, seen.after
+        expected = {
+            "norm": norms.norm(h0),
+            "variance": norms.variance(h0),
+            "contribution": norms.relative_contribution(h1 - h0, h0),
+            "cosine": norms.cosine(h1 - h0, h0),
+            "turn": angles.angle(h0, h1),
+            "kurtosis": outliers.kurtosis(h1),
+            "massive": outliers.massive_ratio(h1),
+        }
+        for what, values in expected.items():
+            np.testing.assert_allclose(seen.sublayers[what][:, group], mean(values), rtol=1e-4, atol=1e-5, err_msg=what)
+        np.testing.assert_allclose(
+            seen.blocks["influence"][:, group], mean(1 - norms.cosine(h0[::2], h1[1::2])), rtol=1e-3, atol=1e-5
+        )
+    inside = np.flatnonzero((batch.positions > 0) & (batch.weights > 0))
+    kept = np.sort(np.random.default_rng(0).permutation(inside)[:SOME])
+    ends = np.concatenate([seen.before[:1], seen.after[1::2]]).reshape(4, -1, model.config.width)
+    np.testing.assert_array_equal(seen.sample, ends[:, kept])
+    output = nnx.jit(lambda model: forward(model, batch, observed=True)[1])(model)
+    logits = np.asarray(model.logits(output), np.float64).reshape(-1, model.config.vocab)
+    log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    loss = -log_p[kept, batch.targets.ravel()[kept]].mean()
+    assert seen.lens["loss"][-1] == pytest.approx(loss, rel=1e-4)
+    assert seen.lens["divergence"][-1] == pytest.approx(0, abs=1e-6) and seen.lens["divergence"][0] > 0.01
+    assert (seen.gates is None) == (name == "plain")
+    if seen.gates:
+        np.testing.assert_allclose(np.arctan(seen.gates["turn"]), seen.sublayers["turn"][:, 0], rtol=0.1)
+
+
+def test_an_attention_row_of_the_probe_is_the_model_s():
+    """The first block's, in numpy."""
+    model, batch = model_of("plain"), packed_batch()
+    seen = probe(model, batch, sample=SOME)
+    first = jax.tree.map(lambda x: x[0], nnx.split(model.blocks.attention)[1])
+    own = nnx.merge(nnx.split(model.blocks.attention)[0], first)
+    x = np.asarray(model.embedding(batch.tokens, batch.where, jnp.float32), np.float64)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * np.asarray(own.entry.gain[...])
+    x = jnp.asarray(x, jnp.float32)
+    q, k = own.branch.queries(x, batch.where), own.branch.keys_values(x, batch.where).keys
+    given = [[], []]
+    for b, t in np.argwhere((batch.positions > 0) & (batch.weights > 0)):
+        may = (batch.segment_ids[b] == batch.segment_ids[b, t]) & (np.arange(len(batch.tokens[0])) <= t)
+        for head in range(2):
+            score = np.exp(np.asarray(k[b, may, 0] @ q[b, t, head]) / np.sqrt(q.shape[-1]))
+            given[head].append(score[0] / score.sum())
+    np.testing.assert_allclose(seen.attention[0], np.mean(given, axis=1), rtol=1e-3)
+
+
+def test_a_probe_on_a_mesh_with_routed_tokens():
+    """Two devices over the batch see what one sees; skipped tokens are told, and their residual stands still."""
+    changes = {"mod": ModConfig(rate=(0.5,), router="linear"), "depth": 2}
+    config = run_config(find_scheme("plain")(), **changes)
+    one, two = blueprint(config), blueprint(config, data=2)
+    params, batch = moved(one.create().params), packed_batch()
+    whole = probe(one.model(params), batch, full=True, sample=SOME)
+    np.testing.assert_allclose(whole.sublayers["ran"][:, 0].mean(), 0.5, atol=0.2)
+    still = np.all(np.asarray(whole.before == whole.after), axis=-1)
+    assert 0.3 < still.mean() < 0.7
+    placed = jax.device_put(params, two.shardings().params), jax.device_put(batch, batch_sharding(two.mesh))
+    split = probe(two.model(placed[0]), placed[1], sample=SOME, mesh=two.mesh)
+    assert split.before is None
+    for field in ("sublayers", "blocks", "attention", "sample", "lens", "jacobian"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5),
+            getattr(split, field),
+            getattr(whole, field),
+        )
