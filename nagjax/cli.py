@@ -1,6 +1,5 @@
 """The nagjax command."""
 
-import difflib
 import errno
 import importlib
 import logging
@@ -8,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from nagjax.discovery import pick
 from nagjax.errors import Preempted, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -25,6 +25,8 @@ COMMANDS = {
     "plan": ("plan", "plan", "does a run fit a TPU slice or GPU box, and what would it cost: compiled without one"),
     "calibrate": ("depth", "calibrate", "how much of a dense NAG run can be skipped, and at what loss"),
     "map": ("depth", "draw_map", "which sublayers each token of a text goes through"),
+    "import": ("interop", "import_", "a Llama, Mistral, Qwen, OLMo 2, GPT-NeoX or GPT-2 model becomes a run"),
+    "export": ("interop", "export", "a run as safetensors for transformers, or as a bundle"),
     "profile": ("profile", "profile", "trace a few training steps and tell which part of the model takes how long"),
     "bench": ("train", "bench", "bench step | compile | mod: step times, compile time, what skipping saves"),
 }
@@ -40,11 +42,7 @@ def run(args: Sequence[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return
-    if args[0] not in COMMANDS:
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError("command", args[0], f"{hint}known commands: {', '.join(COMMANDS)}")
-    module, function, _ = COMMANDS[args[0]]
+    module, function, _ = pick("command", args[0], COMMANDS, "commands")
     getattr(importlib.import_module(f"nagjax.commands.{module}"), function)(args[1:])
 
 

@@ -12,11 +12,12 @@ FILES = sorted(p for package in ("pallas_kernels", "nagjax") for p in (ROOT / pa
 BELOW = {
     "pallas_kernels": set(),
     "nagjax.errors": set(),
+    "nagjax.discovery": {"nagjax.errors"},
     "nagjax.data": {"nagjax.errors"},
-    "nagjax.residual": {"nagjax.errors", "pallas_kernels"},
+    "nagjax.residual": {"nagjax.errors", "nagjax.discovery", "pallas_kernels"},
     "nagjax.layers": {"nagjax.errors", "pallas_kernels"},
 }
-BELOW["nagjax.depth"] = BELOW["nagjax.layers"] | {"nagjax.layers", "nagjax.residual"}
+BELOW["nagjax.depth"] = BELOW["nagjax.residual"] | {"nagjax.layers", "nagjax.residual"}
 BELOW["nagjax.model"] = BELOW["nagjax.depth"] | {"nagjax.depth"}
 BELOW["nagjax.train"] = BELOW["nagjax.model"] | {"nagjax.model", "nagjax.data"}
 MIDDLE = ("nagjax.generate", "nagjax.analysis", "nagjax.plan", "nagjax.interop")

@@ -1,7 +1,6 @@
 """Finding recipes, and what a recipe file has to hold."""
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import re
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness.jobs import Job, Record
 from experiments.harness.results import Summary
+from nagjax.discovery import pick
 from nagjax.errors import UserError
 
 HOME = Path(__file__).parents[1]
@@ -45,10 +45,7 @@ def names() -> list[str]:
 
 def load(name: str) -> Recipe:
     """Raises UserError for an unknown recipe, TypeError for a file that is none."""
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError("recipe", name, f"{hint}known recipes: {', '.join(names())}")
+    pick("recipe", name, dict.fromkeys(names()), "recipes")
     module = importlib.import_module(f"experiments.{name}")
     missing = [part for part in ("SIZES", "plan", "summarise", "draw") if not hasattr(module, part)]
     header = read_header(module.__doc__ or "")

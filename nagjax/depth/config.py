@@ -1,7 +1,6 @@
 """Which sublayers are routed, and what share of the tokens each of them keeps."""
 
 import dataclasses
-import difflib
 import math
 from typing import Literal, NamedTuple
 
@@ -99,12 +98,3 @@ class ModConfig:
             else:
                 groups.append(Group(start, repeats, pattern))
         return tuple(groups)
-
-
-def find(kind: str, name: str, known: dict[str, type]) -> type:
-    """The class of that name; UserError with the nearest names otherwise."""
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"mod.{kind}", name, f"{hint}known: {', '.join(known)}")
-    return known[name]

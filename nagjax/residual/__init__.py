@@ -1,10 +1,9 @@
 """Residual schemes. One file per scheme: a new file in this folder is found by name, nothing else to edit."""
 
-import difflib
-import importlib
-import pkgutil
+import sys
 from functools import cache
 
+from nagjax.discovery import classes_by_file, pick
 from nagjax.errors import UserError
 from nagjax.residual.scheme import Boundary, Scheme, Stream
 
@@ -15,12 +14,7 @@ _registered: dict[str, type[Scheme]] = {}
 
 @cache
 def _discovered() -> dict[str, type[Scheme]]:
-    found = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Scheme) and value.name == module.name:
-                found[value.name] = value
-    return found
+    return classes_by_file(sys.modules[__name__], Scheme)
 
 
 def schemes() -> dict[str, type[Scheme]]:
@@ -38,9 +32,4 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
 
 def find_scheme(name: str) -> type[Scheme]:
     """The scheme class of that name; UserError with the nearest names otherwise."""
-    known = schemes()
-    if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError("scheme", name, f"{hint}known schemes: {', '.join(known)}")
-    return known[name]
+    return pick("scheme", name, schemes(), "schemes")

@@ -1,8 +1,7 @@
 """Causal deciders: who says, without looking at later tokens, whether a token runs. One file per decider."""
 
 import dataclasses
-import importlib
-import pkgutil
+import sys
 from functools import cache
 from typing import ClassVar
 
@@ -11,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from nagjax.depth.config import find
 from nagjax.depth.routers import Router
+from nagjax.discovery import classes_by_file, pick
 from nagjax.residual.scheme import Nothing
 
 
@@ -49,16 +48,11 @@ def cross_entropy(
 @cache
 def deciders() -> dict[str, type[Decider]]:
     """Every decider by name."""
-    found = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Decider) and value.name == module.name:
-                found[value.name] = value
-    return dict(sorted(found.items()))
+    return classes_by_file(sys.modules[__name__], Decider)
 
 
 def find_decider(name: str, router: Router) -> Decider:
     """The decider of that name, fit for the router."""
-    decider = find("decider", name, deciders())()
+    decider = pick("mod.decider", name, deciders(), "deciders")()
     decider.check(router)
     return decider

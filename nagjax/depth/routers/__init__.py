@@ -1,15 +1,14 @@
 """Routers: what scores a token at a sublayer. One file per router; a new file in this folder is found by name."""
 
 import dataclasses
-import importlib
-import pkgutil
+import sys
 from functools import cache
 from typing import ClassVar
 
 from flax import nnx
 from jaxtyping import Array, Float, UInt32
 
-from nagjax.depth.config import find
+from nagjax.discovery import classes_by_file, pick
 from nagjax.layers.where import Where
 from nagjax.residual.scheme import Boundary, Nothing, Scheme, Stream
 
@@ -47,18 +46,13 @@ class Router:
 @cache
 def routers() -> dict[str, type[Router]]:
     """Every router by name."""
-    found = {}
-    for module in pkgutil.iter_modules(__path__):
-        for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, Router) and value.name == module.name:
-                found[value.name] = value
-    return dict(sorted(found.items()))
+    return classes_by_file(sys.modules[__name__], Router)
 
 
 def find_router(name: str, scheme: Scheme) -> Router:
     """The router of that name, fit for the scheme; "auto" is the scheme's own where there is one, else linear."""
     if name == "auto":
         name = scheme.name if scheme.name in routers() else "linear"
-    router = find("router", name, routers())()
+    router = pick("mod.router", name, routers(), "routers")()
     router.check(scheme)
     return router
