@@ -5,7 +5,7 @@ Source: Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970, whose released fit 
 Expected: converged fit: risk 0.003027, a_l 1.33, bootstrap 95% [0.96, 1.79]; by points dropped
   (1, 20, 40, 60, 80): 1.20, 1.04, 1.33, 1.66, 1.87
 Hardware: one CPU core, any size
-Time: smoke 1 s; cpu 3 min
+Time: smoke 1 s; cpu 2 min
 Command: python -m experiments.inverse_depth_fit --csv ../shared/reference/chinchilla_runs.csv
 
 The table needs the columns d_model, n_layers, num_tokens, model_size and loss. The objective is the paper's, the mean
