@@ -27,6 +27,8 @@ COMMANDS = {
     "map": ("depth", "draw_map", "which sublayers each token of a text goes through"),
     "import": ("interop", "import_", "a Llama, Mistral, Qwen, OLMo 2, GPT-NeoX or GPT-2 model becomes a run"),
     "export": ("interop", "export", "a run as safetensors for transformers, or as a bundle"),
+    "diagnose": ("inside", "diagnose", "how much of a model's depth is used, and which blocks could go: a report"),
+    "prune": ("inside", "prune", "take blocks out of a trained model, by rule or by list; what is left is a run"),
     "profile": ("profile", "profile", "trace a few training steps and tell which part of the model takes how long"),
     "bench": ("train", "bench", "bench step | compile | mod: step times, compile time, what skipping saves"),
 }

@@ -10,7 +10,7 @@ from nagjax.analysis.table import Table, to_html, to_markdown
 
 _UNEQUAL = "Not a like-for-like comparison. Besides scheme and optimizer, the runs differ in:"
 
-_CSS = """
+CSS = """
 :root { color-scheme: light; --ink: #1f2328; --quiet: #636c76; --rule: #e3e6ea; --tint: #f6f8fa;
   --best: #0b6e4f; }
 * { box-sizing: border-box; }
@@ -92,7 +92,7 @@ def html_page(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
+        f"<title>{escape(report.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
