@@ -11,6 +11,10 @@ class UserError(Exception):
         self.field, self.value, self.fix = field, value, fix
         super().__init__(f"{field} = {value!r}: {fix}")
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [f"UserError: {self}"]
+
 
 class Preempted(SystemExit):
     """A run was asked to end (SIGTERM) and has saved itself: the process ends with code 0."""

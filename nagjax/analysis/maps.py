@@ -16,7 +16,7 @@ SKIPPED = "#ffffff"
 MAP = "map.png"
 
 
-def depth_map(paths: dict, title: str) -> bytes:
+def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
     """PNG: a column per token, a row per sublayer from the first (bottom) to the last, coloured by the angle by which
     the sublayer turned the token; white where it was skipped. Beside it the share of tokens each sublayer ran."""
     with matplotlib.rc_context(RC | {"axes.grid": False}):
@@ -50,10 +50,10 @@ def depth_map(paths: dict, title: str) -> bytes:
         shares.set_xticks((0, 1), ("0", "100%"))
         shares.set_xlabel("tokens that ran")
         shares.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-        return _png(figure)
+        return _png(figure, dpi)
 
 
-def dial_plot(dial: dict) -> bytes:
+def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
     """PNG of a calibrated dial: loss against executed forward FLOPs, by angle, at random, and without late blocks."""
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -81,7 +81,7 @@ def dial_plot(dial: dict) -> bytes:
         axes.set_xlabel("executed forward FLOPs, share of the dense model's")
         axes.set_title("What skipping costs: validation loss (nats per token)")
         axes.legend(frameon=False)
-        return _png(figure)
+        return _png(figure, dpi)
 
 
 def write_map(paths: dict, folder: Path, title: str) -> Path:
@@ -101,7 +101,7 @@ def _wide(pieces: list[str]) -> bool:
     return any(len(piece.strip()) > 1 for piece in pieces[:SHOWN])
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: Figure, dpi: int) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()

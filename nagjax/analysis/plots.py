@@ -31,18 +31,29 @@ class Plot:
     caption: str
     png: bytes
 
+    def __repr__(self) -> str:
+        return f"Plot({self.name}, {len(self.png) // 1000} kB: {self.caption})"
 
-def draw_plots(runs: Sequence[Run]) -> list[Plot]:
-    """Every figure for which the runs have data, in reading order. The same runs give the same bytes."""
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def draw_plots(
+    runs: Sequence[Run], figures: Sequence[str] | None = None, *, dpi: int = RC["savefig.dpi"]
+) -> list[Plot]:
+    """Every figure (of those named) for which the runs have data, in reading order. The same runs give the same bytes.
+
+    dpi: dots per inch of the PNGs.
+    """
     styles = run_styles(runs)
     plots = []
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"}):
-        for name, draw in _FIGURES.items():
-            drawn = draw(runs, styles)
+        for name in FIGURES if figures is None else figures:
+            drawn = FIGURES[name](runs, styles)
             if drawn is not None:
                 figure, caption = drawn
                 buffer = io.BytesIO()
-                figure.savefig(buffer, format="png", metadata={"Software": None})
+                figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
                 plots.append(Plot(name, caption, buffer.getvalue()))
     return plots
 
@@ -195,7 +206,7 @@ def _gate(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | 
     return figure, ("Mean gate of each attention (left) and MLP (right) sublayer, at the end of each run." + ungated)
 
 
-_FIGURES: dict[str, Callable] = {"loss": _loss, "gap": _gap, "growth": _growth, "turn": _turn, "gate": _gate}
+FIGURES: dict[str, Callable] = {"loss": _loss, "gap": _gap, "growth": _growth, "turn": _turn, "gate": _gate}
 
 
 def _two_panels(axes: Sequence[Axes], curves: Sequence[tuple[np.ndarray, Style]]) -> None:
@@ -220,10 +231,12 @@ def _log_axis(ax: Axes, low: float, high: float, write: Callable[[float], str]) 
     low, high = low * np.exp(-pad), high * np.exp(pad)
     ax.set_ylim(low, high)
     decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(np.arange(10, 100) / 10)):
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
         ticks = [t for t in np.outer(decades, digits).ravel() if low <= t <= high]
         if len(ticks) >= 4:
             break
+    else:  # a range so short that evenly spaced ticks look even
+        ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
     ax.yaxis.set_major_locator(FixedLocator(ticks))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_minor_formatter(NullFormatter())

@@ -113,6 +113,13 @@ class Run:
     events: tuple[Event, ...]
     sample: str | None
 
+    def __repr__(self) -> str:
+        facts = f"Run({str(self.path)!r}: {self.scheme}, {self.depth} blocks, step {self.step}"
+        if self.evals.step.size:
+            last = self.last_eval
+            facts += f", validation loss {last.loss:.4f} nats per token ({last.bits_per_byte:.4f} bits per byte)"
+        return f"{facts})"
+
     def setting(self, name: str) -> Any:
         """The value of a dotted config field such as `"optimizer.lr"`.
 

@@ -28,6 +28,12 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
+    def __repr__(self) -> str:
+        return to_markdown(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
 
 def comparison_table(runs: Sequence[Run]) -> Table:
     """The facts of each run. The best validation loss, bits per byte and step time are marked, ties included.

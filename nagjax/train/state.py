@@ -1,6 +1,7 @@
 """The state of a run as one pytree, and how it is born on a mesh."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from jaxtyping import Array, Int, UInt32
 from nagjax.model.transformer import Transformer
 from nagjax.train.config import RunConfig
 from nagjax.train.guard import Guard, new_guard
-from nagjax.train.mesh import parameter_sharding, replicated
+from nagjax.train.mesh import check_sequence, parameter_sharding, replicated
 from nagjax.train.optimizer import make_optimizer
 
 Tree = Any
@@ -51,6 +52,8 @@ class Blueprint:
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
+        """Raises UserError for a model whose sequences cannot be split as the mesh does."""
+        check_sequence(config.model, mesh.shape)
         graph, abstract = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
         described = jax.tree.map(
             lambda variable: Parameter(
@@ -69,6 +72,11 @@ class Blueprint:
         )
         return cls(config, mesh, graph, parameters, optimizer)
 
+    def __repr__(self) -> str:
+        model, count = self.config.model, sum(math.prod(p.shape) for p in jax.tree.leaves(self.parameters))
+        size = f"{model.depth} blocks x {model.width}, {count:,} parameters"
+        return f"Blueprint({self.config.scheme.title}, {size}, mesh {dict(self.mesh.shape)})"
+
     def model(self, params: Tree) -> Transformer:
         return nnx.merge(self.graph, params)
 
@@ -80,11 +88,14 @@ class Blueprint:
         mod = {"cuts": jnp.zeros(model.sublayers)} if model.mod.active else {}
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, mod, new_guard())
 
+    def parameter_shardings(self) -> Tree:
+        return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
+
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
         shapes = jax.eval_shape(lambda: self.init(0))
         whole = replicated(self.mesh)
-        params = jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
+        params = self.parameter_shardings()
         moments = optax.tree_utils.tree_map_params(
             self.optimizer,
             lambda _, sharding: sharding,
