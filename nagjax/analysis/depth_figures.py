@@ -121,6 +121,7 @@ def _cosine(record: dict) -> Drawing:
             "cosine of update and residual",
             [Line("attention", values[::2], ATTENTION), Line("MLP", values[1::2], MLP, "s")],
             level=(0.0, "new"),
+            span=0.2,
         ),
     )
 

@@ -27,7 +27,8 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """One panel with curves over depth. level: a reference height with its name."""
+    """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
+    range, so that rounding errors are not blown up to a story."""
 
     title: str
     subtitle: str
@@ -35,6 +36,7 @@ class Lines(NamedTuple):
     log: bool = False
     level: tuple[float, str] | None = None
     bottom: float | None = None
+    span: float = 0.0
     xlabel: str = "block (counted from 0)"
     bars: bool = False
 
@@ -83,6 +85,9 @@ def _lines(what: Lines) -> Figure:
         _log_axis(ax, float(shown.min()), float(shown.max()))
     elif what.bottom is not None:
         ax.set_ylim(bottom=min(what.bottom, shown.min(initial=0.0)))
+    if not what.log and np.diff(ax.get_ylim())[0] < what.span:
+        middle = float(np.mean(ax.get_ylim()))
+        ax.set_ylim(middle - what.span / 2, middle + what.span / 2)
     longest = max(np.max(np.arange(len(line.y)) if line.x is None else line.x) for line in what.lines)
     ax.set_xlim(-0.6, longest + 0.6)
     if what.level is not None:
@@ -134,6 +139,10 @@ def _grid(what: Grid) -> Figure:
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(10, integer=True))
     bar = figure.colorbar(drawn, cax=figure.add_axes((0.875, 0.09, 0.022, 0.76)))
+    if what.log:
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.set_label(what.bar)
     bar.outline.set_visible(False)
     return figure

@@ -169,8 +169,7 @@ def _sinks(model: Transformer, stream, crossing: Crossing, queries) -> Float[Arr
     x = model.scheme.read(stream)
     q, k = branch.queries(x, where), branch.keys_values(x, where).keys
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    window = getattr(getattr(model.config, "block", None), "window", None)
-    mask = causal_mask(where, where, *(() if window is None else (window,)))[:, 0]
+    mask = causal_mask(where, where, model.config.block.window)[:, 0]
 
     def head(qk) -> Float[Array, ""]:
         scores = jnp.einsum("btd,bsd->bts", *qk, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5

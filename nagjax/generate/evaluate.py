@@ -58,7 +58,8 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
     Raises UserError: no such corpus, or one of another tokenizer.
     """
     if data is None:
-        return open_dataset(run.config.data, split=split)
+        given = run.tokenizer if run.config.data.path == STDLIB else None
+        return open_dataset(run.config.data, split=split, tokenizer=given)
     given = run.tokenizer if data == STDLIB else None
     dataset = open_dataset(DataConfig(path=data), split=split, tokenizer=given)
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
