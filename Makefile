@@ -1,5 +1,7 @@
 # Everything runs in .venv, made on first use. uv is used when present, pip otherwise.
 PYTHON ?= $(shell for p in python3.12 python3 python; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+# With which transformers' own models are run: 3.11 where there is one, whose PyTorch may come without CUDA.
+PYTHON_TORCH ?= $(shell for p in python3.11 $(HOME)/.pyenv/versions/3.11*/bin/python; do $$p -c 'import venv, ensurepip' 2>/dev/null && { echo $$p; exit; }; done; echo $(PYTHON))
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
@@ -14,7 +16,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: demo test test-newest test-beam aot plans torture lint clean
+.PHONY: demo test test-newest test-beam test-hf test-eval aot plans torture lint clean
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
@@ -29,6 +31,14 @@ test-newest: .venv-newest/.dev
 # Preparation of a corpus on Apache Beam, which needs an older numpy, and so an environment of its own.
 test-beam: .venv-beam/.beam
 	.venv-beam/bin/python -m pytest tests/data/test_beam.py
+
+# Imported and exported models against transformers' own, which PyTorch runs in an environment of its own.
+test-hf: $(VENV)/.dev .venv-torch/.torch
+	$(BIN)/python -m pytest tests/interop
+
+# lm-evaluation-harness on a tiny run, in an environment of its own: it brings datasets and scikit-learn along.
+test-eval: .venv-eval/.eval
+	.venv-eval/bin/python -m pytest tests/interop/test_lm_eval.py
 
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most 120 s per program.
@@ -66,6 +76,17 @@ $(VENV)/.dev: $(VENV)/.base
 .venv-beam/.beam: pyproject.toml constraints-beam.txt
 	$(call MAKE_VENV,.venv-beam)
 	$(call INSTALL,.venv-beam) -c constraints-beam.txt -e '.[beam]' pytest
+	@touch $@
+
+# Plain pip: PyTorch is fetched once, for this Python; PIP_EXTRA_INDEX_URL may name an index without CUDA.
+.venv-torch/.torch: constraints-torch.txt
+	$(PYTHON_TORCH) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install -q --disable-pip-version-check -c constraints-torch.txt torch transformers
+	@touch $@
+
+.venv-eval/.eval: pyproject.toml constraints.txt
+	$(call MAKE_VENV,.venv-eval)
+	$(call INSTALL,.venv-eval) -c constraints.txt -e '.[dev,eval]'
 	@touch $@
 
 .venv-aot/.aot: pyproject.toml constraints.txt

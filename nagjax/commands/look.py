@@ -14,15 +14,31 @@ RunFolder = Annotated[Path, tyro.conf.Positional]
 
 
 def evaluate(args: Sequence[str]) -> None:
-    def command(run: RunFolder, data: str | None = None, batches: int | None = None, as_json: bool = False) -> None:
-        """Validation loss of a run, and what its depth does.
+    def command(
+        run: RunFolder,
+        data: str | None = None,
+        batches: int | None = None,
+        as_json: bool = False,
+        tasks: str | None = None,
+        task_folder: Path | None = None,
+        fewshot: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """Validation loss of a run, and what its depth does; or, with --tasks, benchmarks of lm-evaluation-harness.
 
         Args:
             run: a run folder.
             data: another corpus with the same tokenizer; the run's own by default.
             batches: read only so many batches; all by default.
             as_json: print one JSON object.
+            tasks: of the harness, separated by commas; the report goes to tasks.json in the run's folder.
+            task_folder: with tasks of your own.
+            fewshot: examples in each prompt; the task's own number by default.
+            limit: ask only so many questions of each task.
         """
+        if tasks is not None:
+            _benchmarks(run, tasks, task_folder, fewshot, limit, as_json)
+            return
         from nagjax.generate.evaluate import evaluate as evaluate_run
 
         scores = evaluate_run(run, data=data, batches=batches)
@@ -34,6 +50,20 @@ def evaluate(args: Sequence[str]) -> None:
                 print(f"{name:15} {value:.6g}" if isinstance(value, float) else f"{name:15} {value}")
 
     parse(command, args, "eval")
+
+
+def _benchmarks(run: Path, tasks: str, folder: Path | None, fewshot: int | None, limit: int | None, as_json: bool):
+    from nagjax.generate.load import open_run
+    from nagjax.interop.lm_eval import evaluate_tasks
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    scores = evaluate_tasks(open_run(run), names, task_folder=folder, fewshot=fewshot, limit=limit)
+    if as_json:
+        print(json.dumps(scores))
+        return
+    for task, metrics in scores.items():
+        for metric, value in metrics.items():
+            print(f"{task:24} {metric:24} {value:.6g}")
 
 
 def generate(args: Sequence[str]) -> None:

@@ -49,4 +49,5 @@ def parse_run(args: Sequence[str], prog: str, description: str, extra: Sequence[
         ("mesh", MeshConfig),
     ]
     given = parse(dataclasses.make_dataclass("Options", [*parts, *extra]), args, prog, description)
-    return RunConfig(**{part: getattr(given, part) for part, _ in parts}), given
+    start = {"start": str(given.start)} if getattr(given, "start", None) else {}
+    return RunConfig(**{part: getattr(given, part) for part, _ in parts}, **start), given

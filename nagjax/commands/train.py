@@ -18,13 +18,16 @@ def train(args: Sequence[str]) -> None:
         "Train a Transformer under one residual scheme, or go on training it: the same command resumes.\n\n"
         "--scheme NAME (default nag) chooses the scheme and its own --scheme.* options; "
         "--preset 1M|4M|20M|60M|150M|350M|1B sets depth, width and context; "
-        "--resume previous passes over a damaged newest checkpoint."
+        "--resume previous passes over a damaged newest checkpoint; "
+        "--start RUN begins with the model, scheme and parameters of another run, an imported one say."
     )
     extra = [("out", Path | None, None), ("fresh", bool, False), ("resume", Literal["latest", "previous"], "latest")]
-    extra.append(("hosts", HostsConfig, HostsConfig()))
+    extra += [("hosts", HostsConfig, HostsConfig()), ("start", Path | None, None)]
     config, given = parse_run(args, "train", description, extra)
     connect(given.hosts)
     model = config.model
+    if given.start is not None and given.out is None:
+        raise UserError("out", None, "give a folder for the run that starts from another one")
     folder = given.out or Path("runs") / f"{config.scheme.name}-d{model.depth}-w{model.width}"
     train_run(config, folder, fresh=given.fresh, skip_damaged=given.resume == "previous")
     if jax.process_index() == 0:

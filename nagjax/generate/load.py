@@ -14,11 +14,11 @@ from jaxtyping import Array
 from nagjax.data import Tokenizer, load_tokenizer
 from nagjax.depth import ModConfig
 from nagjax.errors import UserError
-from nagjax.interop.tokenizer_files import NoTokenizer
+from nagjax.interop.tokenizer_files import NoTokenizer, added_in_front
 from nagjax.model.transformer import Transformer
 from nagjax.train.checkpoint import restore_params
-from nagjax.train.config import MeshConfig, RunConfig, from_dict
-from nagjax.train.folder import TOKENIZER
+from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.train.folder import TOKENIZER, read_config
 from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint, Tree
 
@@ -50,6 +50,11 @@ class OpenRun:
     @cached_property
     def model(self) -> Transformer:
         return self.blueprint.model(self.params)
+
+    @cached_property
+    def beginning(self) -> list[int]:
+        """Token ids an imported model expects before every text, as its tokenizer.json has it; of other runs none."""
+        return added_in_front(self.folder / TOKENIZER)
 
     def __repr__(self) -> str:
         model, count = self.config.model, sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -128,23 +133,6 @@ def read_calibration(folder: Path) -> dict | None:
     except (ValueError, TypeError, KeyError) as error:
         fix = f"cannot be read ({error!r}): remove it, or calibrate again (nagjax calibrate {folder})"
         raise UserError("calibration", str(path), fix) from None
-
-
-def read_config(folder: Path) -> RunConfig:
-    """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
-    path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values.get("scheme"), dict):
-            raise TypeError("no scheme")
-        return from_dict(RunConfig, values)
-    except (FileNotFoundError, NotADirectoryError):
-        fix = "there is no config.json in it: give a folder that nagjax train has written"
-        raise UserError("run", str(folder), fix) from None
-    except UserError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError("run", str(folder), f"its config.json cannot be read ({error!r})") from None
 
 
 def read_origin(folder: Path) -> dict | None:

@@ -65,7 +65,7 @@ def generate(
         return []
     rows = [_checked(prompt, tokens, end_of_text, model.config) for prompt in prompts]
     graph, params = nnx.split(model)
-    mesh = _mesh(params)
+    mesh = mesh_of(params)
     copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
     rows += rows[-1:] * (-len(rows) % copies)
 
@@ -94,14 +94,16 @@ def generate(
 def complete(run: OpenRun, prompts: Sequence[str], **options) -> list[str]:
     """The new text behind each prompt. `options` are `generate`'s: tokens, temperature, top_p, seed.
 
-    An empty prompt begins a document; others are read as a piece from within one. A row ends with its
-    document. What is not UTF-8, in a prompt or in what the model wrote, is replaced.
+    An empty prompt begins a document; others are read as a piece from within one, behind what an imported model
+    expects before every text. A row ends with its document. What is not UTF-8, in a prompt or in what the model
+    wrote, is replaced.
     """
     tokenizer = run.tokenizer
     texts = [prompt.encode(errors="replace").decode() for prompt in prompts]
     before = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
     ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress, "cuts": run.mod.get("cuts")}
-    after = generate(run.model, before, **ending, **options)
+    prompts = [run.beginning + ids for ids in before]
+    after = generate(run.model, prompts, **ending, **options)
     return [_new_text(tokenizer, *ids) for ids in zip(before, after, strict=True)]
 
 
@@ -128,7 +130,7 @@ def _checked(prompt: Sequence[int], tokens: int, end_of_text: int | None, config
     return ids
 
 
-def _mesh(params: nnx.State) -> Mesh | None:
+def mesh_of(params: nnx.State) -> Mesh | None:
     """The mesh the parameters are spread over, None on a single device."""
     sharding = jax.tree.leaves(params)[0].sharding
     return sharding.mesh if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None

@@ -155,7 +155,7 @@ def write_tensors(path: Path, tensors: list[Lazy]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            value = np.ascontiguousarray(tensor.make()).astype(tensor.dtype, copy=False)
+            value = np.asarray(tensor.make(), tensor.dtype, order="C")
             assert value.shape == tensor.shape, (tensor.name, value.shape, tensor.shape)
             file.write(value.tobytes())
         file.flush()

@@ -66,6 +66,17 @@ def byte_level_json() -> str:
     return engine.to_str()
 
 
+def added_in_front(path: Path) -> list[int]:
+    """The ids that a tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
+    from tokenizers import Tokenizer as Engine
+
+    if not path.is_file():
+        return []
+    engine = Engine.from_file(str(path))
+    plain, whole = (engine.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return whole[: max(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)] if plain else []
+
+
 class NoTokenizer:
     """Of a model that came without a tokenizer.json: it reads and writes token ids only."""
 

@@ -85,6 +85,9 @@ class NAG(Scheme):
         """Lower with depth: every branch is scale-free, so all of them move at each step, whatever their number."""
         return super().default_rate(width, depth) * min(1.0, 24 / depth)
 
+    def trained(self):
+        return dataclasses.replace(self, ramp=0.0)
+
     def gate(self, width, index, rngs):
         alpha = jnp.asarray(index, jnp.float32) ** -self.alpha_power
         return Modulator(width, self.directions, alpha, rngs)

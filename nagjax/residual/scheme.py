@@ -57,6 +57,10 @@ class Scheme:
         """Peak learning rate for a model of this size: the one tuned at 24 blocks x 64, times 64/width."""
         return self.learning_rate * 64 / width
 
+    def trained(self) -> "Scheme":
+        """The scheme of a further training: what this one does only as a training begins is over."""
+        return self
+
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Nothing()
 

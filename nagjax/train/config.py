@@ -99,6 +99,7 @@ class RunConfig:
     train: Annotated[TrainConfig, Flat] = TrainConfig()
     data: DataConfig = DataConfig()
     mesh: MeshConfig = MeshConfig()
+    start: str = ""  # folder of the run whose model, scheme and parameters this one begins with; "": it begins anew
 
     @property
     def learning_rate(self) -> float:

@@ -14,12 +14,16 @@ from nagjax.depth.accounting import Costs, costs, mod_rates
 from nagjax.depth.routed import Depth
 from nagjax.train.config import MeshConfig, RunConfig
 from nagjax.train.mesh import make_mesh
+from nagjax.train.start import adopted
 from nagjax.train.state import Blueprint
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The config with the vocabulary of its corpus filled in."""
-    vocab = open_dataset(config.data).tokenizer.vocab_size
+    """The config with the vocabulary of its corpus filled in, or the model of the run it starts from."""
+    tokenizer = open_dataset(config.data).tokenizer
+    if config.start:
+        return adopted(config, tokenizer)
+    vocab = tokenizer.vocab_size
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
 
 

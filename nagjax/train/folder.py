@@ -10,7 +10,7 @@ from nagjax.data import Dataset
 from nagjax.errors import UserError
 from nagjax.train.agree import from_first, together
 from nagjax.train.checkpoint import clear, steps_saved
-from nagjax.train.config import RunConfig, differences, to_dict
+from nagjax.train.config import RunConfig, differences, from_dict, to_dict
 
 # May differ between a run and its continuation: they do not change what was computed.
 FREE_TO_CHANGE = {
@@ -74,6 +74,23 @@ def _refuse_another(folder: Path, old: dict, new: dict, what: str) -> None:
     if changed:
         listed = ", ".join(f"{name} was {was!r} and is now {now!r}" for name, (was, now) in changed.items())
         raise UserError("out", str(folder), f"holds {what}: {listed}; choose another --out, or --fresh")
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
+    path = folder / CONFIG
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values.get("scheme"), dict):
+            raise TypeError("no scheme")
+        return from_dict(RunConfig, values)
+    except (FileNotFoundError, NotADirectoryError):
+        fix = "there is no config.json in it: give a folder that nagjax train has written"
+        raise UserError("run", str(folder), fix) from None
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError("run", str(folder), f"its config.json cannot be read ({error!r})") from None
 
 
 def _read(path: Path) -> dict:

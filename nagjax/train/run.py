@@ -7,6 +7,7 @@ from nagjax.train.checkpoint import Checkpoints
 from nagjax.train.evaluator import Evaluator, put
 from nagjax.train.metrics import Writers
 from nagjax.train.saves import SaveClock
+from nagjax.train.start import begin
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 from nagjax.train.steplog import BadStep, StepLog
@@ -66,7 +67,7 @@ class Run:
 
     def _return_to(self, saved: int | None) -> None:
         if saved is None:
-            self.state, self.done, self.owed = self.blueprint.create(), 0, True
+            self.state, self.done, self.owed = begin(self.blueprint), 0, True
         else:
             self.state, self.done = self.checkpoints.restore(self.blueprint.abstract(), saved), saved
             self.owed = not self.checkpoints.facts(saved).get("evaluated", True)

@@ -1,0 +1,109 @@
+"""How likely given continuations are: what question-answering benchmarks ask of a model."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun
+from nagjax.generate.sample import mesh_of
+from nagjax.layers.where import Where
+from nagjax.train.mesh import BATCH, pin_rows
+from pallas_kernels.placement import shard_rows
+
+STEP = 32  # rows are padded to a power of two times it: few lengths, few compilations
+
+
+def continuation_scores(
+    run: OpenRun, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, batch: int = 8
+) -> list[tuple[float, bool]]:
+    """For each pair of token ids (context, continuation): the log-probability in nats of the continuation, and whether
+    greedy decoding would write it. What does not fit the model's context is left out at the beginning.
+
+    Pairs of like lengths share a batch; with Mixture-of-Depths tokens run by the causal decider. Compiled once per
+    length (32, 64, 128, ... tokens).
+
+    Raises UserError: an empty context, a continuation longer than the model's context, an id outside the vocabulary.
+    """
+    model = run.config.model
+    for context, continuation in pairs:
+        if not len(context):
+            raise UserError("context", [], "give at least one token for the first one to be predicted from")
+        if len(continuation) > model.context:
+            fix = f"the model's context is {model.context}: score it in parts"
+            raise UserError("continuation", f"{len(continuation)} tokens", fix)
+        for i in (*context, *continuation):
+            if not 0 <= i < model.vocab:
+                raise UserError("token", i, f"the vocabulary has the ids 0 to {model.vocab - 1}")
+    graph, params = nnx.split(run.model)
+    mesh = mesh_of(params)
+    copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
+    batch = -(-batch // copies) * copies
+    rows = [[*context, *continuation][-(model.context + 1) :] for context, continuation in pairs]
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    scores: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+    waiting = []
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        length = _padded(len(rows[chosen[0]]) - 1, model.context)
+        ids, first = np.zeros((batch, length + 1), np.int32), np.full((2, batch), length + 1, np.int32)
+        for place, i in enumerate(chosen):
+            ids[place, : len(rows[i])] = rows[i]
+            first[:, place] = len(rows[i]) - len(pairs[i][1]), len(rows[i])
+        found = score_padded(params, ids, *first, np.float32(run.progress), run.mod.get("cuts"), graph=graph, mesh=mesh)
+        waiting.append((chosen, found))
+        if len(waiting) > 1:
+            _note(scores, *waiting.pop(0))
+    for chosen, found in waiting:
+        _note(scores, chosen, found)
+    return scores
+
+
+def _note(scores: list, chosen: list[int], found) -> None:
+    for i, nats, greedy in zip(chosen, *jax.device_get(found), strict=False):
+        scores[i] = (float(nats), bool(greedy))
+
+
+def _padded(tokens: int, context: int) -> int:
+    return min(STEP * 2 ** max(0, math.ceil(math.log2(max(tokens, 1) / STEP))), context)
+
+
+def _score(
+    params: nnx.State,
+    ids: Int[Array, "B n"],
+    first: Int[Array, " B"],
+    end: Int[Array, " B"],
+    progress: Float[Array, ""],
+    cuts: Float[Array, " S"] | None,
+    *,
+    graph: nnx.GraphDef,
+    mesh: Mesh | None,
+) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
+    """Sum of the log-probabilities of the ids at `first` up to before `end`, and whether each was the likeliest."""
+    model = nnx.merge(graph, params)
+    tokens, targets = ids[:, :-1], ids[:, 1:]
+    where = Where.whole(*tokens.shape)
+    where = where._replace(segments=(where.positions < end[:, None] - 1).astype(jnp.int32))
+    options = {"pin": pin_rows(mesh)} if mesh else {}
+    output = model(tokens, where, progress=progress, cuts=cuts, causal=model.config.mod.active, **options)
+    logits = model.logits(output)
+    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+    place = where.positions + 1
+    counted = (place >= first[:, None]) & (place < end[:, None])
+    greedy = jnp.all((jnp.argmax(logits, axis=-1) == targets) | ~counted, axis=-1)
+    return jnp.sum(jnp.where(counted, own, 0.0), axis=-1), greedy
+
+
+def _placed(*arrays, mesh: Mesh | None, **static):
+    return shard_rows(functools.partial(_score, mesh=mesh, **static), mesh, P(BATCH))(*arrays)
+
+
+score_padded = jax.jit(_placed, static_argnames=("graph", "mesh"))

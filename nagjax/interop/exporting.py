@@ -1,0 +1,138 @@
+"""`nagjax export`: a run as a folder that others load: a transformers model, or nagjax's own bundle."""
+
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+
+from nagjax.errors import UserError
+from nagjax.generate.load import CALIBRATION, OpenRun, open_run, read_origin
+from nagjax.interop.express import Expressed, express
+from nagjax.interop.importing import new_folder
+from nagjax.interop.place import flat
+from nagjax.interop.safetensors import Lazy, write_folder
+from nagjax.interop.source import BUNDLE, CUTS
+from nagjax.interop.tensors import Tensor
+from nagjax.interop.tokenizer_files import NoTokenizer, write_files
+from nagjax.train.config import to_dict
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+ADAPTER = "modeling_nagjax.py"  # stands alone: PyTorch and transformers run it without nagjax
+
+
+def export(
+    run: str | Path | OpenRun,
+    out: str | Path,
+    *,
+    format: Literal["plain", "bundle"] = "plain",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    shard_bytes: int = 5 * 10**9,
+) -> str:
+    """Writes the run to the new folder `out` in safetensors, with config.json and the tokenizer's files; returns the
+    model_type written.
+
+    format: "plain" is the format of the family that has such a model; "bundle" holds any. dtype: of the file.
+
+    Raises UserError: what `open_run` raises, an `out` in use, and, for "plain", a setting that no family has.
+    """
+    if format not in ("plain", "bundle"):
+        raise UserError("format", format, "choose plain or bundle")
+    if dtype not in DTYPES:
+        raise UserError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
+    run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
+    out = Path(out)
+    new_folder(out)
+    plain = express(run) if format == "plain" else None
+    values = plain.values if plain else bundle_config(run)
+    tensors = plain_tensors(plain, DTYPES[dtype]) if plain else bundle_tensors(run, DTYPES[dtype])
+    out.mkdir(parents=True, exist_ok=True)
+    write_folder(out, tensors, shard_bytes)
+    write_files(run.tokenizer, run.folder, out)
+    if plain is None:
+        shutil.copyfile(Path(__file__).with_name(ADAPTER), out / ADAPTER)
+        if (run.folder / CALIBRATION).is_file():
+            shutil.copyfile(run.folder / CALIBRATION, out / CALIBRATION)
+    text = json.dumps(values | special_ids(run) | {"dtype": dtype}, indent=2)
+    (out / "config.json").write_text(text, encoding="utf-8")
+    return values["model_type"]
+
+
+def special_ids(run: OpenRun) -> dict:
+    """Ids of the tokens that begin, end and pad a text: as an imported model's config had them, or of the tokenizer."""
+    origin = read_origin(run.folder)
+    given = (origin or {}).get("config", {})
+    ending = None if isinstance(run.tokenizer, NoTokenizer) else run.tokenizer.end_of_text
+    defaults = {"bos_token_id": None, "eos_token_id": ending, "pad_token_id": None}
+    return {name: given.get(name, default) for name, default in defaults.items()}
+
+
+def plain_tensors(plain: Expressed, dtype: np.dtype) -> Iterator[Lazy]:
+    """Under the family's names, block after block."""
+
+    def lazy(tensor: Tensor, block: int | None) -> Lazy:
+        parts = [plain.params[part] for part in tensor.parts]
+        shapes = [part.shape if block is None else part.shape[1:] for part in parts]
+        shape = tensor.join(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).shape
+        name = tensor.name if block is None else tensor.name.format(block)
+
+        def make() -> np.ndarray:
+            return tensor.join(*(np.asarray(part if block is None else part[block]) for part in parts)).astype(dtype)
+
+        return Lazy(name, shape, dtype, make)
+
+    tensors = plain.family.tensors(plain.model)
+    for tensor in tensors:
+        if not tensor.stacked:
+            yield lazy(tensor, None)
+    for block in range(plain.model.depth):
+        for tensor in tensors:
+            if tensor.stacked:
+                yield lazy(tensor, block)
+
+
+def bundle_config(run: OpenRun) -> dict:
+    """nagjax's own settings under one name, and beside them what other programs ask a config.json."""
+    model = run.config.model
+    own = {
+        "config": to_dict(run.config),
+        "step": run.step,
+        "progress": run.progress,
+        "tokenizer": run.tokenizer.name,
+        "parameters": {path: list(value.shape) for path, value in flat(run.params).items()},
+        "indices": model.indices,  # of the sublayers, from 1
+    }
+    return {
+        "architectures": ["NagjaxForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "modeling_nagjax.NagjaxConfig",
+            "AutoModelForCausalLM": "modeling_nagjax.NagjaxForCausalLM",
+        },
+        "model_type": BUNDLE,
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.depth,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "max_position_embeddings": model.context,
+        "tie_word_embeddings": model.tied,
+        "nagjax": own,
+    }
+
+
+def bundle_tensors(run: OpenRun, dtype: np.dtype) -> Iterator[Lazy]:
+    """Parameters under their own dotted paths, stacked as they are; thresholds of Mixture-of-Depths stay float32."""
+    for path, value in flat(run.params).items():
+        yield Lazy(path, value.shape, dtype, functools.partial(_fetch, value, dtype))
+    if "cuts" in run.mod:
+        cuts = run.mod["cuts"]
+        yield Lazy(CUTS, cuts.shape, DTYPES["float32"], functools.partial(_fetch, cuts, DTYPES["float32"]))
+
+
+def _fetch(value, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(value).astype(dtype)

@@ -1,0 +1,62 @@
+"""Whether a run's model is one that a family of transformers can express, and as which parameters."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun
+from nagjax.interop.families import Family, Inexpressible, families
+from nagjax.interop.place import flat
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.lns import LNS
+from nagjax.residual.plain import Plain
+
+BUNDLE_HINT = "use --format bundle, which nagjax.load and the AutoModel adapter in it read"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expressed:
+    """A model as a family has it: its config.json, and parameters by dotted path (blocks stacked)."""
+
+    family: Family
+    model: ModelConfig
+    values: dict
+    params: dict[str, jax.Array]
+
+
+def express(run: OpenRun) -> Expressed:
+    """Raises UserError naming the setting that no family expresses."""
+    model, scheme, params = run.config.model, run.config.scheme, flat(run.params)
+    if model.mod.active:
+        raise UserError("mod.rate", model.mod.rate, f"plain formats run every sublayer on every token: {BUNDLE_HINT}")
+    model, scheme, params = _as_plain(model, scheme, params)
+    refused = []
+    for family in families():
+        try:
+            return Expressed(family, model, family.write(model, scheme), params)
+        except Inexpressible as why:
+            refused.append(why)
+    nearest = next((why for why in refused if why.field != "scheme"), None)
+    if nearest is None:
+        fix = f"no plain format has its residual: {BUNDLE_HINT}"
+        raise UserError("scheme", run.config.scheme.name, fix)
+    fix = f"the nearest plain format cannot say it: {nearest.why}; {BUNDLE_HINT}"
+    raise UserError(nearest.field, nearest.value, fix)
+
+
+def _as_plain(model: ModelConfig, scheme: Scheme, params: dict) -> tuple[ModelConfig, Scheme, dict]:
+    """LayerNorm Scaling's factors go into the gains; queries and keys that are normalised without gains get ones."""
+    if isinstance(scheme, LNS):
+        scales = jax.vmap(scheme.read_scale)(jnp.asarray(model.indices)).reshape(-1, 2)
+        for i, kind in enumerate(("attention", "mlp")):
+            path = f"blocks.{kind}.entry.gain"
+            params = params | {path: scales[:, i, None] * params[path]}
+        scheme = Plain(epsilon=scheme.epsilon)
+    if isinstance(scheme, Plain) and model.qk_norm and model.block.qk_gain == "none":
+        ones = jnp.ones((model.depth, model.head_width))
+        params = params | {f"blocks.attention.branch.{name}_gain": ones for name in ("query", "key")}
+        model = dataclasses.replace(model, block=dataclasses.replace(model.block, qk_gain="head"))
+    return model, scheme, params

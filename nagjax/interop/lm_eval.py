@@ -1,0 +1,156 @@
+"""lm-evaluation-harness on any run: its tasks ask for log-likelihoods and generations, which this adapter answers."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun
+from nagjax.generate.sample import generate
+from nagjax.generate.score import continuation_scores
+
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as missing:
+    fix = f"needs lm-evaluation-harness ({missing}): pip install 'nagjax[eval]'"
+    raise UserError("tasks", "lm_eval", fix) from None
+
+NEW_TOKENS = 256  # of a generation, where the task does not say
+RESULTS = "tasks.json"
+
+
+class NagjaxLM(TemplateLM):
+    """A run as the harness asks for it: `loglikelihood`, `loglikelihood_rolling` and `generate_until`.
+
+    Requests of like lengths share a batch of `batch`; a Mixture-of-Depths run decides causally.
+    """
+
+    def __init__(self, run: OpenRun, batch: int = 8):
+        super().__init__()
+        self.run, self.batch = run, batch
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.run.tokenizer.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What a text without a context is conditioned on: what the model expects in front, or a document's end."""
+        return self.run.beginning[-1] if self.run.beginning else self.eot_token_id
+
+    @property
+    def max_length(self) -> int:
+        return self.run.config.model.context
+
+    @property
+    def tokenizer_name(self) -> str:
+        return f"{self.run.tokenizer.name}-{self.run.tokenizer.fingerprint[:16]}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
+        front = [] if add_special_tokens is False else self.run.beginning
+        return front + self.run.tokenizer.encode(string).tolist()
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
+        """`requests` are ((context, continuation), their ids, ids)."""
+        scores = continuation_scores(self.run, [(own, more) for _, own, more in requests], batch=self.batch)
+        for (texts, _, _), score in zip(requests, scores, strict=True):
+            self.cache_hook.add_partial("loglikelihood", texts, score)
+        return scores
+
+    def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+        """Each text whole: windows of the model's context, every token predicted once."""
+        windows, owner = [], []
+        for i, request in enumerate(requests):
+            ids = self.tok_encode(request.args[0], add_special_tokens=False)
+            parts = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
+            found = [make_disjoint_window(part) for part in parts]
+            windows += found
+            owner += [i] * len(found)
+        sums = [0.0] * len(requests)
+        for i, (nats, _) in zip(owner, continuation_scores(self.run, windows, batch=self.batch), strict=True):
+            sums[i] += nats
+        return sums
+
+    def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+        """Greedy, or sampled where the task says so; cut at the first stop text. A prompt that is too long loses its
+        beginning."""
+        kinds = defaultdict(list)
+        for i, request in enumerate(requests):
+            options = dict(request.args[1])
+            until = options.get("until") or []
+            until = [until] if isinstance(until, str) else list(until)
+            tokens = int(options.get("max_gen_toks") or options.get("max_tokens") or NEW_TOKENS)
+            tokens = min(tokens, max(1, self.max_length // 2))
+            sampled = options.get("do_sample", options.get("temperature", 0.0) > 0.0)
+            temperature = float(options.get("temperature", 1.0)) if sampled else 0.0
+            kinds[tokens, temperature, float(options.get("top_p", 1.0))].append((i, request.args[0], until))
+        texts = [""] * len(requests)
+        for (tokens, temperature, top_p), asked in kinds.items():
+            encoded = [(i, self._prompt(prompt, self.max_length - tokens), until) for i, prompt, until in asked]
+            encoded.sort(key=lambda entry: -len(entry[1]))
+            for start in range(0, len(encoded), self.batch):
+                part = encoded[start : start + self.batch]
+                rows = [ids for _, ids, _ in part]
+                rows += rows[-1:] * (self.batch - len(rows))
+                sampling = {"tokens": tokens, "temperature": temperature, "top_p": top_p}
+                for (i, _, until), new in zip(part, self._generate(rows, sampling), strict=False):
+                    texts[i] = _cut(self.run.tokenizer.decode(new), until)
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
+
+    def _prompt(self, text: str, room: int) -> list[int]:
+        return (self.tok_encode(text) or [self.prefix_token_id])[-room:]
+
+    def _generate(self, rows: list[list[int]], sampling: dict) -> list[list[int]]:
+        run = self.run
+        ending = {"end_of_text": self.eot_token_id, "progress": run.progress, "cuts": run.mod.get("cuts")}
+        return generate(run.model, rows, **sampling, **ending)
+
+
+def _cut(text: str, until: Sequence[str]) -> str:
+    """Up to before the stop text that comes first."""
+    ends = [text.find(stop) for stop in until if stop]
+    return text[: min((end for end in ends if end >= 0), default=len(text))]
+
+
+def evaluate_tasks(
+    run: OpenRun,
+    tasks: Sequence[str],
+    *,
+    task_folder: str | Path | None = None,
+    fewshot: int | None = None,
+    limit: int | None = None,
+    batch: int = 8,
+) -> dict[str, dict[str, float]]:
+    """Metrics of each task by name, as the harness names them; its report goes to tasks.json in the run's folder.
+
+    task_folder: a folder with tasks of one's own, besides those the harness knows. fewshot: examples in each prompt,
+    the task's own number unless given. limit: only so many questions of each task.
+
+    Raises UserError for a task that is not known.
+    """
+    manager = TaskManager(include_path=None if task_folder is None else str(task_folder))
+    if unknown := [name for name in tasks if name not in manager.all_tasks]:
+        where = "" if task_folder is None else f" in {task_folder} nor"
+        raise UserError("tasks", unknown[0], f"is not{where} among the {len(manager.all_tasks)} tasks of the harness")
+    results = simple_evaluate(
+        NagjaxLM(run, batch),
+        tasks=list(tasks),
+        num_fewshot=fewshot,
+        limit=limit,
+        task_manager=manager,
+        log_samples=False,
+        bootstrap_iters=0,
+    )
+    kept = {name: results[name] for name in ("results", "versions", "n-shot", "n-samples", "higher_is_better")}
+    record = {"step": run.step, "tasks": list(tasks), "limit": limit, **kept}
+    (run.folder / RESULTS).write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
+    return {
+        task: {metric: value for metric, value in own.items() if isinstance(value, float)}
+        for task, own in results["results"].items()
+    }

@@ -1,0 +1,145 @@
+"""Exported models as transformers loads them, and what plain formats refuse."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from parity import TOLERANCE, logits_of
+
+import nagjax
+from nagjax.data import ByteTokenizer
+from nagjax.depth import ModConfig
+from nagjax.errors import UserError
+from nagjax.generate.load import OpenRun
+from nagjax.interop.exporting import export
+from nagjax.interop.importing import import_model
+from nagjax.layers.config import BlockConfig, RopeConfig
+from nagjax.residual import find_scheme, schemes
+
+BIASED = BlockConfig(biases=("qkv", "out", "mlp"))
+SIZE = dict(vocab=257, context=16)
+TOKENS = np.random.default_rng(1).integers(0, 257, (2, 16))
+
+
+def run_of(scheme, folder, step=3, **model) -> OpenRun:
+    """A run whose parameters are all random."""
+    blueprint, noise = tiny.blueprint(tiny.run_config(scheme, **SIZE | model)), np.random.default_rng(0)
+
+    def value(parameter):
+        scale = {"norm": 0.3, "gate": 0.3, "matrix": 0.3, "embedding": 1.0}[parameter.role]
+        offset = 1.0 if parameter.role == "norm" else 0.0
+        return jax.numpy.asarray(offset + scale * noise.standard_normal(parameter.shape), jax.numpy.float32)
+
+    return OpenRun(folder, blueprint, step, jax.tree.map(value, blueprint.parameters), {}, ByteTokenizer())
+
+
+PLAIN = {
+    "llama": ("plain", dict(qk_norm=False, heads=4, kv_heads=2)),
+    "llama_rope": (
+        "plain",
+        dict(qk_norm=False, tied=True, block=BlockConfig(rope=RopeConfig("llama3", 4.0, original=8), head_width=6)),
+    ),
+    "qwen3": ("plain", dict()),
+    "qwen3_of_lns": ("lns", dict(depth=4)),
+    "mistral": ("plain", dict(qk_norm=False, block=BlockConfig(window=5))),
+    "qwen2": ("plain", dict(qk_norm=False, block=BlockConfig(biases=("qkv",)))),
+    "olmo2": ("reordered", dict(block=BlockConfig(qk_gain="row"))),
+    "gpt2": ("layer_norm", dict(positions="learned", mlp="gelu", qk_norm=False, kv_heads=2, tied=True, block=BIASED)),
+    "gpt_neox": (
+        "parallel",
+        dict(qk_norm=False, kv_heads=2, mlp="gelu_exact", block=dataclasses.replace(BIASED, rotated=0.5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_transformers_loads_what_was_exported(reference, tmp_path, case):
+    name, changes = PLAIN[case]
+    run = run_of(find_scheme(name)(), tmp_path, **changes)
+    family = export(run, tmp_path / "out")
+    assert family == case.split("_rope")[0].split("_of")[0]
+    want = logits_of(run, TOKENS)
+    assert np.abs(reference.load(tmp_path / "out", TOKENS) - want).max() < TOLERANCE
+    again = nagjax.load(tmp_path / "out")
+    assert np.abs(logits_of(again, TOKENS) - want).max() < TOLERANCE
+    text = "tokens: é\n"
+    assert again.tokenizer.encode(text).tolist() == run.tokenizer.encode(text).tolist()
+
+
+def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
+    """Through a run's folder, in shards; the tensors are the same to the bit."""
+    from nagjax.interop.safetensors import read_folder
+
+    for case in ("qwen2", "gpt_neox"):
+        source, run, out = reference.folder / case, tmp_path / f"{case}_run", tmp_path / case
+        import_model(source, run)
+        export(run, out, shard_bytes=20_000)
+        assert (out / "model.safetensors.index.json").exists()
+        old, new = read_folder(source), read_folder(out)
+        head = {"lm_head.weight": "embed_out.weight"} if case == "gpt_neox" else {}
+        assert {head.get(name, name) for name in old} == set(new)
+        for name, value in old.items():
+            np.testing.assert_array_equal(value, new[head.get(name, name)], err_msg=name)
+        got = reference.load(out, reference.tokens(case))
+        assert np.abs(got - reference.logits(case)).max() < TOLERANCE
+
+
+ADAPTED = {name: (name, {}) for name in schemes()} | {
+    "review_rank_2": ("review", {"rank": 2}),
+    "nag_tied": ("nag", {"directions": 3}),
+}
+
+
+@pytest.mark.parametrize("case", ADAPTED)
+def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
+    name, options = ADAPTED[case]
+    changes = dict(
+        tied=case == "nag_tied", block=BlockConfig(window=9, rotated=0.5) if case == "lns" else BlockConfig()
+    )
+    run = run_of(find_scheme(name)(**options), tmp_path, **changes)
+    assert export(run, tmp_path / "out", format="bundle") == "nagjax"
+    want = logits_of(run, TOKENS)
+    assert np.abs(reference.load(tmp_path / "out", TOKENS) - want).max() < TOLERANCE
+    again = nagjax.load(tmp_path / "out")
+    assert again.config == run.config and again.step == run.step and again.tokenizer.name == "bytes"
+    np.testing.assert_array_equal(logits_of(again, TOKENS), want)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "named"),
+    [
+        ("nag", {}, "scheme = 'nag': no plain format.*--format bundle"),
+        ("review", {}, "scheme = 'review'"),
+        ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
+        ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle"),
+        ("layer_norm", {"qk_norm": False, "kv_heads": 2, "mlp": "gelu"}, "block.biases|positions"),
+    ],
+    ids=["nag", "review", "gelu", "mod", "no_biases"],
+)
+def test_what_plain_formats_cannot_say_is_refused(tmp_path, scheme, changes, named):
+    run = run_of(find_scheme(scheme)(), tmp_path, **changes)
+    with pytest.raises(UserError, match=named):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_in_bfloat16_is_half_as_large_and_tells_its_dtype(tmp_path):
+    run = run_of(find_scheme("nag")(), tmp_path)
+    export(run, tmp_path / "wide", format="bundle")
+    export(run, tmp_path / "narrow", format="bundle", dtype="bfloat16")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("narrow", "wide")]
+    assert sizes[0] < 0.6 * sizes[1]
+    assert json.loads((tmp_path / "narrow" / "config.json").read_text())["dtype"] == "bfloat16"
+    rounded = jax.tree.map(lambda x: np.asarray(x, jax.numpy.bfloat16).astype(np.float32), run.params)
+    jax.tree.map(np.testing.assert_array_equal, nagjax.load(tmp_path / "narrow").params, rounded)
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    run = run_of(find_scheme("plain")(), tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="out = .*not empty"):
+        export(run, tmp_path)
+    assert (tmp_path / "config.json").read_text() == "{}"

@@ -1,0 +1,195 @@
+"""What is wrong with a model's files is named; what is right is read without a second copy of it. Needs no PyTorch."""
+
+import json
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from parity import logits_of
+from test_export import run_of
+
+import nagjax
+from nagjax.cli import main
+from nagjax.errors import UserError
+from nagjax.interop import place
+from nagjax.interop.exporting import export
+from nagjax.interop.families import families
+from nagjax.interop.importing import import_model
+from nagjax.interop.safetensors import Lazy, read_folder, read_tensors, write_folder
+from nagjax.interop.source import read_source
+from nagjax.residual import find_scheme
+
+WIDE = np.dtype(np.float32)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A little Qwen3-like model's folder."""
+    export(run_of(find_scheme("plain")(), tmp_path / "run"), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def rewritten(folder, change):
+    """The folder with its tensors changed: `change` takes and returns a dict of arrays."""
+    tensors = change({name: np.array(value) for name, value in read_folder(folder).items()})
+    lazy = [Lazy(name, value.shape, value.dtype, lambda value=value: value) for name, value in tensors.items()]
+    write_folder(folder, lazy)
+    return folder
+
+
+def configured(folder, **changes):
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in values.items() if value is not ...}))
+    return folder
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda own: {k: v for k, v in own.items() if k != DOWN}, f"{DOWN}'?: missing"),
+        (lambda own: own | {"model.layers.7.x": own[DOWN]}, "model.layers.7.x.*no place"),
+        (lambda own: own | {DOWN: own[DOWN].T.copy()}, rf"{DOWN}.*shape \(48, 16\); the config.json says \(16, 48\)"),
+        (lambda own: own | {DOWN: own[DOWN].astype(np.int8)}, f"{DOWN}.*int8: quantised"),
+    ],
+    ids=["missing", "extra", "mis_shaped", "quantised"],
+)
+def test_tensors_that_do_not_fit_are_named(model, change, named):
+    with pytest.raises(UserError, match=named):
+        read_source(rewritten(model, change))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "bert"}, "model_type = 'bert'.*known: gpt2, gpt_neox, llama, mistral, olmo2, qwen2, qwen3"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
+        ({"num_hidden_layers": ...}, "num_hidden_layers"),
+        ({"num_hidden_layers": "two"}, "config.json"),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "layer_types"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+    ids=["family", "activation", "rope", "missing", "type", "windows", "quantised"],
+)
+def test_settings_that_cannot_be_imported_are_named(model, changes, named):
+    with pytest.raises(UserError, match=named):
+        read_source(configured(model, **changes))
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    if how == "cut":
+        path.write_bytes(data[:-5])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "pickle":
+        path.write_bytes(pickle.dumps({"weights": list(range(100))}))
+    else:
+        name = next(name for name in header if name != "__metadata__")
+        header[name] |= {"beyond": {"data_offsets": [0, 10**12]}, "shape": {"shape": [1]}, "dtype": {"dtype": "F4"}}[
+            how
+        ]
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "pickle", "beyond", "shape", "dtype"])
+def test_a_file_that_is_no_safetensors_is_refused(model, how):
+    damage(model / "model.safetensors", how)
+    with pytest.raises(UserError, match="model.safetensors.*is not a safetensors file"):
+        read_source(model)
+
+
+def test_pickled_weights_are_refused_unread(tmp_path, model):
+    (model / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="has no model.safetensors"):
+        read_source(model)
+    (model / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(UserError, match="pytorch_model.bin.*can run code"):
+        read_source(model)
+    with pytest.raises(UserError, match="no config.json"):
+        nagjax.load(tmp_path / "nowhere")
+
+
+def test_shards_that_are_missing_or_elsewhere_are_refused(tmp_path):
+    run = run_of(find_scheme("plain")(), tmp_path)
+    export(run, tmp_path / "model", shard_bytes=20_000)
+    folder = tmp_path / "model"
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(names) > 2 and all(path.stat().st_size < 30_000 for path in folder.glob("*.safetensors"))
+    (folder / names[1]).rename(tmp_path / names[1])
+    with pytest.raises(UserError, match=f"{names[1]}.*is missing"):
+        read_source(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(names[1], f"../{names[1]}"))
+    with pytest.raises(UserError, match="other folders"):
+        read_source(folder)
+
+
+def test_reading_touches_one_parameter_at_a_time_and_lands_on_the_mesh(model, monkeypatch):
+    """Split over eight devices, the largest array the host makes is an eighth of the largest stacked parameter."""
+    made = []
+    original = np.empty
+    monkeypatch.setattr(place.np, "empty", lambda *a, **k: made.append(original(*a, **k)) or made[-1])
+    run = read_source(model, devices=jax.devices())
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(run.params["blocks"]))
+    assert made and max(array.nbytes for array in made) == largest // 8
+    assert len(run.params["blocks"]["mlp"]["branch"]["up"].sharding.device_set) == 8
+    alone = read_source(model)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(run.params), jax.device_get(alone.params))
+
+
+def test_the_readers_view_is_the_file(model):
+    first, again = (read_tensors(model / "model.safetensors") for _ in range(2))
+    assert set(first) == set(again) and not any(value.flags.writeable for value in first.values())
+    assert all(value.dtype == WIDE for value in first.values())
+
+
+def test_an_imported_run_is_opened_by_the_commands(model, tmp_path, capsys):
+    run = tmp_path / "imported"
+    assert main(["import", str(model), "--out", str(run), "--context", "12", "--dtype", "float32"]) == 0
+    assert "plain pre-norm, 3 blocks x 16" in capsys.readouterr().out
+    assert {"config.json", "origin.json", "tokenizer.json", "tokenizer_config.json"} <= {p.name for p in run.iterdir()}
+    opened = nagjax.load(run)
+    tokens = np.random.default_rng(0).integers(0, 257, (2, 12))
+    np.testing.assert_allclose(logits_of(opened, tokens), logits_of(nagjax.load(model), tokens), rtol=1e-5, atol=1e-6)
+    assert opened.config.model.context == 12 and opened.step == 0 and "3 blocks x 16" in repr(opened)
+
+    assert main(["eval", str(run), "--batches", "2", "--as-json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["tokens"] == 24 and scores["loss"] > 3.0
+    assert main(["generate", str(run), "--prompt", "de", "--tokens", "4", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("de")
+    assert main(["info", str(run)]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "back")]) == 0
+    old, new = read_folder(model), read_folder(tmp_path / "back")
+    assert all(np.array_equal(old[name], new[name]) for name in old) and old.keys() == new.keys()
+    capsys.readouterr()
+    assert main(["import", str(model), "--out", str(run)]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_a_model_without_a_tokenizer_reads_ids_only(model, tmp_path):
+    (model / "tokenizer.json").unlink()
+    run = import_model(model, tmp_path / "imported")
+    opened = nagjax.load(tmp_path / "imported")
+    assert opened.tokenizer.vocab_size == 257 and run.tokenizer.end_of_text == opened.tokenizer.end_of_text
+    with pytest.raises(UserError, match="without a tokenizer.json"):
+        opened.tokenizer.encode("a")
+
+
+def test_families_write_what_they_read():
+    from nagjax.interop.families.llama import FAMILY
+
+    assert FAMILY in families() and len({kind for family in families() for kind in family.model_types}) >= 7
+    values = dict(model_type="llama", num_hidden_layers=2, hidden_size=8, num_attention_heads=2, vocab_size=9)
+    values |= dict(intermediate_size=12, rope_theta=5e5, attention_bias=True, tie_word_embeddings=True, head_dim=6)
+    model, scheme = FAMILY.read(values)
+    assert FAMILY.read(FAMILY.write(model, scheme)) == (model, scheme)
