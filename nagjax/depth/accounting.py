@@ -56,7 +56,7 @@ def costs(
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
                 seen = tokens if everyone else share * tokens
-                seen = (seen + 1) / 2 if keys == "causal" else seen
+                seen = _seen(seen, config.block.window) if keys == "causal" else seen
                 main += share * 2 * config.heads * config.head_width * seen
                 if everyone:
                     main += (1.0 - share) * known
@@ -74,6 +74,13 @@ def costs(
         executed_parameters=total - skipped,
         kv_bytes=2 * slots * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
     )
+
+
+def _seen(tokens: float, window: int | None) -> float:
+    """Keys that a query may see on average, at places 1 to `tokens` of which so many before it are in the window."""
+    if window is None or window >= tokens:
+        return (tokens + 1) / 2
+    return window - window * (window - 1) / (2 * tokens)
 
 
 def mod_rates(config) -> dict[str, Any]:

@@ -118,6 +118,19 @@ def _cut(text: str, until: Sequence[str]) -> str:
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
+def _manager(tasks: Sequence[str], folder: str | Path | None) -> TaskManager:
+    """Of one's own tasks if they are all that is asked for: to list the harness' thousands takes it a while."""
+    if folder is not None:
+        own = TaskManager(include_path=str(folder), include_defaults=False)
+        if set(tasks) <= set(own.all_tasks):
+            return own
+    manager = TaskManager(include_path=None if folder is None else str(folder))
+    if unknown := [name for name in tasks if name not in manager.all_tasks]:
+        where = "" if folder is None else f" in {folder} nor"
+        raise UserError("tasks", unknown[0], f"is not{where} among the {len(manager.all_tasks)} tasks of the harness")
+    return manager
+
+
 def evaluate_tasks(
     run: OpenRun,
     tasks: Sequence[str],
@@ -134,10 +147,7 @@ def evaluate_tasks(
 
     Raises UserError for a task that is not known.
     """
-    manager = TaskManager(include_path=None if task_folder is None else str(task_folder))
-    if unknown := [name for name in tasks if name not in manager.all_tasks]:
-        where = "" if task_folder is None else f" in {task_folder} nor"
-        raise UserError("tasks", unknown[0], f"is not{where} among the {len(manager.all_tasks)} tasks of the harness")
+    manager = _manager(tasks, task_folder)
     results = simple_evaluate(
         NagjaxLM(run, batch),
         tasks=list(tasks),

@@ -59,10 +59,11 @@ def write_rope(model: ModelConfig) -> dict:
 
 def read_window(config: dict, depth: int, context: int) -> int | None:
     """The sliding window, where all blocks have one that is narrower than the context."""
-    window = config.get("sliding_window")
-    if not config.get("use_sliding_window", config["model_type"] == "mistral") or window is None or window >= context:
+    mistral = config["model_type"] == "mistral"
+    window = config.get("sliding_window", 4096)
+    if not config.get("use_sliding_window", mistral) or window is None or window >= context:
         return None
-    first = config.get("max_window_layers", 0)
+    first = config.get("max_window_layers", 0 if mistral else 28)
     kinds = config.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(depth)]
     if set(kinds) == {"full_attention"}:
         return None

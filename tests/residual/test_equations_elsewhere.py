@@ -1,0 +1,69 @@
+"""The residuals of GPT-2, GPT-NeoX and OLMo 2, recomputed in float64 numpy; and the same as plain where they meet."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from stack import assert_rows_close, build, normal, streams
+
+from nagjax.layers.embedding import unembed
+from nagjax.residual import find_scheme
+
+BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 6, 11
+
+
+def wide(parameter):
+    return np.asarray(parameter[...], np.float64)
+
+
+def layer_norm(entry, h, epsilon=1e-5):
+    centred = h - h.mean(-1, keepdims=True)
+    return wide(entry.gain) * centred / np.sqrt(np.mean(centred**2, -1, keepdims=True) + epsilon) + wide(entry.bias)
+
+
+def rms_norm(own, x, epsilon=1e-6):
+    return wide(own.gain) * x / np.sqrt(np.mean(x**2, -1, keepdims=True) + epsilon)
+
+
+def inputs():
+    return normal(1, BATCH, TOKENS, WIDTH), normal(2, SUBLAYERS, BATCH, TOKENS, WIDTH) + 0.3, normal(3, VOCAB, WIDTH)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "parallel"])
+def test_layer_norm_in_turn_and_in_parallel(name):
+    """In parallel, the MLP (an even sublayer) reads the residual that attention has not written to."""
+    scheme = find_scheme(name)()
+    embedding, updates, table = inputs()
+    stack = build(scheme, width=WIDTH, sublayers=SUBLAYERS)
+    h = embedding.astype(np.float64)
+    for done, stream in enumerate(streams(stack, embedding, updates)):
+        before = h
+        h = h + updates[done - 1] if done else h
+        read = layer_norm(stack.entries[done], before if name == "parallel" and done % 2 == 1 else h)
+        assert_rows_close(stream.hidden, h)
+        assert_rows_close(scheme.read(stream), read, rel=2e-6)
+    hidden, log_scale = scheme.close(stream, stack.ends)
+    assert_rows_close(unembed(hidden, log_scale, scheme.head_rows(jnp.asarray(table))), read @ table.T, rel=2e-6)
+
+
+def test_reordered():
+    scheme = find_scheme("reordered")()
+    embedding, updates, table = inputs()
+    stack = build(scheme, width=WIDTH, sublayers=SUBLAYERS)
+    h = embedding.astype(np.float64)
+    for done, stream in enumerate(streams(stack, embedding, updates)):
+        h = h + rms_norm(stack.gates[done - 1], updates[done - 1].astype(np.float64)) if done else h
+        assert_rows_close(scheme.read(stream), h)
+    hidden, log_scale = scheme.close(stream, stack.ends)
+    assert_rows_close(hidden, rms_norm(stack.ends, h))
+    assert not np.any(log_scale)
+
+
+def test_epsilon_is_an_option_of_plain():
+    """A residual of zeros keeps its norm's gain out of the result only by epsilon."""
+    embedding, updates, _ = inputs()
+    loose, tight = (find_scheme("plain")(epsilon=epsilon) for epsilon in (1.0, 1e-6))
+    stack = build(loose, width=WIDTH, sublayers=SUBLAYERS)
+    h = embedding + updates[0]
+    for scheme, epsilon in ((loose, 1.0), (tight, 1e-6)):
+        stream = streams(stack._replace(scheme=scheme), embedding, updates[:1])[1]
+        assert_rows_close(scheme.read(stream), rms_norm(stack.entries[1], h.astype(np.float64), epsilon))
