@@ -54,7 +54,7 @@ def compiled_flops(bench: BenchMod, mod: ModConfig) -> float:
 
 
 def _unrolled(blueprint: Blueprint) -> float:
-    first = blueprint.mesh.devices.ravel()[:1].reshape(1, 1, 1)
+    first = blueprint.mesh.devices.ravel()[:1].reshape((1,) * blueprint.mesh.devices.ndim)
     single = dataclasses.replace(blueprint, mesh=Mesh(first, blueprint.mesh.axis_names))
 
     def step(state, batch):

@@ -32,9 +32,9 @@ def run_config(scheme: Scheme, *, optimizer: dict | None = None, train: dict | N
     )
 
 
-def blueprint(config: RunConfig, data: int = 1, fsdp: int = 1, tensor: int = 1) -> Blueprint:
-    devices = jax.devices()[: data * fsdp * tensor]
-    return Blueprint.of(config, make_mesh(MeshConfig(data, fsdp, tensor), devices))
+def blueprint(config: RunConfig, data: int = 1, fsdp: int = 1, tensor: int = 1, sequence: int = 1) -> Blueprint:
+    devices = jax.devices()[: data * fsdp * tensor * sequence]
+    return Blueprint.of(config, make_mesh(MeshConfig(data, fsdp, tensor, sequence), devices))
 
 
 def packed_batch(seed: int = 0, batch: int = BATCH, tokens: int = TOKENS, vocab: int = VOCAB) -> Batch:
@@ -50,7 +50,7 @@ def packed_batch(seed: int = 0, batch: int = BATCH, tokens: int = TOKENS, vocab:
 
 
 @functools.cache
-def trained(scheme: Scheme, mesh: tuple[int, int, int] = (1, 1, 1), steps: int = 3) -> tuple[np.ndarray, int]:
+def trained(scheme: Scheme, mesh: tuple[int, ...] = (1,), steps: int = 3) -> tuple[np.ndarray, int]:
     """Loss and gradient norm [steps, 2] of a few steps on a mesh, and how many programs were compiled for them.
 
     Start values are made on one device and moved: that they are the same on any mesh is tested on its own.
@@ -66,7 +66,7 @@ def trained(scheme: Scheme, mesh: tuple[int, int, int] = (1, 1, 1), steps: int =
 
 
 @functools.cache
-def step_of(scheme: Scheme, mesh: tuple[int, int, int]):
+def step_of(scheme: Scheme, mesh: tuple[int, ...]):
     return jit_train_step(blueprint(run_config(scheme), *mesh))
 
 

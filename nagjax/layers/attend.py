@@ -2,16 +2,18 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 
 import jax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
 from nagjax.layers.where import causal_mask
-from pallas_kernels.placement import current_placement
+from pallas_kernels.placement import Placement, current_placement
 
 SPLASH_BLOCK = 128  # splash attention works on whole blocks of the sequence
 HEAD_AXIS = "tensor"  # mesh axis that heads are split over, where the mesh has it
@@ -32,6 +34,8 @@ def attend(
     whole 128-token blocks, equal queries and keys, no window); "auto" takes the fastest of these that applies here.
     window: only so many tokens back, the own one included, are seen.
 
+    Where the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
+
     Raises UserError where a forced implementation cannot take the input.
     """
     if implementation == "auto":
@@ -41,7 +45,23 @@ def attend(
             raise UserError("attention", "splash", f"does not do block.window = {window}: choose auto or xla")
         return _splash(q, k, v, q_where, k_where)
     mask = causal_mask(q_where, k_where, window)
+    placement = current_placement()
+    if _parts(placement) > 1:
+        q = _with_tokens(q, placement, placement.rows[1])
+        k, v = (_with_tokens(x, placement, None) for x in (k, v))
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+
+
+def _parts(placement: Placement | None) -> int:
+    """How many parts the tokens of a sequence are split into."""
+    axes = placement.rows[1] if placement is not None and len(placement.rows) > 1 else ()
+    return math.prod(placement.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+
+
+def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Float[Array, "B T H Dh"]:
+    """With its tokens split over these mesh axes (None: whole), and all else as it is."""
+    free = P.UNCONSTRAINED
+    return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, P(free, axes, free, free)))
 
 
 _platform: ContextVar[str | None] = ContextVar("attention_platform", default=None)
@@ -58,56 +78,65 @@ def tracing_for(platform: str) -> Iterator[None]:
 
 
 def _best(q, k, window: int | None = None) -> str:
-    platform = _platform.get() or jax.default_backend()
-    if platform == "tpu" and window is None and q.shape[1] == k.shape[1] and q.shape[1] % SPLASH_BLOCK == 0:
+    platform, parts = _platform.get() or jax.default_backend(), _parts(current_placement())
+    if platform == "tpu" and window is None and q.shape[1] == k.shape[1] and q.shape[1] % (parts * SPLASH_BLOCK) == 0:
         return "splash"
-    return "cudnn" if platform == "gpu" and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 else "xla"
+    return "cudnn" if platform == "gpu" and parts == 1 and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 else "xla"
 
 
 def _splash(q, k, v, q_where, k_where):
-    tokens = q.shape[1]
-    if tokens != k.shape[1] or tokens % SPLASH_BLOCK:
+    placement = current_placement()
+    tokens, parts = q.shape[1], _parts(placement)
+    if tokens != k.shape[1] or tokens % (parts * SPLASH_BLOCK):
         raise UserError(
             "attention",
             "splash",
             f"needs as many queries as keys, in whole blocks of {SPLASH_BLOCK}, "
-            f"not {tokens} and {k.shape[1]}: choose context accordingly, or attention=xla",
+            f"not {tokens} and {k.shape[1]} in {parts} parts: choose context accordingly, or attention=xla",
         )
     # Causality by slot and segment equals causality by position: documents are packed in order.
-    local = functools.partial(_splash_shard, scale=q.shape[-1] ** -0.5)
-    placement = current_placement()
+    local, ids = functools.partial(_splash_shard, scale=q.shape[-1] ** -0.5), q_where.segments
     if placement is None:
-        return local(q, k, v, q_where.segments)
-    batch = placement.rows[0]
-    sizes = placement.mesh.shape
-    heads = HEAD_AXIS if k.shape[2] % sizes.get(HEAD_AXIS, k.shape[2] + 1) == 0 else None
-    rows = P(batch, None, heads, None)
+        return local(_splash_kernel(tokens, q.shape[2], 1), q, k, v, ids, ids)
+    mesh, split = placement.mesh, placement.rows[1] if parts > 1 else None
+    batch, shards = placement.rows[0], mesh.shape.get(HEAD_AXIS, 1)
+    heads, shards = (HEAD_AXIS, shards) if k.shape[2] % shards == 0 and HEAD_AXIS in mesh.shape else (None, 1)
+    kernel = _splash_kernel(tokens, q.shape[2] // shards, parts)
+    rows, whole = P(batch, split, heads, None), P(batch, None, heads, None)
     mapped = jax.shard_map(
         local,
-        mesh=placement.mesh,
-        in_specs=(rows, rows, rows, P(batch, None)),
+        mesh=mesh,
+        in_specs=(
+            kernel.manual_sharding_spec(NamedSharding(mesh, P(None, split))),
+            *(rows, whole, whole),
+            *(P(batch, split), P(batch, None)),
+        ),
         out_specs=rows,
         check_vma=False,
     )
-    return mapped(q, k, v, q_where.segments)
+    return mapped(kernel, q, k, v, ids, ids)
 
 
-def _splash_shard(q, k, v, segments, *, scale: float):
+def _splash_kernel(tokens: int, heads: int, parts: int):
+    """For this many heads; with several parts, what its queries see is to be split among as many devices."""
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel,
         splash_attention_mask,
     )
 
-    tokens, heads = q.shape[1:3]
-    block = max(b for b in (128, 256, 512) if tokens % b == 0)
+    block = max(b for b in (128, 256, 512) if tokens // parts % b == 0)
     mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((tokens, tokens))] * heads)
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     sizes = splash_attention_kernel.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block))
-    kernel = splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
+    return splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=parts, block_sizes=sizes)
 
-    def one(q, k, v, segments):
-        ids = splash_attention_kernel.SegmentIds(segments, segments)
+
+def _splash_shard(kernel, q, k, v, q_segments, k_segments, *, scale: float):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+
+    def one(q, k, v, q_segments, k_segments):
+        ids = splash_attention_kernel.SegmentIds(q_segments, k_segments)
         heads_first = (x.swapaxes(0, 1) for x in (q * scale, k, v))
         return kernel(*heads_first, segment_ids=ids).swapaxes(0, 1)
 
-    return jax.vmap(one)(q, k, v, segments).astype(q.dtype)
+    return jax.vmap(one)(q, k, v, q_segments, k_segments).astype(q.dtype)

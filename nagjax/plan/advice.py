@@ -2,6 +2,7 @@
 
 import itertools
 
+from nagjax.plan.search import LEAST_TOKENS
 from nagjax.plan.units import gigabytes
 
 AGAIN = {"dots": "everything but matrix products", "block": "every block"}
@@ -9,7 +10,8 @@ AGAIN = {"dots": "everything but matrix products", "block": "every block"}
 
 def advise(result: dict) -> list[str]:
     """Options to change, what saves most first. `result` is a plan whose program is larger than the memory."""
-    parts = (_sharding(result), _recomputation(result), _batch(result), _tensor(result), _chips(result))
+    by_axis = _sharding(result), _tensor(result), _sequence(result)
+    parts = (*by_axis, _recomputation(result), _batch(result), _chips(result))
     found = sorted(itertools.chain(*parts), key=lambda advice: -advice[0])
     return [text for _, text in found] or ["more chips, a shorter --context or a smaller model"]
 
@@ -65,6 +67,18 @@ def _tensor(result: dict) -> list[tuple[int, str]]:
         return []
     flags = f"--mesh.tensor {wider} --mesh.fsdp {mesh['fsdp'] // 2} --batch {result['config']['train']['batch'] // 2}"
     return [(0, f"{flags}: heads, hidden features and logits of a sequence split over {wider} chips")]
+
+
+def _sequence(result: dict) -> list[tuple[int, str]]:
+    mesh, model, batch = result["mesh"], result["config"]["model"], result["config"]["train"]["batch"]
+    parts = 2 * mesh.get("sequence", 1)
+    routed = any(model.get("mod", {}).get("rate", ()))
+    if _rows(result) > 1 or routed or model["context"] % parts or model["context"] // parts < LEAST_TOKENS:
+        return []
+    if mesh["fsdp"] % 2:
+        return []
+    flags = f"--mesh.sequence {parts} --mesh.fsdp {mesh['fsdp'] // 2} --batch {batch // 2}"
+    return [(result["memory"]["saved"] // 2, f"{flags}: the tokens of a sequence split over {parts} chips")]
 
 
 def _chips(result: dict) -> list[tuple[int, str]]:

@@ -9,6 +9,7 @@ from nagjax.layers.attend import SPLASH_BLOCK
 from nagjax.model.config import ModelConfig
 from nagjax.plan.topology import Topology
 from nagjax.train.config import MeshConfig, RunConfig, differences, flatten, to_dict
+from nagjax.train.mesh import check_sequence
 
 TOKENS_PER_CHIP = 8192  # of a batch that is not given
 
@@ -28,9 +29,9 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
     dtype = "bfloat16" if model.dtype == "auto" else model.dtype
     attention = model.attention
     if topology.chip.platform == "tpu":
-        taken = attention if attention != "auto" else _on_tpu(model)
+        taken = attention if attention != "auto" else _on_tpu(model, config.mesh.sequence)
     else:
-        fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0
+        fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0 and config.mesh.sequence == 1
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
             notes.append(
                 "a GPU run takes cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
@@ -41,9 +42,9 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
     return dataclasses.replace(config, model=model), Choices(dtype, taken, tuple(notes))
 
 
-def _on_tpu(model: ModelConfig) -> str:
-    """What "auto" attention takes there, in words."""
-    if model.context % SPLASH_BLOCK:
+def _on_tpu(model: ModelConfig, parts: int) -> str:
+    """What "auto" attention takes there for sequences in so many parts, in words."""
+    if model.context % (parts * SPLASH_BLOCK):
         return "xla"
     skips = any(0.0 < rate < 1.0 for rate, _ in model.mod.rates(model.depth))
     return "splash (xla where queries are fewer than keys)" if skips else "splash"
@@ -64,7 +65,7 @@ def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool,
 def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
     """Devices along every axis of the run's mesh, in its order.
 
-    Raises UserError where the mesh does not fill the topology or the batch does not divide by it.
+    Raises UserError where the mesh does not fill the topology, or batch or context do not divide by it.
     """
     given = {field.name: getattr(config.mesh, field.name) for field in dataclasses.fields(config.mesh)}
     rest = math.prod(size for size in given.values() if size is not None)
@@ -81,6 +82,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
         raise UserError(
             "batch", train.batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}"
         )
+    check_sequence(config.model, shape)
     return shape
 
 

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 
-def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int]) -> int:
+def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.Space.Device) -> int:
     """Bytes per device that forward scans stack up for their backward scans.
 
-    `rows` is the batch one scan works on. Arrays with that batch are split over the batch axes, everything else (casts
-    of parameters) over the axes of the parameters.
+    `rows` is the batch one scan works on. Arrays with that batch are split over the axes of batch and tokens, all
+    others (casts of parameters) over the axes of the parameters. What a policy keeps on the host counts in that memory space.
     """
-    batch = shards.get("data", 1) * shards.get("fsdp", 1)
+    batch = shards.get("data", 1) * shards.get("fsdp", 1) * shards.get("sequence", 1)
     parameters = shards.get("fsdp", 1) * shards.get("tensor", 1)
     total = 0
     for scan in _scans(jaxpr):
@@ -22,7 +22,7 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int]) -> int:
         for outer, one in zip(scan.outvars, inner.outvars, strict=True):
             shape = outer.aval.shape
             stacked = shape != one.aval.shape and type(outer).__name__ != "DropVar"
-            if stacked and not scan.params["reverse"]:
+            if stacked and not scan.params["reverse"] and outer.aval.memory_space == space:
                 share = batch if len(shape) > 1 and shape[1] == rows else parameters
                 total += int(np.prod(shape)) * np.dtype(outer.aval.dtype).itemsize // share
     return total

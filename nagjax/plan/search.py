@@ -1,6 +1,7 @@
 """Tries meshes, remat policies and numbers of parts, and ranks what fits."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 
 from nagjax.errors import UserError
@@ -10,20 +11,26 @@ from nagjax.train.config import MeshConfig, RunConfig
 
 REMATS = ("none", "dots", "block")  # the least recomputation first
 TENSORS = (1, 2, 4, 8)
+SEQUENCES = (1, 2, 4, 8)
+LEAST_TOKENS = 2048  # of a sequence on one device: shorter parts are not worth gathering keys and values for
 PARTS = (1, 2, 4, 8, 16)
 
 
 def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
-    """Meshes worth trying, those with the fewest axes first; tensor parallelism no wider than the heads."""
-    found = []
-    for tensor in TENSORS:
-        if topology.size % tensor or config.model.heads % tensor:
+    """Meshes worth trying, those with the fewest axes first; tensor parallelism no wider than the heads, and long
+    sequences alone in parts."""
+    found, model = [], config.model
+    for tensor, sequence in itertools.product(TENSORS, SEQUENCES):
+        if topology.size % (tensor * sequence) or model.heads % tensor:
             continue
-        rest = topology.size // tensor
+        if sequence > 1 and (model.context % sequence or model.context // sequence < LEAST_TOKENS or model.mod.active):
+            continue
+        rest = topology.size // (tensor * sequence)
         for fsdp in (2**i for i in range(rest.bit_length())):
             if rest % fsdp == 0 and (config.train.batch // config.train.accumulate) % rest == 0:
-                found.append(MeshConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor))
-    return sorted(found, key=lambda m: (sum(n > 1 for n in (m.data, m.fsdp, m.tensor)), m.tensor, -m.fsdp))
+                found.append(MeshConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, sequence=sequence))
+    axes = lambda m: sum(n > 1 for n in dataclasses.astuple(m))  # noqa: E731
+    return sorted(found, key=lambda m: (axes(m), m.tensor * m.sequence, m.tensor, -m.fsdp))
 
 
 def candidates(config: RunConfig, mesh: MeshConfig, topology: Topology) -> Iterator[list[RunConfig]]:

@@ -52,7 +52,9 @@ def remat(results: Iterable[dict]) -> str:
     head = "policy, saved for the backward pass, peak of capacity, matrix products, moved, step at least"
     rows = []
     for result in results:
-        cells = [f"`--remat {result['config']['model']['remat']}`", gigabytes(result["memory"]["saved"])]
+        saved, on_host = (result["memory"].get(name) for name in ("saved", "saved_on_host"))
+        host = f" and {gigabytes(on_host)} on the host" if on_host else ""
+        cells = [f"`--remat {result['config']['model']['remat']}`", gigabytes(saved) + host]
         cells.append(_peak(result["memory"]))
         if "bound" in result:
             cells += [f"{scaled(result['flops'], 'FLOP')} ({result['flops'] / least:.2f}x)"]

@@ -53,6 +53,8 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
         began = time.perf_counter()
         traced = step.trace(*args)
         memory["saved"] = _saved(config, traced, mesh)
+        if config.model.remat == "offload":
+            memory["saved_on_host"] = _saved(config, traced, mesh, jax.memory.Space.Host)
         lowered = traced.lower(lowering_platforms=(topology.chip.platform,))
         result["seconds_to_lower"] = round(time.perf_counter() - began, 1)
         began = time.perf_counter()
@@ -99,8 +101,8 @@ def needed(message: str) -> int | None:
     return None
 
 
-def _saved(config: RunConfig, traced, mesh) -> int:
-    return saved_bytes(traced.jaxpr.jaxpr, config.train.batch // config.train.accumulate, dict(mesh.shape))
+def _saved(config: RunConfig, traced, mesh, space=jax.memory.Space.Device) -> int:
+    return saved_bytes(traced.jaxpr.jaxpr, config.train.batch // config.train.accumulate, dict(mesh.shape), space)
 
 
 def _saved_by_remat(config: RunConfig, devices: list) -> dict[str, int]:

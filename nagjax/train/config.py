@@ -76,14 +76,16 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis: copies of the model, shards of its parameters, shards of its heads and features."""
+    """Devices along each axis: copies of the model, shards of its parameters, shards of its heads and features, parts
+    of every sequence."""
 
     data: int | None = None  # None: all devices the other axes leave
     fsdp: int = 1
     tensor: int = 1
+    sequence: int = 1
 
     def __post_init__(self):
-        for field in ("data", "fsdp", "tensor"):
+        for field in ("data", "fsdp", "tensor", "sequence"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise UserError(f"mesh.{field}", value, "give a number of devices of at least 1")

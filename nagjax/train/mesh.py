@@ -1,6 +1,8 @@
 """The mesh, and the one table that says which logical axis lives on which mesh axis."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -8,11 +10,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
 from nagjax.train.config import MeshConfig
 
-BATCH = ("data", "fsdp")  # axes the batch is split over
-
 SHARDING_RULES = {
+    "batch": ("data", "fsdp"),  # activations: sequences
+    "tokens": "sequence",  # and the tokens of each
     "embed": "fsdp",
     "embed_out": "tensor",
     "heads": "tensor",
@@ -20,20 +23,20 @@ SHARDING_RULES = {
     "vocab": "tensor",
 }
 
+BATCH = SHARDING_RULES["batch"]
+AXES = tuple(field.name for field in dataclasses.fields(MeshConfig))
+
 
 def make_mesh(config: MeshConfig, devices=None) -> Mesh:
-    """Mesh with axes data, fsdp, tensor (Auto) over `devices` (all there are)."""
+    """Mesh with axes data, fsdp, tensor, sequence (Auto) over `devices` (all there are)."""
     devices = list(jax.devices() if devices is None else devices)
-    model = config.fsdp * config.tensor
+    model = config.fsdp * config.tensor * config.sequence
     data = config.data or max(len(devices) // model, 1)
+    shape = (data, config.fsdp, config.tensor, config.sequence)
     if data * model > len(devices) or (config.data is None and data * model != len(devices)):
-        raise UserError(
-            "mesh",
-            (data, config.fsdp, config.tensor),
-            f"there are {len(devices)} devices: data x fsdp x tensor must fill them, or give a smaller --mesh.data",
-        )
-    grid = np.array(devices[: data * model]).reshape(data, config.fsdp, config.tensor)
-    return Mesh(grid, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+        fix = f"there are {len(devices)} devices: {' x '.join(AXES)} must fill them, or give a smaller --mesh.data"
+        raise UserError("mesh", shape, fix)
+    return Mesh(np.array(devices[: data * model]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
@@ -43,13 +46,28 @@ def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
         raise UserError("batch", batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}")
 
 
+def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
+    """Raises UserError where the tokens of a sequence cannot be split over the mesh's `sequence` axis."""
+    parts = shape["sequence"]
+    if parts == 1:
+        return
+    if model.context % parts:
+        fitting = max(model.context // parts, 1) * parts
+        raise UserError("context", model.context, f"must divide by mesh.sequence = {parts}; try {fitting}")
+    if model.mod.active:
+        fix = "Mixture-of-Depths chooses among all tokens of a sequence: use mesh.sequence 1 and more fsdp or tensor"
+        raise UserError("mesh.sequence", parts, fix)
+    if model.attention == "cudnn":
+        raise UserError("attention", "cudnn", f"needs whole sequences, not mesh.sequence = {parts}: choose auto or xla")
+
+
 def batch_share(mesh: Mesh) -> dict[str, int]:
     """Which part of a batch this process loads, and of how many: `process_index`, `process_count` for `batches`.
 
-    Hosts that hold the same rows (a tensor axis across hosts) load the same. Raises UserError if the hosts' rows are
-    not parts of equal size, or a host has no device in the mesh.
+    Hosts that hold the same rows (a tensor or sequence axis across hosts) load the same. Raises UserError if the
+    hosts' rows are not parts of equal size, or a host has no device in the mesh.
     """
-    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    rows = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH), -1)
     held = {host: [] for host in range(jax.process_count())}
     for row, devices in enumerate(rows):
         for host in {device.process_index for device in devices}:
@@ -63,7 +81,7 @@ def batch_share(mesh: Mesh) -> dict[str, int]:
         or not all(part in held.values() for part in parts)
         or len({len(part) for part in held.values()}) > 1
     ):
-        fix = f"cannot be shared by {len(held)} hosts evenly: use all their devices, tensor dividing those of a host"
+        fix = f"cannot be shared by {len(held)} hosts evenly: use all their devices, the other axes dividing a host's"
         raise UserError("mesh", dict(mesh.shape), fix)
     return {"process_index": mine[0] // size, "process_count": len(rows) // size}
 
@@ -81,8 +99,13 @@ def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> Named
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Leading dimension over the batch axes."""
+    """Leading dimension over the batch axes; the tokens of a sequence are everywhere."""
     return NamedSharding(mesh, P(BATCH))
+
+
+def row_axes(mesh: Mesh) -> P:
+    """Of activations [B, T, ...], and so of the rows that kernels work on."""
+    return P(BATCH, SHARDING_RULES["tokens"]) if mesh.shape["sequence"] > 1 else P(BATCH)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -90,5 +113,5 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def pin_rows(mesh: Mesh):
-    """Keeps activations [B, T, ...] split over the batch only, between blocks."""
-    return lambda x: jax.lax.with_sharding_constraint(x, batch_sharding(mesh))
+    """Keeps activations [B, T, ...] split over the batch and the tokens only, between blocks."""
+    return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, row_axes(mesh)))

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.model.transformer import Output, Transformer
 from nagjax.train.guard import guarded
 from nagjax.train.loss import Batch, Sums, forward
-from nagjax.train.mesh import BATCH, batch_sharding, pin_rows, replicated
+from nagjax.train.mesh import batch_sharding, pin_rows, replicated, row_axes
 from nagjax.train.optimizer import schedule
 from nagjax.train.state import Blueprint, TrainState
 from pallas_kernels.placement import shard_rows
@@ -82,8 +81,12 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         sums, output = forward(model, part, **options)
         return sums.nats + train.z_loss * sums.z + sums.count * auxiliary(model, output), (sums, _cuts(output))
 
+    def gradient(params, part: Batch, state: TrainState):
+        """Every gradient where its parameter lives: summed over devices and scattered, not kept whole."""
+        grads, rest = jax.grad(summed_loss, has_aux=True)(params, part, state)
+        return jax.lax.with_sharding_constraint(grads, blueprint.parameter_shardings()), rest
+
     def step(state: TrainState, batch: Batch):
-        gradient = jax.grad(summed_loss, has_aux=True)
         if train.accumulate == 1:
             grads, (sums, cuts) = gradient(state.params, batch, state)
         else:
@@ -102,10 +105,11 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
         new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
-        new = guarded(state, new, loss, grad_norm, train.spike)
+        with jax.named_scope("optimizer"):
+            new = guarded(state, new, loss, grad_norm, train.spike)
         return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, new.guard.bad)
 
-    return shard_rows(step, mesh, P(BATCH)) if mesh.size > 1 else step
+    return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
 
 
 def _parts(x: Array, n: int) -> Array:
@@ -140,7 +144,7 @@ def jit_eval_step(blueprint: Blueprint, *, causal: bool = False):
         return EvalSums(sums, read, output.depth, output.routing)
 
     if mesh.size > 1:
-        step = shard_rows(step, mesh, P(BATCH))
+        step = shard_rows(step, mesh, row_axes(mesh))
     params = blueprint.shardings().params
     whole = replicated(mesh)
     return jax.jit(step, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

@@ -9,7 +9,7 @@ import tiny
 from jax.sharding import AbstractMesh, AxisType
 
 from nagjax.residual import find_scheme
-from nagjax.train.mesh import batch_sharding
+from nagjax.train.mesh import AXES, batch_sharding
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 
@@ -19,7 +19,7 @@ def first_gradient(scheme, params):
     bp = tiny.blueprint(tiny.run_config(scheme))
     state = jax.device_get(tiny.created(scheme)._replace(step=jnp.int32(50), params=params))
     batch = jax.device_put(tiny.packed_batch(), batch_sharding(bp.mesh))
-    state, metrics = tiny.step_of(scheme, (1, 1, 1))(jax.device_put(state, bp.shardings()), batch)
+    state, metrics = tiny.step_of(scheme, (1,))(jax.device_put(state, bp.shardings()), batch)
     return optax.tree_utils.tree_get(state.optimizer, "mu"), metrics.loss
 
 
@@ -42,11 +42,12 @@ def test_one_compilation_and_finite_steps(scheme):
     assert np.all(np.isfinite(seen)) and np.all(seen > 0)
 
 
-def test_eight_devices_give_the_losses_of_one(scheme):
-    np.testing.assert_allclose(tiny.trained(scheme, (2, 2, 2))[0], tiny.trained(scheme)[0], rtol=1e-5)
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (2, 2, 1, 2)], ids=["tensor", "sequence"])
+def test_eight_devices_give_the_losses_of_one(scheme, mesh):
+    np.testing.assert_allclose(tiny.trained(scheme, mesh)[0], tiny.trained(scheme)[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 8, 1)], ids=["data", "fsdp"])
+@pytest.mark.parametrize("mesh", [(8,), (1, 8), (1, 1, 1, 8)], ids=["data", "fsdp", "sequence"])
 @pytest.mark.parametrize("name", ["plain", "nag"])
 def test_meshes_of_one_axis(name, mesh):
     scheme = find_scheme(name)()
@@ -55,7 +56,7 @@ def test_meshes_of_one_axis(name, mesh):
 
 def test_the_sharded_step_lowers_without_devices(scheme):
     """On an abstract mesh of eight; big enough matrices are split, and nothing is silently replicated."""
-    mesh = AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    mesh = AbstractMesh((2, 2, 2, 1), AXES, axis_types=(AxisType.Auto,) * 4)
     bp = Blueprint.of(tiny.run_config(scheme), mesh)
     sharding = batch_sharding(mesh)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tiny.packed_batch())

@@ -33,6 +33,13 @@ def test_one_sequence_per_device_cannot_be_split_over_time(result):
     assert "--mesh.tensor 2 --mesh.fsdp 8 --batch 32" in found
 
 
+def test_a_long_sequence_can_be_split(result):
+    result["config"]["train"]["batch"] = 64
+    assert not any("--mesh.sequence" in flag for flag in flags(result)), "2048 tokens are not long"
+    result["config"]["model"]["context"] = 8192
+    assert "--mesh.sequence 2 --mesh.fsdp 8 --batch 32" in flags(result)
+
+
 def test_accumulation_keeps_whole_sequences(result):
     result["config"]["train"] = {"batch": 64 * 9, "accumulate": 3}
     assert "--accumulate 9" in flags(result)

@@ -1,5 +1,6 @@
 """The order in which a search tries, and what it does not try."""
 
+import dataclasses
 import math
 
 import pytest
@@ -49,6 +50,13 @@ def test_meshes_fill_the_machine_and_come_simplest_first():
     assert all(math.prod((m.data, m.fsdp, m.tensor)) == 8 for m in found)
     assert (found[0].fsdp, found[1].data) == (8, 8) and max(m.tensor for m in found) == 4  # as many as heads
     assert len({(m.data, m.fsdp, m.tensor) for m in found}) == len(found)
+
+
+def test_long_sequences_are_split_where_the_batch_is_small():
+    model = dataclasses.replace(CONFIG.model, context=8192)
+    found = meshes(dataclasses.replace(CONFIG, model=model, train=TrainConfig(batch=2)), TOPOLOGY)
+    assert all(m.data * m.fsdp * m.tensor * m.sequence == 8 and m.data * m.fsdp <= 2 for m in found)
+    assert {m.sequence for m in found} == {1, 2, 4}, "parts of no less than 2048 tokens"
 
 
 def test_the_best_that_fits_comes_first():

@@ -7,6 +7,7 @@ import optax
 import pytest
 import tiny
 
+from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme
 from nagjax.train.config import MeshConfig, RunConfig, differences, from_dict, to_dict
@@ -85,16 +86,30 @@ def test_sharding_rules():
 
 @pytest.mark.parametrize("wrong", [MeshConfig(data=3, fsdp=3), MeshConfig(fsdp=3), MeshConfig(tensor=16)])
 def test_a_mesh_that_does_not_fit(wrong):
-    with pytest.raises(UserError, match="there are 8 devices: data x fsdp x tensor must fill them"):
+    with pytest.raises(UserError, match="there are 8 devices: data x fsdp x tensor x sequence must fill them"):
         make_mesh(wrong)
     with pytest.raises(UserError, match="at least 1"):
         MeshConfig(tensor=0)
 
 
 def test_mesh_uses_what_it_is_given():
-    assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert dict(make_mesh(MeshConfig(tensor=2)).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1, "sequence": 1}
+    assert tuple(make_mesh(MeshConfig(tensor=2, sequence=2)).shape.values()) == (2, 1, 2, 2)
     assert make_mesh(MeshConfig(data=1)).size == 1
+
+
+@pytest.mark.parametrize(
+    "changes, field",
+    [
+        ({"context": 10}, "context"),
+        ({"mod": ModConfig(rate=(0.5,))}, "mesh.sequence"),
+        ({"attention": "cudnn"}, "attention"),
+    ],
+)
+def test_sequences_that_cannot_be_split(changes, field):
+    with pytest.raises(UserError) as caught:
+        tiny.blueprint(tiny.run_config(NAG, **changes), sequence=4)
+    assert caught.value.field == field
 
 
 def test_config_differences_are_named():
