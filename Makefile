@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= 2
 DEPTH  ?= 24
 FAULTS ?= 240
+NO_PYTHON = nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12
 
 ifneq ($(shell command -v uv 2>/dev/null),)
   MAKE_VENV = uv venv -q --allow-existing --python $(PYTHON) $(1)
@@ -16,17 +17,20 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: demo test test-newest test-beam test-hf test-eval aot plans torture lint clean
+.PHONY: environments demo test test-newest test-beam test-hf test-eval aot plans torture lint clean
+
+# What the tests of .ci/run need; make -j2 installs two at a time.
+environments: $(VENV)/.dev .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests
 
 # The same library on the newest jax 0.12: kernels, contracts and one training test.
 test-newest: .venv-newest/.dev
-	.venv-newest/bin/python -m pytest -n $(JOBS) tests/pallas_kernels tests/contracts tests/train/test_loop.py
+	.venv-newest/bin/python -m pytest -n $(JOBS) --dist loadfile tests/pallas_kernels tests/contracts tests/train/test_loop.py
 
 # Preparation of a corpus on Apache Beam, which needs an older numpy, and so an environment of its own.
 test-beam: .venv-beam/.beam
@@ -44,7 +48,7 @@ test-eval: .venv-eval/.eval
 # at most 120 s per program.
 aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step --step nagjax.train.ahead:routed_step $(AOT)
-	.venv-aot/bin/python -m pytest tests/aot tests/pallas_kernels/test_raw_triton.py
+	.venv-aot/bin/python -m pytest tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py
 
 # The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.
 plans: .venv-aot/.aot
@@ -58,14 +62,16 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 $(VENV)/.base: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12"; exit 2; }
+	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)"; exit 2; }
 	$(call MAKE_VENV,$(VENV))
 	$(call INSTALL,$(VENV)) -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base
+$(VENV)/.dev: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)"; exit 2; }
+	$(call MAKE_VENV,$(VENV))
 	$(call INSTALL,$(VENV)) -c constraints.txt -e '.[dev]'
-	@touch $@
+	@touch $(VENV)/.base $@
 
 .venv-newest/.dev: pyproject.toml constraints.txt
 	$(call MAKE_VENV,.venv-newest)

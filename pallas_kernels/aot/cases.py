@@ -151,6 +151,8 @@ def measure(case: Case, text: str, estimate: int | None) -> dict:
     if case.verb == "step":
         extra = sorted(set(found["collectives"]) - {"all-reduce"})
         problems = [f"unexpected collectives: {extra}"] if extra else []
+        if "all-reduce" not in found["collectives"]:
+            problems.append("no gradient is summed over the devices")
     else:
         if sample(case.op, case.rows, case.width, case.dtype).measured:
             found["bytes"] = hlo.traffic(text)
