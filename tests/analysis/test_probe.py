@@ -1,6 +1,8 @@
 """What the probe streams, against the same measures of the tensors it keeps on request; and with Mixture-of-Depths and
 a mesh."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,19 +17,21 @@ from nagjax.train.loss import forward
 from nagjax.train.mesh import batch_sharding
 from tests.tiny import blueprint, moved, packed_batch, run_config
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 SOME = 12
 
 
-def model_of(name, **changes):
-    scheme = find_scheme(name)()
-    plan = blueprint(run_config(scheme, **changes))
-    return plan.model(moved(plan.create().params))
+@functools.cache
+def looked_at(name):
+    """A model, and all that the probe sees of it."""
+    plan = blueprint(run_config(find_scheme(name)()))
+    model = plan.model(moved(plan.create().params))
+    return model, probe(model, packed_batch(), full=True, sample=SOME)
 
 
 @pytest.mark.parametrize("name", ["plain", "nag"])
 def test_streamed_statistics_are_those_of_the_tensors(name):
-    model, batch = model_of(name), packed_batch()
-    seen = probe(model, batch, full=True, sample=SOME)
+    (model, seen), batch = looked_at(name), packed_batch()
     sublayers, shape = model.config.sublayers, (*batch.tokens.shape, model.config.width)
     assert seen.before.shape == seen.after.shape == (sublayers, *shape)
     np.testing.assert_array_equal(seen.before[1:], seen.after[:-1])
@@ -66,8 +70,7 @@ def test_streamed_statistics_are_those_of_the_tensors(name):
 
 def test_an_attention_row_of_the_probe_is_the_model_s():
     """The first block's, in numpy."""
-    model, batch = model_of("plain"), packed_batch()
-    seen = probe(model, batch, sample=SOME)
+    (model, seen), batch = looked_at("plain"), packed_batch()
     first = jax.tree.map(lambda x: x[0], nnx.split(model.blocks.attention)[1])
     own = nnx.merge(nnx.split(model.blocks.attention)[0], first)
     x = np.asarray(model.embedding(batch.tokens, batch.where, jnp.float32), np.float64)

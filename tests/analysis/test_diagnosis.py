@@ -1,0 +1,47 @@
+"""A diagnosis end to end, on a model whose blocks are known to do nothing or something."""
+
+import json
+import re
+
+import pytest
+
+from nagjax import cli
+from nagjax.analysis.verdict_depth import depth_verdict
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def test_a_diagnosis(run_folder, tmp_path, capsys):
+    before = sorted(p.name for p in run_folder.iterdir())
+    small = ["--batches", "2", "--skip-batches", "2", "--curve-batches", "2"]
+    cli.run(["diagnose", str(run_folder), "--out", str(tmp_path), *small])
+    assert sorted(p.name for p in run_folder.iterdir()) == before
+    record = json.loads((tmp_path / "diagnosis.json").read_text())
+    assert record["verdict"] in capsys.readouterr().out
+    depth = record["depth"]
+    assert len(record["sublayers"]["norm"]) == 2 * depth and len(record["angular_distance"]) == depth + 1
+    assert record["lens"]["divergence"][-1] == pytest.approx(0, abs=1e-5)
+    assert record["cka"][0][0] == pytest.approx(1, rel=1e-4)
+    assert all(value > 0 for values in record["gradients"].values() for value in values)
+    dead = sum(turn < 0.05 for turn in record["gates"]["turn"])
+    assert f"{dead} of {2 * depth} modulators are dead" in record["verdict"]
+    skips = record["skips"]
+    whole = record["curve"]["loss"]
+    # The same text as the curve's: what is lost without the last block is told by two programs.
+    (last,) = [loss for count, loss, _ in record["curve"]["rules"]["late"] if count == 1]
+    assert skips["added_loss"][-1] == pytest.approx(last - whole, abs=2e-3)
+    page = (tmp_path / "diagnosis.html").read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", page) and page.count("<figure") >= 15
+    assert record["verdict"].split(".")[0] in page
+
+
+def test_verdicts():
+    points = [[0, 2.0, []], [1, 2.01, [3]], [2, 2.5, [2, 3]]]
+    skips = {"added_loss": [0.5, 0.02, 0.009, -0.001], "contributing": 1.1, "depth_score": 1.2}
+    record = {"depth": 4, "loss": 2.0, "skips": skips, "gates": None}
+    record["curve"] = {"loss": 2.0, "rules": {"late": points}}
+    told = depth_verdict(record)
+    assert "2 of 4 blocks (50%) are used" in told and "block 0 (+0.50)" in told
+    assert "mostly on shallow ones" in told and "1 blocks could go together for +0.010 nats per token: 3 " in told
+    record["curve"]["rules"]["late"] = [points[0], points[2]]
+    assert "No rule finds" in depth_verdict(record)

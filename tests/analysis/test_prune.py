@@ -1,0 +1,139 @@
+"""A pruned run: what it says, what it computes, and that it is a run like any."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nagjax import cli
+from nagjax.analysis.cuts import forward_without
+from nagjax.analysis.verdict_depth import ranges, removable
+from nagjax.commands.inside import block_list
+from nagjax.data import load_tokenizer
+from nagjax.depth import ModConfig
+from nagjax.errors import UserError
+from nagjax.generate.evaluate import evaluate
+from nagjax.generate.load import OpenRun, open_run
+from nagjax.prune import prune, without
+from nagjax.residual import find_scheme
+from tests.tiny import blueprint, model_config, moved, packed_batch, run_config
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+DEPTH, STEP = 4, 30  # of the run in `run_folder`
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_pruned_run_has_the_loss_that_was_told_and_heals(run_folder, tmp_path, capsys):
+    source = contents(run_folder)
+    cli.run(["prune", str(run_folder), "--out", str(tmp_path / "cut"), "--blocks", "1-2", "--batches", "3"])
+    assert contents(run_folder) == source
+    record = json.loads((tmp_path / "cut" / "prune.json").read_text())
+    assert record["removed"] == [1, 2] and record["kept"] == [0, 3] and record["loss"]["healed"] is None
+    assert f"{record['loss']['after']:.4f}" in capsys.readouterr().out
+    scores = evaluate(tmp_path / "cut", batches=3)
+    assert scores["loss"] == pytest.approx(record["loss"]["after"], rel=1e-5) and scores["step"] == STEP
+    assert abs(record["loss"]["after"] - record["loss"]["before"]) > 1e-3
+    again = prune(tmp_path / "cut", tmp_path / "twice", blocks=[0], batches=3, heal_steps=3, lr=1e-2)
+    healed = open_run(tmp_path / "twice")
+    assert healed.config.model.kept == (3,) and healed.step == STEP + 3 and healed.progress == 1.0
+    assert again["loss"]["before"] == pytest.approx(record["loss"]["after"], rel=1e-5)
+    assert again["loss"]["healed"] < again["loss"]["after"]
+    assert evaluate(tmp_path / "twice", batches=3)["loss"] == pytest.approx(again["loss"]["healed"], rel=1e-5)
+
+
+def test_blocks_chosen_by_a_rule_and_the_curve(run_folder, tmp_path):
+    record = prune(run_folder, tmp_path / "late", rule="late", count=1, batches=2)
+    assert record["removed"] == [3] and record["kept"] == [0, 1, 2]
+    cli.run(["prune", str(run_folder), "--curve", "--out", str(tmp_path / "curve"), "--batches", "2"])
+    (curve,) = json.loads((tmp_path / "curve" / "curve.json").read_text()).values()
+    assert [count for count, _, _ in curve["rules"]["angle"]] == [0, 1, 2]
+    assert curve["loss"] == pytest.approx(record["loss"]["before"])
+    assert dict((n, loss) for n, loss, _ in curve["rules"]["late"])[1] == pytest.approx(record["loss"]["after"])
+    cheapest = min(loss for _, loss, _ in [curve["rules"]["late"][1], curve["rules"]["drop"][1]])
+    assert curve["rules"]["drop"][1][1] <= cheapest + 0.05  # chosen on another text
+    assert (tmp_path / "curve" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["lns", "nag"])
+def test_blocks_that_stay_keep_their_place_and_their_routing(name):
+    """The other way: the whole model, whose forward pass leaves the blocks out."""
+    mod = ModConfig(rate=(0.5,), every=2, router="random")
+    plan = blueprint(run_config(find_scheme(name)(), depth=DEPTH, mod=mod))
+    state, batch = plan.create(), packed_batch()
+    cuts = {"cuts": jnp.arange(2.0 * DEPTH)}
+    run = OpenRun("run", plan, 100, moved(state.params), cuts, load_tokenizer("bytes"))
+    short = without(without(run, [0]), [1])
+    assert short.config.model.kept == (1, 3)
+    assert short.config.model.mod.rates(2) == ((0.5, 0.5), (0.5, 0.5))
+    np.testing.assert_array_equal(short.mod["cuts"], [2, 3, 6, 7])
+
+    def logits(params):
+        model = short.blueprint.model(params)
+        return model.logits(model(batch.tokens, batch.where))
+
+    stays = jnp.array([False, True, False, True])
+    expected, _ = jax.jit(lambda p: forward_without(run.blueprint.model(p), batch, stays))(run.params)
+    real = np.asarray(batch.weights) > 0
+    np.testing.assert_allclose(jax.jit(logits)(short.params)[real], expected[real], rtol=1e-4, atol=1e-4)
+
+
+def test_without_its_routed_blocks_a_model_is_dense():
+    mod = ModConfig(rate=(0.5,), every=2, router="linear")
+    plan = blueprint(run_config(find_scheme("plain")(), depth=2, mod=mod))
+    state = plan.create()
+    run = OpenRun("run", plan, 100, state.params, state.mod, load_tokenizer("bytes"))
+    short = without(run, [1])
+    assert not short.config.model.mod.active and short.mod == {}
+    assert jax.tree.structure(short.params) == jax.tree.structure(short.blueprint.parameters)
+
+
+@pytest.mark.parametrize(
+    "field, options",
+    [
+        ("blocks", {}),
+        ("blocks", {"blocks": [1], "count": 1}),
+        ("blocks", {"blocks": [4]}),
+        ("blocks", {"blocks": [0, 1, 2, 3]}),
+        ("count", {"count": 4}),
+        ("rule", {"count": 1, "rule": "best"}),
+        ("lr", {"blocks": [1], "heal_steps": 5}),
+    ],
+)
+def test_what_cannot_be_removed_is_refused(run_folder, tmp_path, field, options):
+    with pytest.raises(UserError) as refused:
+        prune(run_folder, tmp_path / "out", **options)
+    assert refused.value.field == field and not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten(run_folder):
+    with pytest.raises(UserError, match="not empty"):
+        prune(run_folder, run_folder, blocks=[1])
+
+
+def test_block_lists():
+    assert block_list("3,7,20-22") == [3, 7, 20, 21, 22] and block_list("") == []
+    assert ranges([22, 3, 20, 21]) == "3 and 20-22"
+    for bad in ("a", "5-3", "1-2-3"):
+        with pytest.raises(UserError, match="ranges"):
+            block_list(bad)
+
+
+def test_the_largest_cheap_set_is_taken():
+    rules = {"late": [[0, 2.0, []], [2, 2.5, [2, 3]]], "drop": [[0, 2.0, []], [1, 1.99, [1]], [2, 2.015, [0, 1]]]}
+    record = {"curve": {"loss": 2.0, "rules": rules}}
+    rule, gone, cost = removable(record)
+    assert (rule, gone) == ("drop", [0, 1]) and cost == pytest.approx(0.015)
+    assert removable(record, 0.01)[1] == [1] and removable(record, -0.005)[1] == [1]
+
+
+def test_a_config_of_places_that_are_none_is_refused():
+    for kept in ((0,), (1, 0), (-1, 2), (1, 1)):
+        with pytest.raises(UserError, match="kept"):
+            model_config(depth=2, kept=kept)
+    assert dataclasses.replace(model_config(depth=2), kept=(0, 3)).indices == (1, 2, 7, 8)

@@ -1,0 +1,148 @@
+"""Interventions on a pass, each against a second way to do it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nagjax.analysis.measures.damage import skip_effect
+from nagjax.analysis.visits import erased, rebuilt, residual, skipping, tapped, through, without
+from nagjax.layers.where import Where
+from nagjax.residual import Boundary, find_scheme, schemes
+from nagjax.train.loss import cross_entropy
+from tests.tiny import blueprint, moved, packed_batch, run_config
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+SKIPPED = 1
+
+
+def made(name):
+    plan = blueprint(run_config(find_scheme(name)()))
+    return nnx.split(plan.model(moved(plan.create().params)))
+
+
+def walk(graph, params, batch, visit):
+    model = nnx.merge(graph, params)
+    return model(batch.tokens, batch.where, visit=visit)
+
+
+def updates(inner):
+    """Around another visitor: the residual in front of every block and behind it, of whatever that one does."""
+
+    def visit(model, stream, crossing):
+        after, _ = inner(model, stream, crossing)
+        return after, (residual(model.scheme, stream), residual(model.scheme, after))
+
+    return visit
+
+
+@pytest.mark.parametrize("name", ["plain", "nag"])
+def test_taps_tell_the_norm_of_the_gradient_at_every_depth(name):
+    """The other way: the gradient of a shift of the residual, kept whole."""
+    graph, params = made(name)
+    batch = packed_batch()
+
+    def loss(params, shift, meters):
+        def visit(model, stream, crossing):
+            h = residual(model.scheme, stream) + shift[crossing.layer.place]
+            return tapped(meters)(model, rebuilt(model, h, crossing), crossing)
+
+        model = nnx.merge(graph, params)
+        sums = cross_entropy(model.logits(model(batch.tokens, batch.where, visit=visit)), batch)
+        return sums.nats / sums.count
+
+    shift = jnp.zeros((3, *batch.tokens.shape, 16))
+    by_shift, by_tap = jax.jit(jax.grad(loss, argnums=(1, 2)))(params, shift, jnp.zeros(3))
+    expected = np.linalg.norm(np.asarray(by_shift, np.float64).reshape(3, -1), axis=1)
+    np.testing.assert_allclose(np.sqrt(by_tap), expected, rtol=1e-4)
+    assert np.ptp(expected) > 0.01 * expected.mean()
+
+
+def test_skip_effects_are_those_of_two_passes():
+    graph, params = made("nag")
+    batch = packed_batch()
+    stays = np.arange(3) != SKIPPED
+
+    @jax.jit
+    def both_ways(params):
+        whole, less = (walk(graph, params, batch, updates(without(jnp.asarray(s)))) for s in (stays | True, stays))
+        twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
+        model = nnx.merge(graph, params)
+        found = model(twice.tokens, Where(twice.segment_ids, twice.positions), visit=skipping(jnp.int32(SKIPPED)))
+        change = [after - before for before, after in (whole.seen, less.seen)]
+        logits = model.logits(found), jnp.concatenate([model.logits(whole), model.logits(less)])
+        return found.seen, skip_effect(*change), logits
+
+    got, expected, logits = both_ways(params)
+    real = np.asarray(batch.weights) > 0
+    np.testing.assert_allclose(got[:, real], expected[:, real], rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(got[SKIPPED][real], 1, rtol=1e-5)
+    assert np.all(got[SKIPPED + 1][real] > 1e-3) and not got[:SKIPPED].any()
+    twice = np.concatenate([real, real])
+    np.testing.assert_allclose(logits[0][twice], logits[1][twice], rtol=1e-3, atol=1e-4)
+
+
+def test_a_local_effect_is_that_of_one_block_s_output_alone():
+    graph, params = made("plain")
+    batch = packed_batch()
+    whole = jax.jit(lambda p: walk(graph, p, batch, updates(without(jnp.ones(3, bool)))).seen)(params)
+    before, after = whole
+    missing = after[0] - before[0]
+
+    @jax.jit
+    def both_ways(params):
+        def lacking(model, stream, crossing):
+            h = residual(model.scheme, stream) - missing
+            return through(model, stream, crossing), residual(
+                model.scheme, through(model, rebuilt(model, h, crossing), crossing)
+            ) - h
+
+        twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
+        where = Where(twice.segment_ids, twice.positions)
+        model, visit = nnx.merge(graph, params), skipping(jnp.int32(0), local=True)
+        return model(twice.tokens, where, visit=visit).seen, walk(graph, params, batch, lacking).seen
+
+    got, changed = both_ways(params)
+    real = np.asarray(batch.weights) > 0
+    expected = skip_effect(after - before, changed)
+    np.testing.assert_allclose(got[1:, real], expected[1:, real], rtol=2e-3, atol=1e-5)
+
+
+def test_an_effect_on_the_future_leaves_what_comes_first_alone():
+    graph, params = made("plain")
+    batch = packed_batch()
+    twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
+    where = Where(jnp.ones_like(twice.segment_ids), jnp.broadcast_to(jnp.arange(8), twice.tokens.shape))
+    run = jax.jit(lambda p: nnx.merge(graph, p)(twice.tokens, where, visit=skipping(jnp.int32(0), before=3)).seen)
+    effect = run(params)
+    np.testing.assert_allclose(effect[0, :, :3], 1, rtol=1e-5)
+    assert not effect[0, :, 3:].any() and np.all(effect[1:, :, 3:].max(axis=(0, 2)) > 0)
+
+
+def test_erasing_makes_tokens_alike():
+    graph, params = made("plain")
+    batch = packed_batch()
+    counted = jnp.asarray(batch.weights)
+    before, _ = jax.jit(lambda p: walk(graph, p, batch, updates(without(jnp.ones(3, bool)))).seen)(params)
+
+    def visit(model, stream, crossing):
+        return erased(jnp.int32(2), counted)(model, stream, crossing)[0], residual(model.scheme, stream)
+
+    output = jax.jit(lambda p: walk(graph, p, batch, visit))(params)
+    np.testing.assert_array_equal(output.seen[:2], before[:2])
+    hidden = np.asarray(output.hidden)[np.asarray(batch.positions) == 0]
+    np.testing.assert_allclose(hidden, np.broadcast_to(hidden[0], hidden.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(schemes()))
+def test_a_stream_taken_apart_and_rebuilt_reads_the_same(name):
+    scheme, rngs = find_scheme(name)(), nnx.Rngs(0)
+    entry, ends = scheme.entry(16, rngs), scheme.ends(16, 1.0, rngs)
+    at = Boundary(None, entry, jnp.int32(0), jnp.int32(5), jnp.float32(1.0))
+    embedding = 3.0 * jax.random.normal(jax.random.key(0), (2, 3, 16))
+    stream = scheme.open(embedding, at, ends)
+    again = scheme.rebuild(residual(scheme, stream), at, ends)
+    np.testing.assert_allclose(scheme.read(again), scheme.read(stream), rtol=1e-5, atol=1e-6)
+    for one, other in zip(scheme.lanes(again), scheme.lanes(stream), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
