@@ -1,5 +1,7 @@
 """What two programs' logits may differ by, and how nagjax computes them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +12,14 @@ from nagjax.layers.where import Where
 TOLERANCE = 2e-4  # float32, greatest absolute difference
 
 
-def logits_of(run: OpenRun, tokens: np.ndarray) -> np.ndarray:
-    tokens = jnp.asarray(tokens, jnp.int32)
-
-    @jax.jit
-    def forward(params):
+@functools.cache
+def _forward(run: OpenRun):
+    def forward(params, tokens):
         model = run.blueprint.model(params)
         return model.logits(model(tokens, Where.whole(*tokens.shape), progress=run.progress))
 
-    return np.asarray(forward(run.params))
+    return jax.jit(forward)
+
+
+def logits_of(run: OpenRun, tokens: np.ndarray) -> np.ndarray:
+    return np.asarray(_forward(run)(run.params, jnp.asarray(tokens, jnp.int32)))

@@ -29,7 +29,9 @@ def run(tmp_path_factory):
 
 def by_hand(run, context, continuation):
     ids = [*context, *continuation][-(run.config.model.context + 1) :]
-    logits = logits_of(run, np.array([ids[:-1]]))[0].astype(float)
+    padded = np.zeros((1, run.config.model.context), int)
+    padded[0, : len(ids) - 1] = ids[:-1]
+    logits = logits_of(run, padded)[0].astype(float)
     logs = (
         logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1)[:, None]
     )
@@ -41,8 +43,8 @@ def test_scores_are_sums_of_logits_whatever_shares_the_batch(run):
     noise = np.random.default_rng(0)
     sizes = [(1, 1), (3, 5), (30, 9), (38, 3), (60, 7), (5, 40)]
     pairs = [tuple(noise.integers(0, 257, n).tolist() for n in size) for size in sizes]
-    best = logits_of(run, np.array([pairs[1][0]]))[0, -1].argmax()
-    pairs.append((pairs[1][0], [int(best)]))
+    best = int(np.argmax([by_hand(run, pairs[1][0], [i])[0] for i in range(257)]))
+    pairs.append((pairs[1][0], [best]))
     scores = continuation_scores(run, pairs, batch=4)
     for (context, continuation), (nats, greedy) in zip(pairs, scores, strict=True):
         want, was_greedy = by_hand(run, context, continuation)

@@ -17,8 +17,8 @@ from nagjax.train.loop import train
 
 def test_a_run_goes_on_from_another(tmp_path):
     """The first evaluation is the other run's last one; model and scheme are the other run's; it resumes."""
-    options = TrainConfig(steps=2, batch=2, eval_batches=2, eval_every=2, save_every=2)
-    first = tiny.run_config(find_scheme("nag")(directions=3), train=vars(options) | {"steps": 2}, context=16)
+    options = TrainConfig(steps=2, batch=8, eval_batches=2, eval_every=2, save_every=2)
+    first = tiny.run_config(find_scheme("nag")(directions=3), train=vars(options), context=16)
     train(first, tmp_path / "first")
     again = RunConfig(find_scheme("plain")(), train=options, start=str(tmp_path / "first"))
     train(again, tmp_path / "second")
@@ -41,7 +41,7 @@ def test_a_corpus_of_another_tokenizer_is_refused(tmp_path):
     from nagjax.interop.tokenizer_files import byte_level_json
 
     (tmp_path / "other.json").write_text(byte_level_json())
-    config = tiny.run_config(find_scheme("plain")(), train={"steps": 1, "batch": 2, "eval_batches": 1})
+    config = tiny.run_config(find_scheme("plain")(), train={"steps": 1, "batch": 8, "eval_batches": 1})
     train(config, tmp_path / "first")
     data = DataConfig(tokenizer=str(tmp_path / "other.json"))
     with pytest.raises(UserError, match="start = .*reads bytes, the corpus other"):
