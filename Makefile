@@ -20,7 +20,7 @@ endif
 .PHONY: environments demo test test-newest test-beam test-hf test-eval aot plans torture lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
-environments: $(VENV)/.dev .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot
+environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
