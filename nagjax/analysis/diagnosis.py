@@ -30,7 +30,7 @@ class Effort:
     """How much text each part of a diagnosis reads, in batches of the run's size."""
 
     probes: int = 4
-    skips: int = 2  # one pass of twice the length for each block and batch
+    skips: int = 4  # one pass of twice the length for each block and batch
     curve: int = 8
 
 
@@ -123,6 +123,7 @@ def _skips(run: OpenRun, batches: Sequence[Batch], options: dict) -> dict:
     added = (total("nats") - total("whole")) / total("count")
     effects = total("effect_max").max(axis=1)
     return {
+        "batches": len(batches),
         "added_loss": added.mean(axis=1),
         "standard_error": added.std(axis=1, ddof=1) / len(batches) ** 0.5 if len(batches) > 1 else None,
         "output_effect": total("output").mean(axis=1),

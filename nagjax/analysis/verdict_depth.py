@@ -43,11 +43,19 @@ def ranges(blocks: list[int]) -> str:
 
 def _used(record: dict) -> str:
     used, depth, skips = used_blocks(record), record["depth"], record["skips"]
+    errors = skips["standard_error"]
+    sure = sum(
+        added is not None and added >= USED and added > 2 * error
+        for added, error in zip(skips["added_loss"], errors or [0.0] * depth, strict=True)
+    )
+    told = (
+        "" if errors is None else f" ({sure} of them by more than two standard errors over {skips['batches']} batches)"
+    )
     dearest = max(range(depth), key=lambda block: skips["added_loss"][block] or 0.0)
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
-        f"nats per token to a loss of {record['loss']:.3f}. The damage is as uneven as if {skips['contributing']:.1f} "
-        f"blocks did everything in equal parts; the dearest is block {dearest} (+{skips['added_loss'][dearest]:.2f})."
+        f"nats per token to a loss of {record['loss']:.3f}{told}. The damage is as uneven as if "
+        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest} (+{skips['added_loss'][dearest]:.2f})."
     )
 
 

@@ -19,7 +19,7 @@ def diagnose(args: Sequence[str]) -> None:
         out: Path | None = None,
         data: str | None = None,
         batches: int = 4,
-        skip_batches: int = 2,
+        skip_batches: int = 4,
         curve_batches: int = 8,
     ) -> None:
         """How much of a model's depth is used, and which of its blocks could go: diagnosis.html and diagnosis.json.

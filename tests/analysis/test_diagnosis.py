@@ -37,11 +37,18 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
 
 def test_verdicts():
     points = [[0, 2.0, []], [1, 2.01, [3]], [2, 2.5, [2, 3]]]
-    skips = {"added_loss": [0.5, 0.02, 0.009, -0.001], "contributing": 1.1, "depth_score": 1.2}
+    skips = {
+        "added_loss": [0.5, 0.02, 0.009, -0.001],
+        "standard_error": [0.1, 0.02, 0, 0],
+        "batches": 3,
+        "contributing": 1.1,
+        "depth_score": 1.2,
+    }
     record = {"depth": 4, "loss": 2.0, "skips": skips, "gates": None}
     record["curve"] = {"loss": 2.0, "rules": {"late": points}}
     told = depth_verdict(record)
-    assert "2 of 4 blocks (50%) are used" in told and "block 0 (+0.50)" in told
+    assert "2 of 4 blocks (50%) are used" in told and "(1 of them by more than two standard errors" in told
+    assert "block 0 (+0.50)" in told
     assert "mostly on shallow ones" in told and "1 blocks could go together for +0.010 nats per token: 3 " in told
     record["curve"]["rules"]["late"] = [points[0], points[2]]
     assert "No rule finds" in depth_verdict(record)
