@@ -55,7 +55,8 @@ def _used(record: dict) -> str:
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
         f"nats per token to a loss of {record['loss']:.3f}{told}. The damage is as uneven as if "
-        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest} (+{skips['added_loss'][dearest]:.2f})."
+        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest} "
+        f"(+{skips['added_loss'][dearest]:.2f})."
     )
 
 
