@@ -17,10 +17,10 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test test-newest test-beam test-hf test-eval aot plans torture lint clean
+.PHONY: environments demo test test-newest test-beam test-hf test-eval aot plans torture notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
-environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot
+environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
@@ -58,6 +58,14 @@ plans: .venv-aot/.aot
 torture: $(VENV)/.dev
 	$(BIN)/python tests/torture --faults $(FAULTS) --jobs $(JOBS) --docs docs/faults.md
 
+# All notebooks top to bottom; NOTEBOOKS=1_first_model.ipynb for one, WRITE=1 to renew the outputs in the files.
+notebooks: $(VENV)/.notebooks
+	$(BIN)/python notebooks/run.py $(if $(WRITE),--write) $(NOTEBOOKS)
+
+# The pages of docs/, the notebooks and the API into site/, which opens from the disk; any warning is an error.
+docs: .venv-docs/.docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs -q build
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -72,6 +80,16 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(call MAKE_VENV,$(VENV))
 	$(call INSTALL,$(VENV)) -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.base $@
+
+$(VENV)/.notebooks: $(VENV)/.dev
+	$(call INSTALL,$(VENV)) -c constraints.txt -e '.[notebooks]'
+	@touch $@
+
+# Reads the sources without importing them: nagjax and jax are not installed.
+.venv-docs/.docs: pyproject.toml constraints.txt
+	$(call MAKE_VENV,.venv-docs)
+	$(call INSTALL,.venv-docs) -c constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
 
 .venv-newest/.dev: pyproject.toml constraints.txt
 	$(call MAKE_VENV,.venv-newest)
@@ -101,4 +119,4 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-*
+	rm -rf site .venv .venv-*
