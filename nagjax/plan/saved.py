@@ -11,7 +11,7 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
     """Bytes per device that forward scans stack up for their backward scans.
 
     `rows` is the batch one scan works on. Arrays with that batch are split over the axes of batch and tokens, all
-    others (casts of parameters) over the axes of the parameters. What a policy keeps on the host counts in that memory space.
+    others (casts of parameters) over the axes of the parameters. What a policy keeps on the host is in another `space`.
     """
     batch = shards.get("data", 1) * shards.get("fsdp", 1) * shards.get("sequence", 1)
     parameters = shards.get("fsdp", 1) * shards.get("tensor", 1)
