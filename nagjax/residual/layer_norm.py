@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.scheme import Boundary
+from nagjax.residual.scheme import Boundary, check_epsilon
 
 
 class Affine(nnx.Module):
@@ -32,6 +32,9 @@ class LayerNorm(PreNorm):
 
     epsilon: float = 1e-5
     scaled_start: bool = True  # as in `plain`
+
+    def __post_init__(self):
+        check_epsilon(self.epsilon)
 
     def output_scale(self, sublayers: int) -> float:
         return sublayers**-0.5 if self.scaled_start else 1.0

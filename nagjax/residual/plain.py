@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from nagjax.residual.prenorm import PreNorm
+from nagjax.residual.scheme import check_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +15,12 @@ class Plain(PreNorm):
     title: ClassVar[str] = "plain pre-norm"
     learning_rate: ClassVar[float] = 8e-3
 
-    epsilon: float = 1e-6  # in the norm
     # GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline here
     scaled_start: bool = True
+    epsilon: float = 1e-6  # in the norm
+
+    def __post_init__(self):
+        check_epsilon(self.epsilon)
 
     def output_scale(self, sublayers: int) -> float:
         return sublayers**-0.5 if self.scaled_start else 1.0

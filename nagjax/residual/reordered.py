@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.scheme import Boundary, Scheme, split_lanes
+from nagjax.residual.scheme import Boundary, Scheme, check_epsilon, split_lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Reordered(Scheme):
     learning_rate: ClassVar[float] = 8e-3
 
     epsilon: float = 1e-6
+
+    def __post_init__(self):
+        check_epsilon(self.epsilon)
 
     def gate(self, width: int, index, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.residual.rows import put
 
 Stream = Any  # a pytree of arrays, each [B, T, ...]
@@ -153,6 +154,12 @@ def observe(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dict[
         "gate": jnp.mean(gate),
         "closed": jnp.mean((gate < 0.05).astype(jnp.float32)),
     }
+
+
+def check_epsilon(value: float) -> None:
+    """Raises UserError unless it can be added to a mean square."""
+    if not 0.0 < value < 1.0:
+        raise UserError("scheme.epsilon", value, "give a number above 0 and below 1")
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:

@@ -56,7 +56,7 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> N
         if fresh:
             clear(folder)
         if steps_saved(folder / "checkpoints"):
-            _refuse_another(folder, _read(folder / CONFIG), asked, "another run")
+            _refuse_another(folder, _completed(_read(folder / CONFIG)), asked, "another run")
             _refuse_another(folder, _read(folder / CORPUS), identity, "a run on another corpus")
         write_text(folder / CONFIG, json.dumps(asked, indent=2))
         write_text(folder / CORPUS, json.dumps(identity, indent=2))
@@ -66,6 +66,14 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> N
         raise UserError("out", str(folder), "no permission to write there; choose another --out") from None
     except (FileExistsError, NotADirectoryError):
         raise UserError("out", str(folder), "is a file, or lies under one; choose another --out") from None
+
+
+def _completed(values: dict) -> dict:
+    """A config.json with the defaults of what was no option yet when it was written."""
+    try:
+        return to_dict(from_dict(RunConfig, values))
+    except (UserError, ValueError, TypeError, KeyError, AttributeError):
+        return values  # of a later version, or changed by hand: the fields that differ are named
 
 
 def _refuse_another(folder: Path, old: dict, new: dict, what: str) -> None:

@@ -143,3 +143,16 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="out = .*not empty"):
         export(run, tmp_path)
     assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_routed_run_travels_in_a_bundle_with_its_thresholds(reference, tmp_path):
+    mod = ModConfig(rate=(0.5,), decider="threshold")
+    run = run_of(find_scheme("nag")(directions=3), tmp_path, mod=mod)
+    run.mod["cuts"] = jax.numpy.arange(run.config.model.sublayers, dtype=jax.numpy.float32)
+    export(run, tmp_path / "out", format="bundle", dtype="bfloat16")
+    import_model(tmp_path / "out", tmp_path / "again")
+    for again in (nagjax.load(tmp_path / "out"), nagjax.load(tmp_path / "again")):
+        assert again.config == run.config and again.step == run.step
+        np.testing.assert_array_equal(again.mod["cuts"], run.mod["cuts"])
+    with pytest.raises(RuntimeError, match="no Mixture-of-Depths: open this bundle with nagjax.load"):
+        reference.load(tmp_path / "out", TOKENS)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from stack import assert_rows_close, build, normal, streams
 
+from nagjax.errors import UserError
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
 
@@ -61,9 +62,12 @@ def test_reordered():
 def test_epsilon_is_an_option_of_plain():
     """A residual of zeros keeps its norm's gain out of the result only by epsilon."""
     embedding, updates, _ = inputs()
-    loose, tight = (find_scheme("plain")(epsilon=epsilon) for epsilon in (1.0, 1e-6))
+    loose, tight = (find_scheme("plain")(epsilon=epsilon) for epsilon in (0.5, 1e-6))
     stack = build(loose, width=WIDTH, sublayers=SUBLAYERS)
     h = embedding + updates[0]
-    for scheme, epsilon in ((loose, 1.0), (tight, 1e-6)):
+    for scheme, epsilon in ((loose, 0.5), (tight, 1e-6)):
         stream = streams(stack._replace(scheme=scheme), embedding, updates[:1])[1]
         assert_rows_close(scheme.read(stream), rms_norm(stack.entries[1], h.astype(np.float64), epsilon))
+    for name in ("plain", "layer_norm", "parallel", "reordered"):
+        with pytest.raises(UserError, match="scheme.epsilon = 1.0"):
+            find_scheme(name)(epsilon=1.0)

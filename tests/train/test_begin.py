@@ -33,6 +33,10 @@ def test_a_run_goes_on_from_another(tmp_path):
     assert opened.config.scheme.directions == 3 and opened.config.scheme.ramp == 0.0
     assert opened.config.model.context == 16 and opened.config.start == str(tmp_path / "first")
     before = jax.device_get(opened.params)
+    path = tmp_path / "second" / "config.json"
+    values = json.loads(path.read_text())
+    del values["model"]["block"]  # as if written before there was such an option
+    path.write_text(json.dumps(values))
     train(again, tmp_path / "second")
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(tmp_path / "second").params))
 
