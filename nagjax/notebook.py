@@ -21,7 +21,7 @@ from nagjax.residual import Scheme, find_scheme
 from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.train.loop import train
 
-DPI = 100
+DPI, MAP_DPI = 85, 130  # a map has a small letter under every column
 
 AnyRun = OpenRun | Run | str | Path
 
@@ -95,7 +95,7 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False) -> Plot:
     """
     model = run.config.model
     title = f"{run.config.scheme.title}, {model.depth} blocks x {model.width}"
-    return Plot("map", title, draw_depth_map(token_paths(run, text, top_k=top_k), title, dpi=DPI))
+    return Plot("map", title, draw_depth_map(token_paths(run, text, top_k=top_k), title, dpi=MAP_DPI))
 
 
 def dial(points: dict) -> Plot:
