@@ -33,7 +33,8 @@ class ModelConfig:
     qk_norm: bool = True  # unit RMS queries and keys
     tied: bool = False  # one table for embedding and head
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
-    remat: Literal["none", "block", "dots"] = "none"  # recomputed in the backward pass: nothing, all, all but matmuls
+    # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
+    remat: Literal["none", "block", "dots", "offload"] = "none"
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"  # residual updates
     mod: ModConfig = ModConfig()  # Mixture-of-Depths

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.depth.cache import SelectedCache
@@ -24,6 +25,12 @@ from pallas_kernels import using
 POLICIES = {
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["stream"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
 }
 
 
@@ -241,7 +248,7 @@ class Transformer(nnx.Module):
             written, notes, seen = [], [], []
             for i, rates in enumerate(group.rates):
                 block = jax.tree.map(lambda x, i=i: x[i], layer)
-                stream = jax.tree.map(going.pin, stream)
+                stream = jax.tree.map(lambda x: checkpoint_name(going.pin(x), "stream"), stream)
                 now, note, found = None, ({}, {}, {}), ()
                 if look.visit is None:
                     stream, now, note = self.step(stream, block, going, rates=rates, cache=caches[i], look=look)

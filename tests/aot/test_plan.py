@@ -38,6 +38,33 @@ def test_a_tpu_slice(tmp_path):
     assert found["bound"]["seconds"] > 0 and found["dollars_per_billion_tokens"] > 0
 
 
+@pytest.mark.parametrize("data, fsdp, share", [(1, 8, 0.05), (2, 4, 0.3)])
+def test_gradients_are_summed_where_their_parameters_live(tmp_path, data, fsdp, share):
+    """Under fsdp they are scattered (as reduce-scatters, or as rings beside the products); only shards are all-reduced,
+    over copies of the model. All-reducing whole ones would send 7/4 of their bytes."""
+    args = f"--batch 8 --mesh.data {data} --mesh.fsdp {fsdp} --remat block".split()
+    found = planned(tmp_path, "v5e:2x4", *args)
+    gradients = 4 * found["parameters"]
+    assert found["collectives"]["all-reduce"]["sent"] < share * gradients
+    assert found["collectives"]["reduce-scatter"]["count"] >= 1
+    assert found["involuntary_rematerializations"] == 0
+
+
+def test_a_split_sequence(tmp_path):
+    """Splash attention takes a part of the queries, and nothing but keys and values is gathered for it."""
+    args = "--batch 4 --context 512 --mesh.data 2 --mesh.fsdp 2 --mesh.sequence 2 --remat block".split()
+    found = planned(tmp_path, "v5e:2x4", *args)
+    assert found["fits"] and found["choices"]["attention"] == "splash"
+    assert {name.partition("_segmented")[0] for name in found["kernels"]} >= {"splash_mha_fwd", "splash_mha_dkv"}
+    assert found["involuntary_rematerializations"] == 0
+
+
+def test_the_stream_on_the_host(tmp_path):
+    found = planned(tmp_path, "v5e:2x2", "--batch", "8", "--remat", "offload")
+    stream = 2 * 2 * 128 * 128 * 2 * 2  # 2 blocks, 2 sequences, bfloat16, the stream and its normalised copy
+    assert found["fits"] and found["memory"]["saved"] == 0 and found["memory"]["saved_on_host"] == stream
+
+
 def test_a_run_too_large_for_its_slice(tmp_path, capsys):
     found = planned(tmp_path, "v5e:2x2", "--context", "4096", "--batch", "256", "--vocab", "32768", "--remat", "dots")
     assert not found["fits"] and "bound" not in found

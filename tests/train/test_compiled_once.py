@@ -11,6 +11,7 @@ from jax._src import monitoring
 from nagjax.depth.config import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.train import run as run_module
+from nagjax.train.ahead import abstract_batch
 from nagjax.train.loop import train
 from nagjax.train.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
@@ -61,3 +62,18 @@ def test_the_state_is_donated_whole(mod):
     new, _ = step(state, batch)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new)) and jnp.isfinite(new.guard.losses[-1])
+
+
+def test_one_block_more_costs_its_parameters_and_the_stream_that_enters_it():
+    """The rest of the step's memory does not grow with depth, though a block's own activations are ten times this."""
+    temporary, context = {}, 64
+    for depth in (4, 8):
+        config = tiny.run_config(find_scheme("nag")(), depth=depth, remat="block", context=context)
+        blueprint = tiny.blueprint(config)
+        state = blueprint.abstract()
+        compiled = jit_train_step(blueprint).lower(state, abstract_batch(blueprint)).compile()
+        temporary[depth] = compiled.memory_analysis().temp_size_in_bytes
+    parameters = sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params["blocks"])) / 8
+    stream = tiny.BATCH * context * (config.model.width + 1) * 4  # direction and log-norm
+    grown = (temporary[8] - temporary[4]) / 4
+    assert stream < grown < 1.1 * (stream + 2 * parameters), "gradients, and their update"
