@@ -123,6 +123,11 @@ class Transformer(nnx.Module):
         self.ends = scheme.ends(config.width, std, rngs)
         self.head = None if config.tied else Head(config, rngs)
 
+    def __repr__(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        size = f"{self.config.depth} blocks x {self.config.width}, {count:,} parameters"
+        return f"Transformer({self.scheme.title}, {size}; nnx.display browses them)"
+
     def layers(self, cuts: Float[Array, " S"] | None = None) -> Layer:
         """What the scans run over, stacked along depth."""
         shifted = jax.tree.map(

@@ -1,0 +1,57 @@
+"""What `import nagjax` offers, and how it shows itself in a notebook."""
+
+import subprocess
+import sys
+
+import pytest
+from run_folders import final_lines
+
+import nagjax
+from nagjax.errors import UserError
+from nagjax.notebook import run_config
+from nagjax.residual.nag import NAG
+
+
+def test_the_package_alone_imports_no_jax():
+    code = "import sys, nagjax; assert {'fit', 'load', 'plot'} <= set(dir(nagjax)); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_call_is_there():
+    assert callable(nagjax.fit) and callable(nagjax.complete) and "nag" in nagjax.schemes()
+    assert nagjax.find_scheme("nag") is NAG
+    with pytest.raises(AttributeError, match="fit"):
+        nagjax.nonsense  # noqa: B018
+
+
+def test_options_find_their_place():
+    config = run_config(NAG(directions=4), "stdlib", {"depth": 3, "lr": 0.1, "steps": 7, "batch": 2})
+    assert (config.scheme.directions, config.model.depth, config.optimizer.lr) == (4, 3, 0.1)
+    assert (config.train.steps, config.train.batch, config.data.path) == (7, 2, "stdlib")
+
+
+def test_an_unknown_option_is_named_with_its_neighbour():
+    with pytest.raises(UserError, match="dept = 3: did you mean 'depth'"):
+        run_config("nag", "stdlib", {"dept": 3})
+
+
+def test_runs_show_their_facts_and_figures(make_run):
+    folders = [make_run(name, final_lines(loss), scheme=name) for name, loss in (("plain", 1.9), ("nag", 1.8))]
+    log = nagjax.log(folders[1])
+    assert "validation loss 1.8000 nats per token" in repr(log) and nagjax.log(log) is log
+    assert "<strong>1.8000</strong>" in nagjax.table(folders)._repr_html_()
+    figure = nagjax.plot(folders, "growth")
+    assert figure._repr_png_().startswith(b"\x89PNG") and len(repr(figure)) < 400
+    with pytest.raises(UserError, match="turns.*growth"):
+        nagjax.plot(folders, "turns")
+
+
+def test_a_map_of_an_open_run_is_a_picture(run_folder):
+    run = nagjax.load(run_folder)
+    for shown in (run, run.blueprint, run.model):
+        assert "4 blocks x 16" in repr(shown) and len(repr(shown)) < 400
+    assert nagjax.depth_map(run, "it was dark").png.startswith(b"\x89PNG")
+
+
+def test_an_error_is_one_line_in_a_notebook():
+    assert UserError("width", 0, "give more")._render_traceback_() == ["UserError: width = 0: give more"]
