@@ -18,13 +18,13 @@ def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
         figure, axes = new_figure(
             "Loss added without blocks", "nats per token on validation text, no retraining", len(curves)
         )
-        highest = 0.0
+        highest, edge = 0.0, {"markeredgecolor": "white", "markeredgewidth": 0.6}
         for ax, (name, curve) in zip(axes, curves, strict=True):
             for rule, points in curve["rules"].items():
                 color, marker = RULE_LOOKS[rule]
                 added = [loss - curve["loss"] for _, loss, _ in points]
                 highest = max(highest, *added)
-                ax.plot([n for n, _, _ in points], added, color=color, marker=marker, markeredgecolor="white")
+                ax.plot([n for n, _, _ in points], added, color=color, marker=marker, **edge)
             ax.set_title(f"{name} (loss {curve['loss']:.3f})")
             ax.set_xlabel(f"blocks left out, of {curve['depth']}")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
