@@ -1,6 +1,7 @@
 """The harness' questions to a run, against sums of logits; and a task of four rows through the command."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -68,6 +69,15 @@ def test_a_routed_run_scores_causally(tmp_path):
     text = np.random.default_rng(0).integers(0, 257, 40).tolist()
     parts = continuation_scores(run, [(text[:10], text[10:20]), (text[:20], text[20:]), (text[:10], text[10:])])
     assert parts[0][0] + parts[1][0] == pytest.approx(parts[2][0], rel=1e-5)
+
+
+def test_without_the_harness_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
+    from nagjax.cli import main
+
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "nagjax.interop.lm_eval", raising=False)
+    assert main(["eval", str(tmp_path), "--tasks", "any"]) == 2
+    assert "pip install 'nagjax[eval]'" in capsys.readouterr().err
 
 
 def request(*args):
