@@ -14,26 +14,20 @@ from nagjax.analysis.curve import check_rule, measure, text_batches
 from nagjax.analysis.cuts import Cutter, choose
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
-from nagjax.generate.load import OpenRun, open_run
+from nagjax.generate.load import ORIGIN, OpenRun, open_run
+from nagjax.interop.tokenizer_files import FILES
 from nagjax.train.checkpoint import Checkpoints
 from nagjax.train.config import to_dict
 from nagjax.train.evaluator import put
 from nagjax.train.facts import run_facts
-from nagjax.train.folder import CONFIG, CORPUS, TOKENIZER, write_text
+from nagjax.train.folder import CONFIG, CORPUS, write_text
 from nagjax.train.guard import new_guard
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 from nagjax.train.stream import TrainStream
 
 RECORD = "prune.json"
-COPIED = (
-    CORPUS,
-    TOKENIZER,
-    "origin.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-)
+COPIED = (CORPUS, ORIGIN, *FILES)
 
 
 def prune(
