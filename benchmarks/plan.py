@@ -33,7 +33,7 @@ STANDARD = [
     ("7B", "v6e:8x8"),
     ("7B", "v5p:8x8x4"),
 ]
-REMAT = [("1B", "v5p:2x2x2", policy) for policy in ("none", "dots", "block")]
+REMAT = [("1B", "v5p:2x2x2", policy) for policy in ("none", "dots", "block", "offload")]
 ORDERS = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
 
 
