@@ -9,51 +9,45 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 import tiny
 
 from nagjax.data import DataConfig, prepare
+from nagjax.depth import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.train.config import MeshConfig
 from nagjax.train.hosts import HostsConfig
 
 ROOT = Path(__file__).parents[2]
+SPIKE = 1.5
 LIMIT = 240  # seconds for one host, all its runs together; a fifth of it is usual
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """Everything is compiled once, by whichever process comes first."""
-    folder = tmp_path_factory.mktemp("programs")
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield folder
-    jax.config.update("jax_compilation_cache_dir", before[0])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.fixture(scope="module", autouse=True)
+def _quick(quick_compile):
+    pass
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A tiny run whose parameters are spread over all eight devices."""
+    """A tiny routed run whose parameters are spread over all eight devices."""
     folder = tmp_path_factory.mktemp("text")
     for i in range(30):
         (folder / f"{i}.txt").write_text(f"document {i}: " + "the quick brown fox jumps over it. " * (3 + i % 5))
     prepare([str(folder)], folder / "corpus", validation=0.3)
-    train = dict(steps=6, batch=8, eval_every=3, eval_batches=2, save_every=2, keep=9)
-    made = tiny.run_config(find_scheme("nag")(), train=train, depth=2, context=16)
+    train = dict(steps=6, batch=8, eval_every=3, eval_batches=2, save_every=2, keep=9, spike=SPIKE)
+    routed = dict(depth=2, context=16, mod=ModConfig(rate=(0.5,)))
+    made = tiny.run_config(find_scheme("nag")(), optimizer={"lr": 0.03}, train=train, **routed)
     return dataclasses.replace(made, data=DataConfig(str(folder / "corpus")), mesh=MeshConfig(data=1, fsdp=8))
 
 
 @pytest.fixture(scope="module")
-def hosts(programs, tmp_path_factory):
-    """`hosts(runs)`: two processes go through the runs, each with what its own `faults[index]` does to it; returns
-    their exit codes, what they noted, and what they printed."""
+def hosts(tmp_path_factory):
+    """`hosts(runs, schemes)`: two processes take a few steps of each scheme (given with its start values), and go
+    through the runs, each with what its own `faults[index]` does to it; returns their exit codes, what they noted, and
+    what they printed."""
 
-    def go(*runs: dict) -> tuple[list[int], list[list[dict]], list[str]]:
+    def go(*runs: dict, schemes=()) -> tuple[list[int], list[list[dict]], list[str]]:
         folder = tmp_path_factory.mktemp("hosts")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -61,9 +55,7 @@ def hosts(programs, tmp_path_factory):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "4",
-            "JAX_COMPILATION_CACHE_DIR": str(programs),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
             "HOST_LIMIT": str(LIMIT),
         }
         processes = []
@@ -72,7 +64,8 @@ def hosts(programs, tmp_path_factory):
                 mine = [
                     {k: v for k, v in r.items() if k != "faults"} | r.get("faults", {}).get(index, {}) for r in runs
                 ]
-                job = {"hosts": HostsConfig(coordinator, 2, index), "log": str(folder / f"{index}.log"), "runs": mine}
+                job = {"hosts": HostsConfig(coordinator, 2, index), "log": str(folder / f"{index}.log")}
+                job |= {"runs": mine, "schemes": schemes}
                 (folder / f"{index}.job").write_bytes(pickle.dumps(job))
                 command = [sys.executable, str(Path(__file__).parent / "host.py"), str(folder / f"{index}.job")]
                 with open(folder / f"{index}.out", "w") as printed:

@@ -1,8 +1,12 @@
-"""One host, as a process, through several runs: `python host.py JOB`, a pickled dict of `hosts`, `log` and `runs`.
+"""One host, as a process, through several runs: `python host.py JOB`, a pickled dict of `hosts`, `log`, `schemes` and
+`runs`.
 
-Each run has `config`, `out` and what is done to it on this host: `nan` (number of a batch made NaN), `at` and `signal`
-(sent to itself after that step), `failing` (its seals fail), `overdue` (steps at which its clock says so). What came of
-it is appended to `log` as JSON lines.
+Of each scheme (with its start values) a few steps are taken on all devices of both hosts, and their losses noted.
+
+Each run has `config`, `out` and what is done to it on this host: `nan` or `nonsense` (number of a batch made NaN, or of
+targets that never occur), `at` and `signal` (sent to itself: after that many steps, or evaluated batches in all, or as
+the save of that step begins, as `during` has it), `failing` (its seals fail), `overdue` (steps at which its clock says
+so). What came of it is appended to `log` as JSON lines.
 """
 
 import faulthandler
@@ -11,24 +15,63 @@ import os
 import pickle
 import sys
 
+SILENCE = 10  # seconds: here the hosts are neighbours
+
+
+def connect(job: dict) -> None:
+    import jax
+    from host_programs import share_programs
+
+    from nagjax.train import hosts
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    share_programs()
+    hosts.HEARTBEAT, hosts.FAREWELL = SILENCE, SILENCE
+    hosts.connect(job["hosts"])
+
+
+def losses(scheme, start, steps: int = 3) -> list[tuple[float, float]]:
+    """Loss and gradient norm of a few steps, this host holding half of each batch."""
+    import jax
+    import numpy as np
+    import tiny
+
+    from nagjax.train.config import MeshConfig
+    from nagjax.train.evaluator import put
+    from nagjax.train.mesh import batch_share, make_mesh
+    from nagjax.train.state import Blueprint
+    from nagjax.train.voting import Ballot, VotingStep
+
+    blueprint = Blueprint.of(tiny.run_config(scheme), make_mesh(MeshConfig(data=2, fsdp=4)))
+    place = lambda leaf, sharding: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])  # noqa: E731
+    state, step, seen = jax.tree.map(place, start, blueprint.shardings()), VotingStep(blueprint), []
+    share, count = batch_share(blueprint.mesh).values()
+    for seed in range(steps):
+        rows = {name: np.split(value, count)[share] for name, value in tiny.packed_batch(seed)._asdict().items()}
+        state, metrics = step(state, put(blueprint, rows), Ballot())
+        seen.append((float(metrics.loss), float(metrics.grad_norm)))
+    return seen
+
 
 def main(job: dict) -> None:
     import jax
     import numpy as np
 
-    jax.config.update("jax_disable_most_optimizations", True)
     from nagjax.errors import Preempted, UserError
     from nagjax.train import checkpoint, evaluator
     from nagjax.train import run as run_module
-    from nagjax.train.hosts import connect
     from nagjax.train.loop import train
     from nagjax.train.run import Run
     from nagjax.train.saves import SaveClock
     from nagjax.train.state import Blueprint
+    from nagjax.train.stop import Stopper
     from nagjax.train.stream import TrainStream
     from nagjax.train.voting import Ballot
 
-    connect(job["hosts"])
+    log = open(job["log"], "a", buffering=1)
+    for scheme, start in job["schemes"]:
+        log.write(json.dumps({"scheme": scheme.name, "seen": losses(scheme, start)}) + "\n")
+
     voting_step, eval_step, made = run_module.VotingStep, evaluator.jit_eval_step, {}
 
     def stepper(blueprint):
@@ -48,29 +91,34 @@ def main(job: dict) -> None:
 
     # The runs differ in nothing that is compiled, and compiling is what costs.
     run_module.VotingStep, evaluator.jit_eval_step, Blueprint.create = stepper, evaluating, creating
-    take, step, judge, seal = TrainStream.take, Run._step, Run._judge, checkpoint.seal
-    log = open(job["log"], "a", buffering=1)
+    take, step, judge, seal, watch = TrainStream.take, Run._step, Run._judge, checkpoint.seal, Stopper.watch
+    save, evaluated = checkpoint.Checkpoints.save, []
 
     def note(**what):
         log.write(json.dumps({"out": run["out"]} | what) + "\n")
+
+    def reached(during, number):
+        if run.get("during", "step") == during and number == run.get("at"):
+            os.kill(os.getpid(), run["signal"])
 
     def taking(self, number):
         batch = take(self, number)
         note(batch=number, tokens=batch["tokens"].tolist())
         if number == run.get("nan"):
             batch = batch | {"weights": np.full_like(batch["weights"], np.nan)}
+        if number == run.get("nonsense"):
+            batch = batch | {"targets": np.full_like(batch["targets"], 255)}
         return batch
 
     def stepping(self):
         bad = step(self)
         self.clock.step = self.done
-        if self.done == run.get("at"):
-            os.kill(os.getpid(), run["signal"])
+        reached("step", self.done)
         return bad
 
     def judging(self, bad):
         if bad:
-            note(bad=[b.step for b in bad])
+            note(bad=[b.step for b in bad], reason=bad[0].reason)
         return judge(self, bad)
 
     def sealing(*given):
@@ -78,9 +126,21 @@ def main(job: dict) -> None:
             raise OSError(5, "Input/output error")
         seal(*given)
 
+    def saving(self, number, *given):
+        save(self, number, *given)
+        reached("save", number)
+
+    def watching(self, batches):
+        for batch in watch(self, batches):
+            evaluated.append(1)
+            reached("evaluation", len(evaluated))
+            yield batch
+
     TrainStream.take, Run._step, Run._judge, checkpoint.seal = taking, stepping, judging, sealing
+    checkpoint.Checkpoints.save, Stopper.watch = saving, watching
     SaveClock.overdue = lambda self: getattr(self, "step", 0) in run.get("overdue", ())
     for run in job["runs"]:
+        evaluated.clear()
         try:
             train(run["config"], run["out"])
             note(end="finished")
@@ -93,4 +153,6 @@ def main(job: dict) -> None:
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(float(os.environ["HOST_LIMIT"]), exit=True)  # whatever happens, it ends
     with open(sys.argv[1], "rb") as file:
-        main(pickle.load(file))
+        job = pickle.load(file)
+    connect(job)
+    main(job)

@@ -1,5 +1,7 @@
 """Two hosts are one run: the losses, batches and checkpoints of one process, and one decision on everything.
 
+The runs are NAG's with Mixture-of-Depths; of other schemes a few steps are taken, and `make torture` has them all.
+
 All of it is one test: with pytest-xdist, tests of one module go to different workers, and each would start the hosts.
 """
 
@@ -10,9 +12,12 @@ import signal
 import jax
 import numpy as np
 import pytest
+import tiny
 
+from nagjax.residual import find_scheme
 from nagjax.train.checkpoint import Checkpoints, steps_saved
 from nagjax.train.facts import resolve
+from nagjax.train.guard import WINDOW
 from nagjax.train.loop import train
 from nagjax.train.mesh import make_mesh
 from nagjax.train.metrics import comparable
@@ -20,6 +25,7 @@ from nagjax.train.run import Run
 from nagjax.train.state import Blueprint
 from nagjax.train.stream import TrainStream
 
+SCHEMES = ("plain", "review", "highway_convex")  # no gate, gates in a kernel, gates in the model
 BY_ANOTHER_SUM = 1e-5  # relative: hosts add up gradients in another order
 
 
@@ -50,7 +56,7 @@ def close(one, other):
 
 def of(notes, folder, what):
     """What each host noted of a run."""
-    return [[note for note in host if note["out"] == str(folder) and what in note] for host in notes]
+    return [[note for note in host if note.get("out") == str(folder) and what in note] for host in notes]
 
 
 def joined(notes, folder):
@@ -61,7 +67,7 @@ def joined(notes, folder):
 
 
 @pytest.fixture
-def alone(programs, config, tmp_path_factory):
+def alone(config, tmp_path_factory):
     """The run of one process, its batches, and a copy of it stopped after step 4."""
     folder, taken = tmp_path_factory.mktemp("alone"), []
     take, step = TrainStream.take, Run._step
@@ -89,32 +95,45 @@ def alone(programs, config, tmp_path_factory):
 
 @pytest.fixture
 def first_life(hosts, config, alone, tmp_path_factory):
-    """Two hosts through all that they can survive; the last run kills them."""
+    """Two hosts through all that they can survive; the last run loses the second of them in an evaluation."""
     folder = tmp_path_factory.mktemp("two")
-    term, kill = {"at": 3, "signal": signal.SIGTERM}, {"at": 5, "signal": signal.SIGKILL}
+    long = changed(config, steps=WINDOW + 4, eval_every=1000, save_every=1000, on_bad_step="skip")
     runs = [
         dict(out="unbroken"),
-        dict(out="preempted", faults={1: term}),
+        dict(out="preempted", faults={1: {"at": 3, "signal": signal.SIGTERM}}),
+        dict(out="raising", faults={1: {"nan": 2}}),
         dict(out="skipping", config=changed(config, on_bad_step="skip"), faults={1: {"nan": 2}}),
         dict(out="rolled", config=changed(config, on_bad_step="rollback"), faults={1: {"nan": 2}}),
+        dict(out="spiking", config=long, faults={1: {"nonsense": WINDOW + 1}}),
         dict(out="overdue", config=changed(config, save_every=6), faults={1: {"overdue": (1, 2)}}),
         dict(out="failing", faults={0: {"failing": True}}),
-        dict(out="killed", faults={0: kill, 1: kill}),
+        dict(out="killed", faults={1: {"at": 4, "during": "evaluation", "signal": signal.SIGKILL}}),
     ]
-    codes, notes, printed = hosts(*({"config": config} | run | {"out": str(folder / run["out"])} for run in runs))
-    # The one that is killed first may take the other with it before that comes to kill itself.
-    assert -signal.SIGKILL in codes and 0 not in codes, printed[0][-3000:] + printed[1][-3000:]
+    starts = [(scheme, jax.device_get(tiny.created(scheme))) for scheme in (find_scheme(name)() for name in SCHEMES)]
+    runs = [{"config": config} | run | {"out": str(folder / run["out"])} for run in runs]
+    codes, notes, printed = hosts(*runs, schemes=starts)
+    assert codes[1] == -signal.SIGKILL and codes[0], printed[0][-3000:] + printed[1][-3000:]
     return folder, notes, printed
 
 
 @pytest.fixture
-def second_life(hosts, config, alone, first_life):
-    """The same commands again."""
+def lives(hosts, config, alone, first_life):
+    """What was noted in each life of the run that is killed: the second one loses the first host as it saves."""
     folder, stopped = first_life[0], alone[0] / "stopped"
-    outs = [folder / "preempted", folder / "killed", stopped]
-    codes, notes, printed = hosts(*(dict(config=config, out=str(out)) for out in outs))
-    assert codes == [0, 0], printed[0][-3000:] + printed[1][-3000:]
-    return notes
+    found = [first_life[1]]
+    for faults in ({0: {"at": 6, "during": "save", "signal": signal.SIGKILL}}, {}):
+        others = [] if faults else [folder / "preempted", stopped]
+        runs = [dict(config=config, out=str(out)) for out in others]
+        codes, notes, printed = hosts(*runs, dict(config=config, out=str(folder / "killed"), faults=faults))
+        as_meant = codes[0] == -signal.SIGKILL and codes[1] if faults else codes == [0, 0]
+        assert as_meant, printed[0][-3000:] + printed[1][-3000:]
+        found.append(notes)
+    return found
+
+
+@pytest.fixture
+def last_life(lives):
+    return lives[-1]
 
 
 def two_hosts_do_what_one_does(config, alone, first_life):
@@ -126,21 +145,49 @@ def two_hosts_do_what_one_does(config, alone, first_life):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), ours.params, theirs.params)
 
 
-def killed_in_the_middle_and_resumed_equals_unbroken_bit_for_bit(config, first_life, second_life):
+def schemes_have_the_losses_of_one_process(first_life):
+    for host in first_life[1]:
+        seen = {note["scheme"]: note["seen"] for note in host if "scheme" in note}
+        for name in SCHEMES:
+            alone = tiny.trained(find_scheme(name)())[0]
+            np.testing.assert_allclose(seen[name], alone, rtol=BY_ANOTHER_SUM, err_msg=name)
+
+
+def killed_twice_equals_unbroken_bit_for_bit(config, first_life, lives):
     folder = first_life[0]
     same_bits(config, folder / "unbroken", folder / "killed")
-    resumed = steps_saved(folder / "killed" / "checkpoints")
-    assert resumed == [2, 4, 6]
-    assert [number for number, _ in joined(second_life, folder / "killed")] in ([2, 3, 4, 5], [4, 5])
+    assert steps_saved(folder / "killed" / "checkpoints") == [2, 4, 6]
+    right = [{note["batch"]: note["tokens"] for note in host} for host in of(lives[0], folder / "unbroken", "batch")]
+    for life, notes in enumerate(lives):
+        for mine, host in zip(right, of(notes, folder / "killed", "batch"), strict=True):
+            numbers = [note["batch"] for note in host]
+            start = numbers[0] if numbers else 6  # the last save may have been whole when its host died
+            assert start in ([0], [0, 2], [4, 6])[life] and numbers == [*range(start, start + len(numbers))]
+            assert all(note["tokens"] == mine[note["batch"]] for note in host)
 
 
-def preempting_one_host_stops_and_saves_both(config, first_life, second_life):
+def preempting_one_host_stops_and_saves_both(config, first_life, last_life):
     folder, notes, _ = first_life
     ends = of(notes, folder / "preempted", "end")
     assert [[(e["end"], e["code"]) for e in host] for host in ends] == [[("preempted", 0)]] * 2
-    before, after = (joined(found, folder / "preempted") for found in (notes, second_life))
+    before, after = (joined(found, folder / "preempted") for found in (notes, last_life))
     assert before and after and before + after == joined(notes, folder / "unbroken")
     same_bits(config, folder / "unbroken", folder / "preempted")
+
+
+def nan_on_one_host_ends_both(first_life):
+    folder, notes, _ = first_life
+    for (end,) in of(notes, folder / "raising", "end"):
+        assert end["end"] == "refused" and "not finite at step 3" in end["message"]
+    assert steps_saved(folder / "raising" / "checkpoints") == [2]
+
+
+def a_spike_on_one_host_is_skipped_by_both(config, first_life):
+    folder, notes, _ = first_life
+    for (bad,) in of(notes, folder / "spiking", "bad"):
+        assert (bad["bad"], bad["reason"]) == ([WINDOW + 2], "a spike")
+    records = [r for r in comparable(folder / "spiking" / "metrics.jsonl") if r["kind"] == "train"]
+    assert [r["step"] for r in records if r.get("skipped")] == [WINDOW + 2] and len(records) == WINDOW + 4
 
 
 def nan_on_one_host_is_skipped_by_both(config, first_life):
@@ -176,22 +223,25 @@ def a_save_that_fails_on_one_host_is_an_error_on_both(first_life):
     assert steps_saved(folder / "failing" / "checkpoints") == []
 
 
-def another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, second_life):
+def another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, last_life):
     single, taken = alone
     close(losses(single / "whole"), losses(single / "stopped"))  # saved by one, restored by two
-    assert joined(second_life, single / "stopped") == taken[4:]
+    assert joined(last_life, single / "stopped") == taken[4:]
     assert [r["step"] for r in comparable(single / "stopped" / "metrics.jsonl") if r["kind"] == "train"] == [
         *range(1, 7)
     ]
     state_of(config, first_life[0] / "unbroken")  # saved by two, restored by one
 
 
-def test_two_hosts_are_one_run(config, alone, first_life, second_life):
+def test_two_hosts_are_one_run(config, alone, first_life, lives, last_life):
+    schemes_have_the_losses_of_one_process(first_life)
     two_hosts_do_what_one_does(config, alone, first_life)
-    killed_in_the_middle_and_resumed_equals_unbroken_bit_for_bit(config, first_life, second_life)
-    preempting_one_host_stops_and_saves_both(config, first_life, second_life)
+    killed_twice_equals_unbroken_bit_for_bit(config, first_life, lives)
+    preempting_one_host_stops_and_saves_both(config, first_life, last_life)
+    nan_on_one_host_ends_both(first_life)
     nan_on_one_host_is_skipped_by_both(config, first_life)
     nan_on_one_host_rolls_both_back(first_life)
+    a_spike_on_one_host_is_skipped_by_both(config, first_life)
     the_clock_of_one_host_makes_both_save_once(first_life)
     a_save_that_fails_on_one_host_is_an_error_on_both(first_life)
-    another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, second_life)
+    another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, last_life)
