@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from nagjax.analysis.measures import angles, lens, modulators, norms, outliers
@@ -19,7 +18,7 @@ from nagjax.layers.where import causal_mask
 from nagjax.model.transformer import Crossing, Transformer
 from nagjax.residual import Boundary
 from nagjax.train.loss import Batch
-from nagjax.train.mesh import BATCH, pin_rows
+from nagjax.train.mesh import BATCH, pin_rows, row_axes
 from pallas_kernels.placement import shard_rows
 
 ROWS = 2  # sequences that Jacobians are estimated on; more where the batch is split over more devices
@@ -92,8 +91,8 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
         output = model(batch.tokens, batch.where, visit=_watch(batch, chosen, full, shards), **options)
         return _gathered(model, batch, chosen, output)
 
-    rows = None if mesh is None or mesh.size == 1 else mesh
-    return shard_rows(look, rows, P(BATCH))(params, batch)
+    split = mesh is not None and mesh.size > 1
+    return (shard_rows(look, mesh, row_axes(mesh)) if split else look)(params, batch)
 
 
 def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
