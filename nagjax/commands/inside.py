@@ -25,7 +25,7 @@ def diagnose(args: Sequence[str]) -> None:
         """How much of a model's depth is used, and which of its blocks could go: diagnosis.html and diagnosis.json.
 
         Args:
-            run: a run folder, also one that nagjax import has written.
+            run: a run folder, or a model that nagjax import reads.
             out: where the two files go; the run's folder by default.
             data: another corpus with the same tokenizer; the run's own by default.
             batches: of the run's size, for what one pass shows.
@@ -35,13 +35,13 @@ def diagnose(args: Sequence[str]) -> None:
         from nagjax.analysis.diagnose_report import write_diagnosis
         from nagjax.analysis.diagnosis import Effort
         from nagjax.analysis.diagnosis import diagnose as diagnose_run
-        from nagjax.generate.load import open_run
+        from nagjax.interop.load import load
 
         for field, value in (("batches", batches), ("skip_batches", skip_batches), ("curve_batches", curve_batches)):
             if value < 1:
                 raise UserError(field, value, "give a whole number of at least 1")
         effort = Effort(batches, skip_batches, curve_batches)
-        record = diagnose_run(open_run(run), effort, data, say=lambda text: print(text, flush=True))
+        record = diagnose_run(load(run), effort, data, say=lambda text: print(text, flush=True))
         page = write_diagnosis(record, out or run)
         print(f"{record['verdict']}\n{page}")
 
@@ -100,8 +100,7 @@ def prune(args: Sequence[str]) -> None:
 def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
     from nagjax.analysis.curve import pruning_curve
     from nagjax.analysis.curve_plot import curve_plot
-    from nagjax.generate.load import read_config
-    from nagjax.train.folder import write_text
+    from nagjax.train.folder import read_config, write_text
 
     if not 1 <= len(runs) <= 2:
         raise UserError("runs", [str(run) for run in runs], "a curve is of one run, or of two side by side")
