@@ -108,7 +108,8 @@ class History:
         code, self.seconds = self.command(self.argv(reference))
         if code:
             raise SystemExit(f"{self.variant.name}: the run without faults ended with {code}:\n{self.said}")
-        self.metrics, self.digest = _metrics(reference), self.digest_of(reference)
+        self.metrics, self.digest = read_metrics(reference), self.digest_of(reference)
+        self.check_reference()
         for kind in [*kinds, None]:
             try:
                 self.finish() if kind is None else self.inject(kind)
@@ -148,7 +149,7 @@ class History:
         if expected == faults.REFUSED:
             self.refused(before)
         # The line of a bad step goes when the run goes on or back; what must stay of such lines `compare` sees.
-        written, wanted = (_without_bad(records) for records in (_metrics(self.run), self.metrics))
+        written, wanted = (_without_bad(records) for records in (read_metrics(self.run), self.metrics))
         if written != wanted[: len(written)]:
             raise Lost("metrics that the unbroken run does not have")
         return True
@@ -183,9 +184,12 @@ class History:
 
     # ---- what must hold
 
+    def check_reference(self) -> None:
+        """What can be said of the run without faults."""
+
     def compare(self) -> None:
         """A finished run must equal the unbroken one; the next fault starts a new one."""
-        if _metrics(self.run) != self.metrics:
+        if read_metrics(self.run) != self.metrics:
             raise Lost("other metrics than the unbroken run")
         if self.digest_of(self.run) != self.digest:
             raise Lost("another state than the unbroken run")
@@ -305,7 +309,7 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _metrics(run: Path) -> list[dict]:
+def read_metrics(run: Path) -> list[dict]:
     from nagjax.train.metrics import comparable
 
     path = run / "metrics.jsonl"
