@@ -1,6 +1,5 @@
 """A small corpus, and run configs that share their compiled programs."""
 
-import jax
 import pytest
 import tiny
 
@@ -25,16 +24,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory):
-    """Programs that several runs compile alike are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-
-
-@pytest.fixture(scope="session")
-def run_of(corpus, compiled_once):
+def run_of(corpus):
     """`run_of(steps=6)`: the config of a tiny run on one device."""
 
     def make(scheme: str = "nag", lr: float | None = None, mesh: MeshConfig | None = None, **train) -> RunConfig:

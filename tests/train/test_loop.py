@@ -77,8 +77,6 @@ def test_a_run_trains_and_records_itself(run_of, unbroken):
 def test_killed_and_resumed_equals_unbroken_bit_for_bit(run_of, unbroken, tmp_path):
     (tmp_path / "config").write_bytes(pickle.dumps(run_of()))
     environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_LOG_COMPILES": "1",
     }
