@@ -1,4 +1,4 @@
-"""Execute the notebooks top to bottom: `python notebooks/run.py [--write] [NAME...]`.
+"""Execute the notebooks top to bottom, two at a time: `python notebooks/run.py [--write] [NAME...]`.
 
 An error ends it with exit code 1. The committed files stay as they are unless `--write` renews their outputs.
 """
@@ -6,18 +6,21 @@ An error ends it with exit code 1. The committed files stay as they are unless `
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 HERE = Path(__file__).parent
-SECONDS = 600  # a cell; on two idle cores a whole notebook takes under one minute
+SECONDS = 600  # a cell; on two idle cores a whole notebook takes about one minute
+KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
-def run(path: Path, write: bool) -> float:
-    """Seconds it took. Runs in an empty folder, so that no earlier run is found."""
+def run(path: Path, write: bool) -> tuple[float, str]:
+    """Seconds it took, and the error if there was one. Runs in an empty folder, so that no earlier run is found."""
     notebook, began = nbformat.read(path, as_version=4), time.monotonic()
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -25,27 +28,28 @@ def run(path: Path, write: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         options = {"timeout": SECONDS, "kernel_name": "python3", "coalesce_streams": True}
         options["extra_arguments"] = ["--IPKernelApp.log_level=40"]
-        NotebookClient(notebook, resources={"metadata": {"path": folder}}, **options).execute()
-    took = time.monotonic() - began
+        try:
+            NotebookClient(notebook, resources={"metadata": {"path": folder}}, **options).execute()
+        except (CellExecutionError, CellTimeoutError) as error:
+            return time.monotonic() - began, str(error)
     if write:
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)
-        notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+        notebook.metadata = {"kernelspec": KERNELSPEC}
         nbformat.write(notebook, path)
-    return took
+    return time.monotonic() - began, ""
 
 
 def main(args: list[str]) -> int:
     write = "--write" in args
     names = [arg for arg in args if arg != "--write"]
     paths = [HERE / Path(name).name for name in names] or sorted(HERE.glob("*.ipynb"))
-    for path in paths:
-        try:
-            print(f"{path.name}: {run(path, write):.0f} s", flush=True)
-        except CellExecutionError as error:
-            print(f"{path.name}: {error}", file=sys.stderr)
-            return 1
-    return 0
+    failed = 0
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        for path, (took, error) in zip(paths, pool.map(partial(run, write=write), paths), strict=True):
+            print(f"{path.name}: {took:.0f} s {error}", flush=True)
+            failed += bool(error)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
