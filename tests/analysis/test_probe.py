@@ -2,6 +2,7 @@
 a mesh."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,12 @@ import pytest
 from flax import nnx
 
 from nagjax.analysis.measures import angles, norms, outliers
-from nagjax.analysis.probe import probe
+from nagjax.analysis.probe import _probe, probe
 from nagjax.depth import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.train.loss import forward
 from nagjax.train.mesh import batch_sharding
+from nagjax.train.state import build_model
 from tests.tiny import blueprint, moved, packed_batch, run_config
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -105,3 +107,15 @@ def test_a_probe_on_a_mesh_with_routed_tokens():
             getattr(split, field),
             getattr(whole, field),
         )
+
+
+def test_only_sampled_tokens_are_kept_at_every_depth():
+    """The lowered program has no array of all tokens at all depths, unless asked for it."""
+    graph, params = nnx.split(nnx.eval_shape(lambda: build_model(run_config(find_scheme("plain")()), 0)))
+
+    def text(full):
+        static = {"graph": graph, "full": full, "causal": False, "mesh": None}
+        return _probe.lower(params, packed_batch(), jnp.arange(SOME), jnp.float32(1.0), None, **static).as_text()
+
+    whole = re.compile(r"tensor<3x(1x)?(2x)?8x8x16x")
+    assert whole.search(text(True)) and not whole.search(text(False))
