@@ -25,7 +25,7 @@ def on_config(config):
 
 def on_files(files, config):
     for name, modules in folders().items():
-        content = f"# {name}\n\n" + "".join(f"::: {module}\n\n" for module in modules)
+        content = f"# {name}\n\n" + "\n".join(directive(*each) for each in modules.items())
         files.append(File.generated(config, f"api/{name}.md", content=content))
     for path in notebooks():
         page, pictures = notebook_page(path)
@@ -35,8 +35,17 @@ def on_files(files, config):
     return files
 
 
-def folders() -> dict[str, list[str]]:
-    """Documented modules by the dotted name of their folder, the folder's own first."""
+def directive(module: str, path: Path) -> str:
+    """What mkdocstrings is told about a module: of a folder's own, only what it does not import from the others."""
+    if path.stem != "__init__":
+        return f"::: {module}\n"
+    kinds = ast.FunctionDef | ast.ClassDef
+    own = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds) and node.name[0] != "_"]
+    return f"::: {module}\n    options:\n      members: {json.dumps(own) if own else 'false'}\n"
+
+
+def folders() -> dict[str, dict[str, Path]]:
+    """Documented modules and their files by the dotted name of their folder, the folder's own first."""
     found = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -45,8 +54,8 @@ def folders() -> dict[str, list[str]]:
                 continue
             name = folder.replace("/", ".")
             module = name if path.stem == "__init__" else f"{name}.{path.stem}"
-            found.setdefault(name, []).append(module)
-    return {name: sorted(found[name]) for name in sorted(found)}
+            found.setdefault(name, {})[module] = path
+    return {name: dict(sorted(found[name].items())) for name in sorted(found)}
 
 
 def notebooks() -> list[Path]:
