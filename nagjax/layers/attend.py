@@ -38,6 +38,10 @@ def attend(
 
     Raises UserError where a forced implementation cannot take the input.
     """
+    placement = current_placement()
+    split = _parts(placement) > 1
+    if split:  # else values are computed everywhere, from gathered activations
+        q, k, v = (_with_tokens(x, placement, placement.rows[1]) for x in (q, k, v))
     if implementation == "auto":
         implementation = _best(q, k, window)
     if implementation == "splash":
@@ -45,9 +49,7 @@ def attend(
             raise UserError("attention", "splash", f"does not do block.window = {window}: choose auto or xla")
         return _splash(q, k, v, q_where, k_where)
     mask = causal_mask(q_where, k_where, window)
-    placement = current_placement()
-    if _parts(placement) > 1:
-        q = _with_tokens(q, placement, placement.rows[1])
+    if split:
         k, v = (_with_tokens(x, placement, None) for x in (k, v))
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 
