@@ -14,40 +14,44 @@ from nagjax.residual import find_scheme
 from nagjax.train.config import RunConfig, TrainConfig
 from nagjax.train.loop import train
 
+OPTIONS = TrainConfig(steps=2, batch=8, eval_batches=2, eval_every=2, save_every=2)
 
-def test_a_run_goes_on_from_another(tmp_path):
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first") / "run"
+    train(tiny.run_config(find_scheme("nag")(directions=3), train=vars(OPTIONS), context=16), folder)
+    return folder
+
+
+def test_a_run_goes_on_from_another(first, tmp_path):
     """The first evaluation is the other run's last one; model and scheme are the other run's; it resumes."""
-    options = TrainConfig(steps=2, batch=8, eval_batches=2, eval_every=2, save_every=2)
-    first = tiny.run_config(find_scheme("nag")(directions=3), train=vars(options), context=16)
-    train(first, tmp_path / "first")
-    again = RunConfig(find_scheme("plain")(), train=options, start=str(tmp_path / "first"))
-    train(again, tmp_path / "second")
+    second = tmp_path / "second"
+    again = RunConfig(find_scheme("plain")(), train=OPTIONS, start=str(first))
+    train(again, second)
     lines = {
-        name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("first", "second")
+        folder: [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (first, second)
     }
-    losses = {name: [line["loss"] for line in own if line["kind"] == "eval"] for name, own in lines.items()}
-    assert losses["second"][0] == pytest.approx(losses["first"][-1], rel=1e-6)
-    assert losses["second"][-1] != losses["second"][0]
-    opened = open_run(tmp_path / "second")
+    losses = {folder: [line["loss"] for line in own if line["kind"] == "eval"] for folder, own in lines.items()}
+    assert losses[second][0] == pytest.approx(losses[first][-1], rel=1e-6)
+    assert losses[second][-1] != losses[second][0]
+    opened = open_run(second)
     assert opened.config.scheme.directions == 3 and opened.config.scheme.ramp == 0.0
-    assert opened.config.model.context == 16 and opened.config.start == str(tmp_path / "first")
+    assert opened.config.model.context == 16 and opened.config.start == str(first)
     before = jax.device_get(opened.params)
-    path = tmp_path / "second" / "config.json"
-    values = json.loads(path.read_text())
+    values = json.loads((second / "config.json").read_text())
     del values["model"]["block"]  # as if written before there was such an option
-    path.write_text(json.dumps(values))
-    train(again, tmp_path / "second")
-    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(tmp_path / "second").params))
+    (second / "config.json").write_text(json.dumps(values))
+    train(again, second)
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(second).params))
 
 
-def test_a_corpus_of_another_tokenizer_is_refused(tmp_path):
+def test_a_corpus_of_another_tokenizer_is_refused(first, tmp_path):
     from nagjax.interop.tokenizer_files import byte_level_json
 
     (tmp_path / "other.json").write_text(byte_level_json())
-    config = tiny.run_config(find_scheme("plain")(), train={"steps": 1, "batch": 8, "eval_batches": 1})
-    train(config, tmp_path / "first")
     data = DataConfig(tokenizer=str(tmp_path / "other.json"))
     with pytest.raises(UserError, match="start = .*reads bytes, the corpus other"):
-        train(RunConfig(find_scheme("plain")(), data=data, start=str(tmp_path / "first")), tmp_path / "second")
+        train(RunConfig(find_scheme("plain")(), data=data, start=str(first)), tmp_path / "second")
     assert not (tmp_path / "second").exists()
