@@ -17,6 +17,8 @@ from nagjax.depth import ModConfig
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.generate.load import OpenRun, open_run
+from nagjax.interop.exporting import export
+from nagjax.interop.importing import import_model
 from nagjax.prune import prune, without
 from nagjax.residual import find_scheme
 from tests.tiny import blueprint, model_config, moved, packed_batch, run_config
@@ -58,6 +60,16 @@ def test_blocks_chosen_by_a_rule_and_the_curve(run_folder, tmp_path):
     cheapest = min(loss for _, loss, _ in [curve["rules"]["late"][1], curve["rules"]["drop"][1]])
     assert curve["rules"]["drop"][1][1] <= cheapest + 0.05  # chosen on another text
     assert (tmp_path / "curve" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_imported_model_is_pruned(tmp_path):
+    plan = blueprint(run_config(find_scheme("plain")(), depth=3, vocab=257, context=16))
+    export(OpenRun(tmp_path, plan, 100, moved(plan.create().params), {}, load_tokenizer("bytes")), tmp_path / "model")
+    import_model(tmp_path / "model", tmp_path / "imported")
+    record = prune(tmp_path / "imported", tmp_path / "cut", blocks=[0], batches=1)
+    assert record["kept"] == [1, 2] == list(open_run(tmp_path / "cut").config.model.kept)
+    scores = evaluate(tmp_path / "cut", batches=1)
+    assert scores["loss"] == pytest.approx(record["loss"]["after"], rel=1e-5) and scores["step"] == 0
 
 
 @pytest.mark.parametrize("name", ["lns", "nag"])
