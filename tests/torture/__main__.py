@@ -131,12 +131,11 @@ def faults_of_each(args) -> list[tuple]:
     """The configurations, each with the kinds of its faults; `OF_TWO` of all faults are of two hosts."""
     import torture_faults as faults
 
-    both, rng = round(OF_TWO * args.faults), random.Random(args.seed)
-    found, all_variants = [], variants()
+    both, found, all_variants = int(OF_TWO * args.faults), [], variants()
     for hosts, count in ((2, both), (1, args.faults - both)):
         chosen = [variant for variant in all_variants if variant.hosts == hosts]
-        rng.shuffle(chosen)
-        chosen, kinds = chosen[: args.variants if args.variants else None], faults.draw(rng, count, hosts)
+        random.Random(args.seed).shuffle(chosen)
+        chosen, kinds = chosen[: args.variants], faults.draw(random.Random(args.seed), count, hosts)
         for i, variant in enumerate(chosen):
             mine = kinds[i :: len(chosen)]
             if variant.poison:  # there a NaN does not end the command
