@@ -21,7 +21,7 @@ from nagjax.residual import Scheme, find_scheme
 from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.train.loop import train
 
-DPI, MAP_DPI = 85, 130  # a map has a small letter under every column
+DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
 
 AnyRun = OpenRun | Run | str | Path
 
