@@ -17,7 +17,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test test-newest test-beam test-hf test-eval aot plans torture notebooks docs lint clean
+.PHONY: environments demo test test-meshes test-newest test-beam test-hf test-eval aot plans torture notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -27,6 +27,10 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests
+
+# Every scheme, with and without Mixture-of-Depths, on every mesh; `make test` leaves most pairs out.
+test-meshes: $(VENV)/.dev
+	EVERY_MESH=1 $(BIN)/python -m pytest -n $(JOBS) -k "eight_devices or any_mesh" tests/contracts tests/depth
 
 # The same library on the newest jax 0.12: kernels, contracts and one training test.
 test-newest: .venv-newest/.dev

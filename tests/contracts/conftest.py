@@ -1,10 +1,5 @@
-"""Every scheme there is, found by itself, and the options that change its parameters."""
-
 import pytest
-
-from nagjax.residual import find_scheme, schemes
-
-SCHEMES = schemes() | {"review-rank_2": lambda: find_scheme("review")(rank=2)}
+from variants import SCHEMES
 
 
 @pytest.fixture(params=SCHEMES)

@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import optax
 import pytest
 import tiny
 from jax.sharding import AbstractMesh, AxisType
+from variants import SCHEMES
 
-from nagjax.residual import find_scheme
 from nagjax.train.mesh import AXES, batch_sharding
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
@@ -42,15 +43,9 @@ def test_one_compilation_and_finite_steps(scheme):
     assert np.all(np.isfinite(seen)) and np.all(seen > 0)
 
 
-@pytest.mark.parametrize("mesh", [(2, 2, 2), (2, 2, 1, 2)], ids=["tensor", "sequence"])
-def test_eight_devices_give_the_losses_of_one(scheme, mesh):
-    np.testing.assert_allclose(tiny.trained(scheme, mesh)[0], tiny.trained(scheme)[0], rtol=1e-5)
-
-
-@pytest.mark.parametrize("mesh", [(8,), (1, 8), (1, 1, 1, 8)], ids=["data", "fsdp", "sequence"])
-@pytest.mark.parametrize("name", ["plain", "nag"])
-def test_meshes_of_one_axis(name, mesh):
-    scheme = find_scheme(name)()
+@pytest.mark.parametrize("name, mesh", meshes.pairs(SCHEMES, meshes.MESHES, ("plain", "nag"), ("tensor", "mixed")))
+def test_eight_devices_give_the_losses_of_one(name, mesh):
+    scheme = SCHEMES[name]()
     np.testing.assert_allclose(tiny.trained(scheme, mesh)[0], tiny.trained(scheme)[0], rtol=1e-5)
 
 

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import optax
 import pytest
@@ -47,9 +48,7 @@ def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
     return np.array(seen), jax.device_get(state)
 
 
-@pytest.mark.parametrize(
-    "name, mesh", [*((name, (2, 2, 2)) for name in schemes()), ("nag", (8, 1, 1)), ("nag", (1, 8, 1))], ids=str
-)
+@pytest.mark.parametrize("name, mesh", meshes.pairs(schemes(), ("data", "fsdp", "tensor"), ("nag",), ("tensor",)))
 def test_any_mesh_gives_the_losses_of_one_device(name, mesh):
     """Two steps: later a rounding may let another token in, which is another model."""
     changes = {"lns": {"kv": "selected"}, "plain": {"decider": "predictor"}}.get(name, {})
