@@ -35,7 +35,7 @@ def test_every_cell_has_run_in_order_without_an_error(notebook):
 
 def test_the_first_code_cell_installs(notebook):
     install = "".join(cells(notebook, "code")[0]["source"])
-    assert 'find_spec("nagjax") is None' in install and "%pip install" in install
+    assert 'find_spec("nagjax"), "origin", None) is None' in install and "%pip install" in install
     assert install == "".join(cells(NOTEBOOKS[0], "code")[0]["source"])
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -38,10 +39,12 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _compiled_here():
-    """A program from a cache has no log."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
+    """A program from a cache has no log. Whether there is one jax asks once, unless it is reset."""
+    for enabled in (False, True):
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
+        if not enabled:
+            yield
 
 
 @pytest.mark.parametrize("name", CASES)
