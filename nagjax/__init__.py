@@ -17,6 +17,8 @@ _ELSEWHERE = {
     "schemes": "nagjax.residual",
     "register": "nagjax.residual",
     "ModConfig": "nagjax.depth",
+    "probe": "nagjax.analysis.probe",
+    "diagnose": "nagjax.analysis.diagnosis",
 }
 
 
