@@ -73,7 +73,8 @@ def state_bytes(blueprint: Blueprint) -> dict[str, int]:
     return {"parameters": size(state.params), "optimizer": size(state.optimizer)}
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """Of the checkout this code lies in; None outside of one."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
@@ -97,7 +98,7 @@ def run_facts(blueprint: Blueprint) -> dict:
         "devices": blueprint.mesh.size,
         "mesh": dict(blueprint.mesh.shape),
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "commit": _commit(),
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

@@ -148,6 +148,8 @@ def faults_of_each(args) -> list[tuple]:
 def summary(args, tallies: list[dict], seconds: float) -> dict:
     import importlib.metadata
 
+    from nagjax.train.facts import commit
+
     injected: dict[str, int] = {}
     for tally in tallies:
         for kind, count in tally["injected"].items():
@@ -156,6 +158,7 @@ def summary(args, tallies: list[dict], seconds: float) -> dict:
     return {
         "seed": args.seed,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(sum(os.times()[:4]), 1),
         "processes": sum(tally["processes"] for tally in tallies),
         "runs_finished": sum(tally["finished"] for tally in tallies),
         "longest_stop_seconds": round(max(tally["grace"] for tally in tallies), 2),
@@ -165,6 +168,7 @@ def summary(args, tallies: list[dict], seconds: float) -> dict:
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
