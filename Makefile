@@ -26,7 +26,7 @@ demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
 
 # Every scheme, with and without Mixture-of-Depths, on every mesh; `make test` leaves most pairs out.
 test-meshes: $(VENV)/.dev

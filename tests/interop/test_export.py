@@ -87,7 +87,9 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
         assert np.abs(got - reference.logits(case)).max() < TOLERANCE
 
 
-ADAPTED = {name: (name, {}) for name in schemes()} | {
+# A scheme of somebody's own, registered elsewhere, is not in the adapter.
+OWN = [name for name, scheme in schemes().items() if scheme.__module__.startswith("nagjax.residual.")]
+ADAPTED = {name: (name, {}) for name in OWN} | {
     "review_rank_2": ("review", {"rank": 2}),
     "nag_tied": ("nag", {"directions": 3}),
 }
