@@ -48,6 +48,8 @@ def test_the_page_says_what_was_lost():
         "problems": ["nag, seed 0, fault 2 (flipped byte): another state than the unbroken run"],
         "runs_finished": 2,
         "processes": 9,
+        "cpu_seconds": 100.0,
+        "commit": None,
         "seconds": 90.0,
         "cpus": 2,
         "seed": 0,
