@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import COLORS, panels
-from experiments.harness.jobs import Record, Training, seeded
+from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval, paired_interval
 from nagjax.analysis.cuts import Cutter, choose
@@ -30,7 +30,7 @@ from nagjax.errors import UserError
 from nagjax.generate.load import open_run
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.train.config import RunConfig
 from nagjax.train.evaluator import Evaluator
 
 WAYS = ("late", "influence", "angle")
@@ -71,9 +71,7 @@ def plan(settings: Settings) -> list[Training]:
 
 def _config(settings: Settings, scheme: str, seed: int) -> RunConfig:
     model = ModelConfig(depth=settings.depth, width=settings.width, context=settings.context)
-    often = max(settings.steps // 4, 1)
-    evaluated = {"eval_every": often, "eval_batches": settings.eval_batches}
-    train = TrainConfig(settings.steps, settings.batch, save_every=often, keep=1, on_bad_step="skip", **evaluated)
+    train = looked_at(settings.steps, settings.batch, settings.eval_batches, times=4)
     return seeded(RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data)), seed)
 
 

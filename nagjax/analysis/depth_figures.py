@@ -78,21 +78,24 @@ def _effects(record: dict) -> Drawing:
     )
 
 
+def _apart(name: str, caption: str, title: str, axis: str, values: Sequence, first: float) -> Drawing:
+    """Other tokens and first tokens by sublayer, on a log scale; the first value is at block `first`."""
+    places = first + np.arange(len(values)) / 2
+    lines = [
+        Line("other tokens", _rest(values), BLOCK, "o", places),
+        Line("first tokens", _rest(values, 1), FIRST, "s", places),
+    ]
+    return name, caption, Lines(title, axis, lines, log=True)
+
+
 def _norm(record: dict) -> Drawing:
-    norm = record["sublayers"]["norm"]
-    places = np.arange(len(norm)) / 2
-    return (
+    return _apart(
         "norm",
         "Mean length of the residual in front of each sublayer, first tokens of documents apart.",
-        Lines(
-            "How long the residual grows",
-            "mean length of the residual, log scale",
-            [
-                Line("other tokens", _rest(norm), BLOCK, "o", places),
-                Line("first tokens", _rest(norm, 1), FIRST, "s", places),
-            ],
-            log=True,
-        ),
+        "How long the residual grows",
+        "mean length of the residual, log scale",
+        record["sublayers"]["norm"],
+        first=0.0,
     )
 
 
@@ -217,20 +220,13 @@ def _ranks(record: dict) -> Drawing:
 
 
 def _outliers(record: dict) -> Drawing:
-    values = record["sublayers"]["massive"]
-    places = np.arange(1, len(values) + 1) / 2
-    return (
+    return _apart(
         "outliers",
         "Largest over median feature of the residual behind each sublayer, mean over tokens, first tokens apart.",
-        Lines(
-            "How far the largest feature sticks out",
-            "max |h| / median |h|, mean over tokens, log scale",
-            [
-                Line("other tokens", _rest(values), BLOCK, "o", places),
-                Line("first tokens", _rest(values, 1), FIRST, "s", places),
-            ],
-            log=True,
-        ),
+        "How far the largest feature sticks out",
+        "max |h| / median |h|, mean over tokens, log scale",
+        record["sublayers"]["massive"],
+        first=0.5,
     )
 
 
