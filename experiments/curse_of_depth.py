@@ -12,7 +12,7 @@ Expected: perplexity at 130M / 250M / 350M / 1B: LNS 25.76 / 20.35 / 18.20 / 15.
   understated: the mean loss was multiplied by B/(B + 1), B batches per rank, so 25.76 is about 25.9 and 20.35 about
   21.0. From elsewhere: 0.2 to 0.6 ahead of Pre-LN at 50B tokens, and no longer ahead beyond 72 blocks, arXiv:2603.05369
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
-Time: smoke 13 s; cpu about 13 min with --processes 2; h200 and paper not measured
+Time: smoke 13 s; cpu about 30 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.curse_of_depth --processes 2
 
 As in the source: Adam without weight decay or clipping, a cosine to 10%, SwiGLU, no QK-norm. Not as there: parameters

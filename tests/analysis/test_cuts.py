@@ -11,8 +11,6 @@ from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from tests.tiny import model_config, packed_batch
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @pytest.mark.parametrize("name", ["plain", "lns", "nag"])
 def test_a_cut_model_is_one_whose_sublayers_are_removed(name):

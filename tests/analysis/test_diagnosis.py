@@ -8,8 +8,6 @@ import pytest
 from nagjax import cli
 from nagjax.analysis.verdict_depth import depth_verdict
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def test_a_diagnosis(run_folder, tmp_path, capsys):
     before = sorted(p.name for p in run_folder.iterdir())

@@ -19,7 +19,6 @@ from nagjax.train.mesh import batch_sharding
 from nagjax.train.state import build_model
 from tests.tiny import blueprint, moved, packed_batch, run_config
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
 SOME = 12
 
 

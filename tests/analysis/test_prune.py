@@ -23,7 +23,6 @@ from nagjax.prune import prune, without
 from nagjax.residual import find_scheme
 from tests.tiny import blueprint, model_config, moved, packed_batch, run_config
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
 DEPTH, STEP = 4, 30  # of the run in `run_folder`
 
 

@@ -13,7 +13,6 @@ from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.train.loss import cross_entropy
 from tests.tiny import blueprint, moved, packed_batch, run_config
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
 SKIPPED = 1
 
 

@@ -11,8 +11,6 @@ from nagjax.residual import schemes
 from nagjax.residual.nag import NAG
 from nagjax.residual.plain import Plain
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 ROWS = np.random.default_rng(0).integers(0, 61, (3, 13)).tolist()
 

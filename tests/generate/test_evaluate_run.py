@@ -14,8 +14,6 @@ from nagjax.generate.evaluate import evaluate
 from nagjax.generate.load import open_run
 from nagjax.layers.attention import Where
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @pytest.fixture(scope="module")
 def scores(run_folder):

@@ -11,8 +11,6 @@ from nagjax.generate import sample
 from nagjax.generate.sample import generate
 from nagjax.residual.plain import Plain
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPTS = [[5, 1, 60], [9]]
 
 

@@ -14,8 +14,6 @@ from nagjax.errors import UserError
 from nagjax.generate.load import open_run
 from nagjax.generate.sample import complete, generate
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 STEP = 30  # as the run folder has it
 
 

@@ -12,8 +12,6 @@ from nagjax.generate.sample import generate
 from nagjax.layers.where import Where
 from nagjax.residual import find_scheme
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 CASES = {
     "nag": ("nag", ModConfig(rate=(0.5,))),

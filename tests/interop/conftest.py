@@ -77,8 +77,3 @@ def reference(tmp_path_factory):
     process = Reference(python, tmp_path_factory.mktemp("reference"))
     yield process
     process.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick(quick_compile):
-    pass

@@ -23,11 +23,6 @@ SPIKE = 1.5
 LIMIT = 240  # seconds for one host, all its runs together; a fifth of it is usual
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick(quick_compile):
-    pass
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """A tiny routed run whose parameters are spread over all eight devices."""

@@ -12,8 +12,6 @@ from pallas_kernels import nag_update, row_placement, shard_rows
 from pallas_kernels.dispatch import choose, interpreting
 from pallas_kernels.nag_update import OP
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 ARGS = (jnp.ones((4, 64)), jnp.zeros(4), jnp.ones((4, 64)), jnp.ones(4))
 TOO_WIDE = tuple(jax.ShapeDtypeStruct((4, 10**6) if i in (0, 2) else (4,), jnp.float32) for i in range(len(ARGS)))
 

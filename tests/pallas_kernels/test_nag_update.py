@@ -14,8 +14,6 @@ from pallas_kernels import nag_update
 from pallas_kernels.dispatch import interpreting
 from pallas_kernels.shapes import COVER, COVER_SMALL, COVER_WIDE
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
 
 
@@ -69,7 +67,9 @@ EDGES = {
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("name", ("reference", "xla", *INTERPRETERS))
 def test_edges_match_float64_and_stay_finite(name, edge):
-    (r, s, u, t), cotangents = nag_oracle.inputs(5, 96, "float32")
+    # A sum times a rounded 1/96 is not the mean of equal numbers, and what is left of them would be turned to.
+    width = 128 if edge == "constant update" else 96
+    (r, s, u, t), cotangents = nag_oracle.inputs(5, width, "float32")
     u = u / jnp.sqrt(jnp.mean(u * u, -1, keepdims=True))
     r, u = EDGES[edge](r, u)
     if (name, edge) == ("reference", "huge update"):
@@ -84,7 +84,7 @@ def test_edges_match_float64_and_stay_finite(name, edge):
     if edge != "constant update":  # its float32 remainder is rounding noise, which no two ways agree on
         want = nag_oracle.exact(nag_oracle.update, primals, cotangents)
         sums = 128 if edge == "zero direction" else 32  # where turning changes nothing, d_turn cancels to zero
-        nag_oracle.assert_close(NAMES, got, want, 96, sums)
+        nag_oracle.assert_close(NAMES, got, want, width, sums)
 
 
 def test_parallel_update_leaves_nothing_to_turn_to():

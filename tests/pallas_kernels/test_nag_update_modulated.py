@@ -16,8 +16,6 @@ from pallas_kernels import nag_update, nag_update_modulated, shard_rows
 from pallas_kernels.dispatch import interpreting
 from pallas_kernels.shapes import COVER, COVER_WIDE
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "beta", "alpha")
 NAMES = ("direction", "log_norm", "turn", *(f"d_{name}" for name in ARGUMENTS))
 REFUSED = ("pallas_triton", 5461, "float32")  # see the README: float32 rows wider than 4096 go to `composed`

@@ -15,8 +15,6 @@ from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows
 from pallas_kernels.dispatch import interpreting
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
 NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")
 

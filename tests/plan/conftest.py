@@ -1,11 +1,6 @@
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick(quick_compile):
-    pass
-
-
 @pytest.fixture
 def result():
     """A plan as JSON values: 64 chips as 4 copies of 16 shards, too large for its memory."""

@@ -126,7 +126,6 @@ def assert_on_the_sphere(blueprint, params) -> int:
     return len(kept)
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_ngpt_stays_on_the_sphere_of_eight_devices_and_resumes_bit_for_bit(tmp_path):
     scheme, mesh = find_scheme("ngpt")(), (2, 2, 2)
     blueprint, step = tiny.blueprint(tiny.run_config(scheme), *mesh), tiny.step_of(scheme, mesh)

@@ -8,11 +8,6 @@ from nagjax.residual import find_scheme
 from nagjax.train.config import MeshConfig, RunConfig
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick(quick_compile):
-    pass
-
-
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
