@@ -15,8 +15,9 @@ percent their gates take. The learning rate is tuned for every scheme and depth:
 for that depth (`Scheme.default_rate`) times every factor of the grid, and counts with its best; a best at the edge of
 the grid is marked, for there the tuning is not finished. Speed-up of a scheme over plain at the same depth: the tokens
 after which plain has a loss over the tokens after which the scheme has it, at the final loss of the worse of the two,
-read off the validation curves (of one cosine schedule, so it flatters whoever learns faster early). The baselines are
-in the size paper; in the others `--schemes` takes them (`field` has every scheme at 64 and 128 blocks).
+read off the validation curves (of one cosine schedule, so it flatters whoever learns faster early). The size
+baselines is cpu with the baselines beside the four, up to 64 blocks; paper has them too, the others take them from
+`--schemes` (`field` has every scheme at 64 and 128 blocks).
 """
 
 import dataclasses
@@ -61,6 +62,7 @@ class Settings:
 SIZES = {
     "smoke": Settings((2, 4), 16, 16, 8, 4, 1, ("plain", "nag"), (1.0,), eval_batches=1),
     "cpu": Settings((8, 16, 32, 64, 128), 32, 64, 8, 120, 1, eval_batches=10),
+    "baselines": Settings((8, 16, 32, 64), 32, 64, 8, 120, 1, (*FOUR, *BASELINES), eval_batches=10),
     "h200": Settings((8, 16, 32, 64, 128), 256, 512, 64, 400, 1),
     "paper": Settings((8, 16, 32, 64, 128), 640, 2048, 256, 10_000, 3, (*FOUR, *BASELINES), (0.25, 0.5, 1.0, 2.0)),
 }

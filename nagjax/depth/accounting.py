@@ -41,7 +41,8 @@ def costs(
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
     products = {kind: _products(branch) / config.depth for kind, branch in branches.items()}
-    gates = {kind: _products(blocks[kind].get("gate", {})) / config.depth for kind in branches}
+    beside = {kind: {part: blocks[kind].get(part, {}) for part in ("gate", "entry")} for kind in branches}
+    gates = {kind: _products(tree) / config.depth for kind, tree in beside.items()}
     known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
     score = {"nag": gates, "linear": dict.fromkeys(gates, config.width), "random": dict.fromkeys(gates, 0.0)}[router]
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
@@ -66,7 +67,7 @@ def costs(
             if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]
                 guessing += guess[kind] if decider == "predictor" else 0.0
-    main += config.vocab * config.width
+    main += config.vocab * config.width + _products(parameters.get("entry", {}))
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(
         forward=2.0 * (main + scoring),

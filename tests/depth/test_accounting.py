@@ -47,6 +47,7 @@ def counted(scheme: str, mod: ModConfig) -> tuple[float, float]:
         ("plain", ModConfig(rate=(0.5,), kv="selected")),
         ("review", ModConfig(rate=(0.25,), skip="mlp")),
         ("plain", ModConfig(mlp_rate=(1.0,), rate=(0.5,), decider="predictor")),
+        ("mhc", ModConfig()),  # has matrices before the norm as well
     ],
     ids=lambda v: v if isinstance(v, str) else f"{v.rate}{v.kv}{v.skip}{v.decider}",
 )

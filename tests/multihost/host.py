@@ -19,12 +19,10 @@ SILENCE = 10  # seconds: here the hosts are neighbours
 
 
 def connect(job: dict) -> None:
-    import jax
     from host_programs import share_programs
 
     from nagjax.train import hosts
 
-    jax.config.update("jax_disable_most_optimizations", True)
     share_programs()
     hosts.HEARTBEAT, hosts.FAREWELL = SILENCE, SILENCE
     hosts.connect(job["hosts"])
