@@ -7,7 +7,7 @@ Expected: NAG below plain at every depth, by more the deeper (no figures publish
   re-implementation at equal FLOPs found NAG slightly behind, bits per byte of plain / NAG 0.899 / 0.938 at 26 blocks
   and 0.7503 / 0.7589 at 64
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 15 s; cpu about 25 min with --processes 2; h200 and paper not measured
+Time: smoke 15 s; cpu about 25 min, baselines an hour, with --processes 2; h200 and paper not measured
 Command: python -m experiments.depth_scaling --processes 2
 
 Width, batch and tokens are the same for all runs; parameters and FLOPs grow with depth, and schemes differ by the few
@@ -205,7 +205,7 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
         ax.set_xscale("log", base=2)
         ax.set_xticks(settings.depths, [str(depth) for depth in settings.depths])
         ax.set_xlabel("blocks")
-    losses.legend(frameon=False)
+    figure.legend(*losses.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     return figure
 
 
