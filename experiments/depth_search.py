@@ -13,8 +13,8 @@ of lowest validation loss is trained again with seeds that no trial had, and tho
 equal width, tokens and depth. Both may change the learning rate, the optimizer and weight decay (for NAG that of
 scale-free matrices); NAG further the exponent p of its step sizes, the gates' learning rate, the ramp and the gain its
 head starts with; plain its scaled start. Plain's space is the smaller one, so the same budget searches it more closely.
-ReZero, which has nothing more to choose, is beside them because `depth_scaling` found it ahead of both; the claim is not
-about it.
+ReZero, which has nothing more to choose, is beside them because `depth_scaling` found it ahead of both; the claim is
+not about it.
 """
 
 import dataclasses
