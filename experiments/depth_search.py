@@ -157,8 +157,10 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
             table.append({"scheme": scheme, "options": options_text(record.labels["options"]), "loss": loss})
         found, confirmed = best(trials), list(_confirmed(records, scheme).values())
         if found and confirmed:
+            lost = len(_part(records, scheme, "confirmation")) - len(confirmed)
             told.append(
-                f"{scheme} {mean_interval(confirmed)} with {options_text(found.labels['options'])} "
+                f"{scheme} {mean_interval(confirmed)}{f' ({lost} diverged)' if lost else ''} "
+                f"with {options_text(found.labels['options'])} "
                 f"(defaults {trials[0].metrics['loss'] or math.nan:.4f}, best trial {found.metrics['loss']:.4f})"
             )
     fresh = {scheme: _confirmed(records, scheme) for scheme in settings.schemes}

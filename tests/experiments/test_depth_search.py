@@ -1,5 +1,6 @@
 """The search: what is drawn, what is chosen, and that the confirmation is of what was chosen."""
 
+import dataclasses
 import json
 
 import pytest
@@ -75,3 +76,11 @@ def test_the_verdict_is_on_fresh_seeds(lead, verdict):
     assert summary.verdict == verdict
     assert "plain 3.0150" in summary.measured and "with rate 2.0" in summary.measured
     assert [row["loss"] for row in summary.table[:3]] == [3.0, 3.1, "diverged"]
+
+
+def test_a_fresh_seed_that_diverged_is_told():
+    own = records(0.2)
+    last = next(r for r in reversed(own) if r.labels["scheme"] == "nag" and r.labels["part"] == "confirmation")
+    own[own.index(last)] = dataclasses.replace(last, metrics={"loss": None})
+    measured = summarise(Settings(2, 16, 16, 8, 4, 3, 2), own).measured
+    assert measured.count("(1 diverged)") == 1 and "nag 2.8100 (one run) (1 diverged)" in measured
