@@ -8,7 +8,7 @@ Source: Figliolia & Millidge 2026, arXiv:2606.16112 (weaker sinks, weights more 
 Expected: NAG below plain in first-token attention, kurtosis, massive ratio, and loss added by int8 and by fp8 (no
   figures published)
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
-Time: smoke 15 s; cpu about 11 min with --processes 2 (reckoned from one job); h200 and paper not measured
+Time: smoke 15 s; cpu about 14 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.sinks_and_outliers --processes 2
 
 Sinks: the attention that tokens inside a document give to its first one, mean over heads, and the share of the heads
