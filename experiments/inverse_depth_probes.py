@@ -7,7 +7,7 @@ Expected: exponent of the mean turn of the middle blocks in the depth 1; first a
   updates 90 degrees apart. The released scripts take the last state behind the final norm, which is in every number
   about the last block; here it is the residual before that norm
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
-Time: smoke 15 s; cpu about 13 min with --processes 2; h200 and paper not measured
+Time: smoke 15 s; cpu about 10 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.inverse_depth_probes --processes 2
 
 With h_l the residual in front of block l, of tokens inside documents: turn arccos cos(h_l, h_l+1); angle between
