@@ -6,7 +6,7 @@ Source: this project's question to Figliolia & Millidge 2026, arXiv:2606.16112; 
   Kangaslahti, Liu & Gore 2026, arXiv:2602.05970; LayerNorm Scaling: Sun et al. 2025, arXiv:2502.05795
 Expected: ordinary students 1 on independent teachers, 3 on tied ones; of the others no figures were published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: one GPU
-Time: smoke 15 s; cpu about 10 min with --processes 2; h200 and paper not measured
+Time: smoke 15 s; cpu about 15 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.inverse_depth_students --processes 2
 
 Mean squared error between final states, no head. The students (harness/students.py) differ in the residual around the
