@@ -7,7 +7,7 @@ Expected: NAG below plain at every depth, by more the deeper (no figures publish
   re-implementation at equal FLOPs found NAG slightly behind, bits per byte of plain / NAG 0.899 / 0.938 at 26 blocks
   and 0.7503 / 0.7589 at 64
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 15 s; cpu about 25 min, baselines an hour, with --processes 2; h200 and paper not measured
+Time: smoke 15 s; cpu about 25 min, baselines 1.5 hours, with --processes 2; h200 and paper not measured
 Command: python -m experiments.depth_scaling --processes 2
 
 Width, batch and tokens are the same for all runs; parameters and FLOPs grow with depth, and schemes differ by the few
@@ -16,8 +16,8 @@ for that depth (`Scheme.default_rate`) times every factor of the grid, and count
 the grid is marked, for there the tuning is not finished. Speed-up of a scheme over plain at the same depth: the tokens
 after which plain has a loss over the tokens after which the scheme has it, at the final loss of the worse of the two,
 read off the validation curves (of one cosine schedule, so it flatters whoever learns faster early). The size
-baselines is cpu with the baselines beside the four, up to 64 blocks; paper has them too, the others take them from
-`--schemes` (`field` has every scheme at 64 and 128 blocks).
+baselines is cpu with the baselines beside the four; paper has them too, the others take them from `--schemes` (`field`
+has every scheme at 64 and 128 blocks).
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class Settings:
 SIZES = {
     "smoke": Settings((2, 4), 16, 16, 8, 4, 1, ("plain", "nag"), (1.0,), eval_batches=1),
     "cpu": Settings((8, 16, 32, 64, 128), 32, 64, 8, 120, 1, eval_batches=10),
-    "baselines": Settings((8, 16, 32, 64), 32, 64, 8, 120, 1, (*FOUR, *BASELINES), eval_batches=10),
+    "baselines": Settings((8, 16, 32, 64, 128), 32, 64, 8, 120, 1, (*FOUR, *BASELINES), eval_batches=10),
     "h200": Settings((8, 16, 32, 64, 128), 256, 512, 64, 400, 1),
     "paper": Settings((8, 16, 32, 64, 128), 640, 2048, 256, 10_000, 3, (*FOUR, *BASELINES), (0.25, 0.5, 1.0, 2.0)),
 }
