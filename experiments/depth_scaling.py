@@ -43,6 +43,7 @@ BASELINES = (
     *("post_ln", "deepnorm", "mix_ln", "sandwich", "peri_ln"),
     *("layer_scale", "skip_init", "rezero", "depth_scaled"),
 )
+ALL = (*FOUR, *BASELINES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +60,13 @@ class Settings:
     data: str = "stdlib"  # or a folder made by nagjax data prepare
 
 
+CPU = Settings((8, 16, 32, 64, 128), 32, 64, 8, 120, 1, eval_batches=10)
 SIZES = {
     "smoke": Settings((2, 4), 16, 16, 8, 4, 1, ("plain", "nag"), (1.0,), eval_batches=1),
-    "cpu": Settings((8, 16, 32, 64, 128), 32, 64, 8, 120, 1, eval_batches=10),
-    "baselines": Settings((8, 16, 32, 64, 128), 32, 64, 8, 120, 1, (*FOUR, *BASELINES), eval_batches=10),
+    "cpu": CPU,
+    "baselines": dataclasses.replace(CPU, schemes=ALL),
     "h200": Settings((8, 16, 32, 64, 128), 256, 512, 64, 400, 1),
-    "paper": Settings((8, 16, 32, 64, 128), 640, 2048, 256, 10_000, 3, (*FOUR, *BASELINES), (0.25, 0.5, 1.0, 2.0)),
+    "paper": Settings((8, 16, 32, 64, 128), 640, 2048, 256, 10_000, 3, ALL, (0.25, 0.5, 1.0, 2.0)),
 }
 
 

@@ -41,8 +41,9 @@ def costs(
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
     products = {kind: _products(branch) / config.depth for kind, branch in branches.items()}
-    beside = {kind: {part: blocks[kind].get(part, {}) for part in ("gate", "entry")} for kind in branches}
-    gates = {kind: _products(tree) / config.depth for kind, tree in beside.items()}
+    gates, entries = (
+        {kind: _products(blocks[kind].get(part, {})) / config.depth for kind in branches} for part in ("gate", "entry")
+    )
     known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
     score = {"nag": gates, "linear": dict.fromkeys(gates, config.width), "random": dict.fromkeys(gates, 0.0)}[router]
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
@@ -52,7 +53,7 @@ def costs(
     shares = shares or [tuple(kept(rate, tokens) / tokens for rate in rates) for rates in nominal]
     for own, rates in zip(shares, nominal, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            main += share * (products[kind] + gates[kind])
+            main += share * (products[kind] + gates[kind] + entries[kind])
             unused = (1.0 - share) * products[kind]
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
@@ -67,7 +68,7 @@ def costs(
             if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]
                 guessing += guess[kind] if decider == "predictor" else 0.0
-    main += config.vocab * config.width + _products(parameters.get("entry", {}))
+    main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(
         forward=2.0 * (main + scoring),
