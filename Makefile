@@ -51,7 +51,7 @@ test-eval: .venv-eval/.eval
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most 120 s per program.
 aot: .venv-aot/.aot
-	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.ahead:nag_step --step nagjax.train.ahead:routed_step $(AOT)
+	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step --step nagjax.train.abstract_step:routed_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py
 
 # The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.

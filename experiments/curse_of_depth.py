@@ -45,15 +45,15 @@ from experiments.harness.results import Summary
 from experiments.harness.searching import grids_then_seeds
 from experiments.harness.statistics import Interval, paired_interval
 from experiments.harness.tuning import Tuned, confirmed
-from nagjax.analysis.cuts import Cutter
-from nagjax.analysis.measures.norms import variance
-from nagjax.analysis.visits import residual, through
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun, open_run
+from nagjax.measure.cuts import Cutter
+from nagjax.measure.interventions import residual, through
+from nagjax.measure.norms import variance
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme, find_scheme
-from nagjax.train.config import OptimizerConfig, RunConfig
+from nagjax.runs.config import OptimizerConfig, RunConfig
+from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch
 

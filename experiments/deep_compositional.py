@@ -27,7 +27,7 @@ from experiments.harness.statistics import Interval, mean_interval, paired_inter
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 
 SOLVED = 0.9
 PLAIN, NAG = "plain", "nag"

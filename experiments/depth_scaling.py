@@ -35,7 +35,7 @@ from experiments.harness.tuning import Tuned, tuned
 from nagjax.data import DataConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import OptimizerConfig, RunConfig
+from nagjax.runs.config import OptimizerConfig, RunConfig
 
 PLAIN, JUDGED = "plain", "nag"
 FOUR = (PLAIN, "lns", "review", JUDGED)

@@ -35,10 +35,10 @@ from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme, register
-from nagjax.residual.nag import NAG
-from nagjax.residual.plain import Plain
-from nagjax.residual.rezero import ReZero
-from nagjax.train.config import OptimizerConfig, RunConfig
+from nagjax.residual.schemes.nag import NAG
+from nagjax.residual.schemes.plain import Plain
+from nagjax.residual.schemes.rezero import ReZero
+from nagjax.runs.config import OptimizerConfig, RunConfig
 
 
 @register

@@ -49,7 +49,7 @@ from experiments.harness.tuning import Tuned, confirmed
 from nagjax.data import DataConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, find_scheme, schemes
-from nagjax.train.config import OptimizerConfig, RunConfig
+from nagjax.runs.config import OptimizerConfig, RunConfig
 
 PLAIN, JUDGED = "plain", "nag"
 OWN = tuple(name for name, scheme in schemes().items() if scheme.__module__.startswith("nagjax.residual."))

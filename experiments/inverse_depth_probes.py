@@ -36,17 +36,17 @@ from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, power_law
-from nagjax.analysis.cuts import Cutter
-from nagjax.analysis.measures import angles, norms
-from nagjax.analysis.visits import residual, through
 from nagjax.data import DataConfig
 from nagjax.data.pipeline import STDLIB
 from nagjax.generate.evaluate import run_text
-from nagjax.generate.load import OpenRun
 from nagjax.interop.load import load
+from nagjax.measure import angles, norms
+from nagjax.measure.cuts import Cutter
+from nagjax.measure.interventions import residual, through
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig
+from nagjax.runs.config import RunConfig
+from nagjax.runs.opening import OpenRun
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch
 from nagjax.train.state import Tree
@@ -148,7 +148,7 @@ def inside(run: OpenRun, batches: int, data: str | None = None) -> dict:
 
 def looking(run: OpenRun) -> Callable[[Tree, Batch], dict[str, Float[Array, " _"]]]:
     """Parameters and a batch to `profiles` of its sampled tokens, as far into its training as the run is. (One small
-    program where `nagjax.analysis.probe`, which sees more, is a large one: a plan has many models.)"""
+    program where `nagjax.measure.probe`, which sees more, is a large one: a plan has many models.)"""
     options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
 
     @jax.jit

@@ -27,13 +27,13 @@ from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval
 from nagjax.data import DataConfig, open_dataset
-from nagjax.depth import ModConfig
 from nagjax.generate.evaluate import score
-from nagjax.generate.load import open_run
+from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.model.presets import find_preset
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig
+from nagjax.runs.config import RunConfig
+from nagjax.runs.opening import open_run
 
 CLAIMED = (0.2, 0.25)
 MARGIN = 0.005  # relative: a loss at most this much above the dense one matches it

@@ -34,14 +34,14 @@ from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.skipping import Point, Skipping, on_curve
 from experiments.harness.statistics import Interval, mean_interval, paired_interval
-from nagjax.analysis.cuts import Cutter, choose
 from nagjax.data import DataConfig, open_dataset
-from nagjax.depth import ModConfig
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun, open_run
+from nagjax.measure.cuts import Cutter, choose
+from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig
+from nagjax.runs.config import RunConfig
+from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import model_costs
 from nagjax.train.loss import Batch

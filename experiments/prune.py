@@ -24,13 +24,13 @@ from experiments.harness.figures import COLORS, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval, paired_interval
-from nagjax.analysis.cuts import Cutter, choose
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
-from nagjax.generate.load import open_run
+from nagjax.measure.cuts import Cutter, choose
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig
+from nagjax.runs.config import RunConfig
+from nagjax.runs.opening import open_run
 from nagjax.train.evaluator import Evaluator
 
 WAYS = ("late", "influence", "angle")

@@ -29,12 +29,12 @@ from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval
 from nagjax.data import DataConfig
-from nagjax.generate.load import open_run
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme, register
 from nagjax.residual.prenorm import PreNormStream
-from nagjax.residual.review import Review
-from nagjax.train.config import OptimizerConfig, RunConfig
+from nagjax.residual.schemes.review import Review
+from nagjax.runs.config import OptimizerConfig, RunConfig
+from nagjax.runs.opening import open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import forward
 

@@ -33,7 +33,7 @@ from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import OptimizerConfig, RunConfig
+from nagjax.runs.config import OptimizerConfig, RunConfig
 
 COLUMNS = ("size", "variant", "seed", "val_loss")
 RELEASED = {"review_neutral": "review", "standard": "plain"}  # the table's names for our schemes

@@ -34,14 +34,14 @@ from experiments.harness.figures import COLORS, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval
-from nagjax.analysis.measures import outliers
-from nagjax.analysis.measures.rounding import float8_round_trip, integer_round_trip
-from nagjax.analysis.probe import probe
 from nagjax.data import DataConfig
-from nagjax.generate.load import OpenRun, open_run
+from nagjax.measure import outliers
+from nagjax.measure.probe import probe
+from nagjax.measure.rounding import float8_round_trip, integer_round_trip
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme, find_scheme
-from nagjax.train.config import RunConfig
+from nagjax.runs.config import RunConfig
+from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch, forward
 

@@ -16,9 +16,9 @@ _ELSEWHERE = {
     "find_scheme": "nagjax.residual",
     "schemes": "nagjax.residual",
     "register": "nagjax.residual",
-    "ModConfig": "nagjax.depth",
-    "probe": "nagjax.analysis.probe",
-    "diagnose": "nagjax.analysis.diagnosis",
+    "ModConfig": "nagjax.mod",
+    "probe": "nagjax.measure.probe",
+    "diagnose": "nagjax.report.diagnosis",
 }
 
 

@@ -7,18 +7,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nagjax.analysis.maps import depth_map as draw_depth_map
-from nagjax.analysis.maps import dial_plot
-from nagjax.analysis.plots import FIGURES, Plot, draw_plots
-from nagjax.analysis.runs import Run, load_run
-from nagjax.analysis.table import Table, comparison_table
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun, open_run
 from nagjax.generate.paths import token_paths
 from nagjax.model.config import ModelConfig
+from nagjax.report.maps import depth_map as draw_depth_map
+from nagjax.report.maps import dial_plot
+from nagjax.report.plots import FIGURES, Plot, draw_plots
+from nagjax.report.table import Table, comparison_table
 from nagjax.residual import Scheme, find_scheme
-from nagjax.train.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.runs.log import Run, load_run
+from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.loop import train
 
 DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
@@ -64,7 +64,7 @@ def run_config(scheme: str | Scheme, data: str | DataConfig, options: dict) -> R
 
 
 def log(run: AnyRun) -> Run:
-    """What a run has measured: arrays by step, and by step and sublayer (see `nagjax.analysis.runs`)."""
+    """What a run has measured: arrays by step, and by step and sublayer (see `nagjax.runs.log`)."""
     if isinstance(run, Run):
         return run
     return load_run(run.folder if isinstance(run, OpenRun) else run)

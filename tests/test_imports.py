@@ -17,10 +17,10 @@ BELOW = {
     "nagjax.residual": {"nagjax.errors", "nagjax.discovery", "pallas_kernels"},
     "nagjax.layers": {"nagjax.errors", "pallas_kernels"},
 }
-BELOW["nagjax.depth"] = BELOW["nagjax.residual"] | {"nagjax.layers", "nagjax.residual"}
-BELOW["nagjax.model"] = BELOW["nagjax.depth"] | {"nagjax.depth"}
+BELOW["nagjax.mod"] = BELOW["nagjax.residual"] | {"nagjax.layers", "nagjax.residual"}
+BELOW["nagjax.model"] = BELOW["nagjax.mod"] | {"nagjax.mod"}
 BELOW["nagjax.train"] = BELOW["nagjax.model"] | {"nagjax.model", "nagjax.data"}
-MIDDLE = ("nagjax.generate", "nagjax.analysis", "nagjax.plan", "nagjax.interop")
+MIDDLE = ("nagjax.generate", "nagjax.report", "nagjax.plan", "nagjax.interop")
 BELOW |= {part: BELOW["nagjax.train"] | {"nagjax.train", *MIDDLE} for part in MIDDLE}
 FOREIGN = {"pallas_kernels": {"flax", "optax", "orbax", "grain"}, "nagjax.data": {"jax", "flax"}}
 

@@ -16,12 +16,12 @@ import pallas_kernels
 from nagjax.data import DataConfig, open_dataset, prepare
 from nagjax.data.store import MANIFEST, verify
 from nagjax.errors import UserError
-from nagjax.generate.load import read_config
 from nagjax.residual import find_scheme
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import RunConfig, to_dict
-from nagjax.train.guard import new_guard
-from nagjax.train.seal import SEAL, seal
+from nagjax.runs.config import RunConfig, to_dict
+from nagjax.runs.opening import read_config
+from nagjax.train.checkpoint.manifest import SEAL, seal
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
 
 FORBIDDEN_IMPORTS = {

@@ -8,9 +8,9 @@ import numpy as np
 
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
-from nagjax.train.config import MeshConfig, OptimizerConfig, RunConfig, TrainConfig
+from nagjax.runs.config import MeshConfig, OptimizerConfig, RunConfig, TrainConfig
+from nagjax.train.distributed.mesh import batch_sharding, make_mesh
 from nagjax.train.loss import Batch
-from nagjax.train.mesh import batch_sharding, make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 

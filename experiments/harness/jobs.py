@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import jax
 
 from experiments.harness.origin import origin
-from nagjax.analysis.runs import load_run
 from nagjax.errors import UserError
-from nagjax.train.config import RunConfig, TrainConfig, differences, to_dict
-from nagjax.train.folder import write_text
+from nagjax.runs.config import RunConfig, TrainConfig, differences, to_dict
+from nagjax.runs.folder import write_text
+from nagjax.runs.log import load_run
 from nagjax.train.loop import train
 
 RECORD = "record.json"

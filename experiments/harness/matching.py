@@ -8,11 +8,11 @@ from collections.abc import Callable
 import jax
 
 from nagjax.errors import UserError
-from nagjax.train.ahead import abstract_batch
-from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.runs.config import MeshConfig, RunConfig
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import model_costs, parameters_by_part
 from nagjax.train.facts import resolve as with_vocabulary
-from nagjax.train.mesh import make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 

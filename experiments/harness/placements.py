@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from nagjax.residual import register
-from nagjax.residual.lns import LNS
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.scheme import Boundary, Place
+from nagjax.residual.protocol import Boundary, Place
+from nagjax.residual.schemes.lns import LNS
 
 factor = LNS().read_scale  # 1/sqrt of the sublayer's block; 1 for the head, whose index is 0
 

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Int
 
 from nagjax.errors import UserError
-from nagjax.train.config import RunConfig, to_dict
-from nagjax.train.console import ProgressLine
+from nagjax.runs.config import RunConfig, to_dict
+from nagjax.train.distributed.mesh import check_batch, make_mesh
 from nagjax.train.evaluator import put
-from nagjax.train.mesh import check_batch, make_mesh
+from nagjax.train.logging.console import ProgressLine
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from nagjax.depth import ModConfig
-from nagjax.depth.accounting import costs
-from nagjax.generate.load import OpenRun
+from nagjax.mod import ModConfig
+from nagjax.mod.costs import costs
+from nagjax.runs.opening import OpenRun
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch
 

@@ -119,7 +119,7 @@ class NormAgnostic:
     Unlike in a language model nothing is centred: inputs and targets of the toy have means. No log-norm is kept, for
     nothing reads it. A zero down projection would make n = 0/0, so the start is torch's Linear here too; its length
     does not change the function, only how fast the direction learns, hence the rates. The gates start as those of
-    `nagjax.residual.nag` but for alpha_l, a tenth of the l ** -0.5 there, so that the student begins near the
+    `nagjax.residual.schemes.nag` but for alpha_l, a tenth of the l ** -0.5 there, so that the student begins near the
     identity, where the others begin.
     """
 

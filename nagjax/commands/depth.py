@@ -31,8 +31,8 @@ def calibrate(args: Sequence[str]) -> None:
             rise: without --choose, the highest rate is taken whose loss rises by at most this, in nats per token.
             batches: validation batches for each loss.
         """
-        from nagjax.analysis.maps import dial_plot
         from nagjax.generate.calibrate import calibrate as calibrate_run
+        from nagjax.report.maps import dial_plot
 
         dial = calibrate_run(run, _numbers("rates", rates), choose=choose, rise=rise, batches=batches)
         (run / "dial.png").write_bytes(dial_plot(dial))
@@ -66,9 +66,9 @@ def draw_map(args: Sequence[str]) -> None:
             file: a file with the text.
             top_k: choose tokens by capacity, as in training, instead of by the causal decider.
         """
-        from nagjax.analysis.maps import write_map
-        from nagjax.generate.load import open_run
         from nagjax.generate.paths import read_text, token_paths
+        from nagjax.report.maps import write_map
+        from nagjax.runs.opening import open_run
 
         opened = open_run(run)
         paths = token_paths(opened, read_text(text, file), top_k=top_k)

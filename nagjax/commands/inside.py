@@ -32,10 +32,10 @@ def diagnose(args: Sequence[str]) -> None:
             skip_batches: for leaving out each block; one pass of twice the length for each block and batch.
             curve_batches: for the loss without several blocks.
         """
-        from nagjax.analysis.diagnose_report import write_diagnosis
-        from nagjax.analysis.diagnosis import Effort
-        from nagjax.analysis.diagnosis import diagnose as diagnose_run
         from nagjax.interop.load import load
+        from nagjax.report.diagnose_report import write_diagnosis
+        from nagjax.report.diagnosis import Effort
+        from nagjax.report.diagnosis import diagnose as diagnose_run
 
         for field, value in (("batches", batches), ("skip_batches", skip_batches), ("curve_batches", curve_batches)):
             if value < 1:
@@ -81,7 +81,7 @@ def prune(args: Sequence[str]) -> None:
         if curve:
             _curve(runs, out, data, batches)
             return
-        from nagjax.prune import prune as prune_run
+        from nagjax.commands.pruning import prune as prune_run
 
         if len(runs) != 1:
             raise UserError("runs", [str(run) for run in runs], "prune one run at a time")
@@ -98,9 +98,9 @@ def prune(args: Sequence[str]) -> None:
 
 
 def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
-    from nagjax.analysis.curve import pruning_curve
-    from nagjax.analysis.curve_plot import curve_plot
-    from nagjax.train.folder import read_config, write_text
+    from nagjax.report.curve import pruning_curve
+    from nagjax.report.curve_plot import curve_plot
+    from nagjax.runs.folder import read_config, write_text
 
     if not 1 <= len(runs) <= 2:
         raise UserError("runs", [str(run) for run in runs], "a curve is of one run, or of two side by side")

@@ -53,8 +53,8 @@ def evaluate(args: Sequence[str]) -> None:
 
 
 def _benchmarks(run: Path, tasks: str, folder: Path | None, fewshot: int | None, limit: int | None, as_json: bool):
-    from nagjax.generate.load import open_run
     from nagjax.interop.lm_eval import evaluate_tasks
+    from nagjax.runs.opening import open_run
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     scores = evaluate_tasks(open_run(run), names, task_folder=folder, fewshot=fewshot, limit=limit)
@@ -87,9 +87,9 @@ def generate(args: Sequence[str]) -> None:
             seed: of the samples.
             speed: also time it, with skipped sublayers and with all of them.
         """
-        from nagjax.generate.load import open_run
         from nagjax.generate.sample import complete
         from nagjax.generate.speed import tokens_per_second
+        from nagjax.runs.opening import open_run
 
         opened = open_run(run)
         texts = complete(opened, list(prompt), tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
@@ -109,7 +109,7 @@ def info(args: Sequence[str]) -> None:
     from nagjax.train.facts import describe, resolve
 
     if args and not args[0].startswith("-"):
-        from nagjax.generate.load import read_config
+        from nagjax.runs.opening import read_config
 
         if args[1:]:
             raise UserError("info", " ".join(args[1:]), "a run has all its options already: give its folder alone")
@@ -128,7 +128,7 @@ def compare(args: Sequence[str]) -> None:
             runs: run folders.
             out: where report.html, report.md and the figures go.
         """
-        from nagjax.analysis.compare import compare as compare_runs
+        from nagjax.report.compare import compare as compare_runs
 
         print(compare_runs(runs, out))
 

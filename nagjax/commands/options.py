@@ -11,7 +11,7 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.model.presets import find_preset
 from nagjax.residual import find_scheme
-from nagjax.train.config import Flat, MeshConfig, OptimizerConfig, RunConfig, TrainConfig
+from nagjax.runs.config import Flat, MeshConfig, OptimizerConfig, RunConfig, TrainConfig
 
 DEFAULT_SCHEME = "nag"
 

@@ -7,8 +7,8 @@ from nagjax.commands.options import parse_run
 
 
 def profile(args: Sequence[str]) -> None:
-    from nagjax.profile import profile as trace
-    from nagjax.profile import report
+    from nagjax.commands.profiling import profile as trace
+    from nagjax.commands.profiling import report
 
     description = (
         "Trace a few training steps of a fresh model and tell which part of it the time goes to: embedding, attention, "

@@ -11,7 +11,7 @@ from nagjax.errors import UserError
 def train(args: Sequence[str]) -> None:
     import jax
 
-    from nagjax.train.hosts import HostsConfig, connect
+    from nagjax.train.distributed.hosts import HostsConfig, connect
     from nagjax.train.loop import train as train_run
 
     description = (
@@ -35,14 +35,14 @@ def train(args: Sequence[str]) -> None:
 
 
 def demo(args: Sequence[str]) -> None:
-    from nagjax.demo import Demo, run_demo
+    from nagjax.commands.demo import Demo, run_demo
 
     run_demo(parse(Demo, args, "demo"))
 
 
 def bench(args: Sequence[str]) -> None:
-    from nagjax.bench import BenchCompile, BenchStep, bench_compile, bench_step
-    from nagjax.bench_mod import BenchMod, bench_mod
+    from nagjax.commands.bench_mod import BenchMod, bench_mod
+    from nagjax.commands.bench_step import BenchCompile, BenchStep, bench_compile, bench_step
 
     known = {"step": (BenchStep, bench_step), "compile": (BenchCompile, bench_compile), "mod": (BenchMod, bench_mod)}
     what = args[0] if args else ""

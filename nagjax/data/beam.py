@@ -16,8 +16,8 @@ import numpy as np
 
 from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
-from nagjax.data.place import Place, RemoteArray, RemotePath
 from nagjax.data.prepare import Request, describe_request, finish
+from nagjax.data.storage import Place, RemoteArray, RemotePath
 from nagjax.data.store import (
     PROGRESS,
     SPLITS,

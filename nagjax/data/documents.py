@@ -12,7 +12,7 @@ from typing import IO
 
 import zstandard
 
-from nagjax.data.place import Place, files_under, place
+from nagjax.data.storage import Place, files_under, place
 from nagjax.errors import UserError
 
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends

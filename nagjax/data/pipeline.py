@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float32
 
-from nagjax.data.place import place
 from nagjax.data.rows import Rows
 from nagjax.data.stdlib import open_stdlib
+from nagjax.data.storage import place
 from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError

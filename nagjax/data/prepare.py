@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
-from nagjax.data.place import Place, place, size_of
+from nagjax.data.storage import Place, place, size_of
 from nagjax.data.store import (
     MANIFEST,
     PROGRESS,

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from nagjax.data.place import Place, RemoteArray, RemotePath, place, size_of
+from nagjax.data.storage import Place, RemoteArray, RemotePath, place, size_of
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.data import open_dataset
-from nagjax.depth import ModConfig
-from nagjax.depth.accounting import costs
 from nagjax.errors import UserError
-from nagjax.generate.load import CALIBRATION, OpenRun, dial, open_run
+from nagjax.mod import ModConfig
+from nagjax.mod.costs import costs
+from nagjax.runs.folder import write_text
+from nagjax.runs.opening import CALIBRATION, OpenRun, dial, open_run
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.folder import write_text
 
 SEARCH = 20  # halvings of the threshold's bracket at most
 CLOSE = 0.003  # a rate is met when it is met to this

@@ -7,7 +7,7 @@ import numpy as np
 from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun, open_run
+from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 
 

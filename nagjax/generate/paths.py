@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun
 from nagjax.layers.where import Where
+from nagjax.runs.opening import OpenRun
 
 
 def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:

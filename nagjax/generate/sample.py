@@ -14,12 +14,12 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.errors import UserError
 from nagjax.generate.choose import choose
-from nagjax.generate.load import OpenRun
 from nagjax.layers.embedding import unembed
 from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
-from nagjax.train.mesh import BATCH, pin_rows
+from nagjax.runs.opening import OpenRun
+from nagjax.train.distributed.mesh import BATCH, pin_rows
 from pallas_kernels.placement import shard_rows
 
 PROMPT_STEP = 32  # prompts are padded to a multiple of it: a new length seldom compiles anew

@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun
 from nagjax.generate.sample import mesh_of
 from nagjax.layers.where import Where
-from nagjax.train.mesh import BATCH, pin_rows
+from nagjax.runs.opening import OpenRun
+from nagjax.train.distributed.mesh import BATCH, pin_rows
 from pallas_kernels.placement import shard_rows
 
 STEP = 32  # rows are padded to a power of two times it: few lengths, few compilations

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from nagjax.depth import ModConfig
-from nagjax.generate.load import OpenRun
 from nagjax.generate.sample import generate
+from nagjax.mod import ModConfig
+from nagjax.runs.opening import OpenRun
 
 
 def tokens_per_second(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: int = 3) -> dict[str, float]:

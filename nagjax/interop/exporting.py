@@ -11,16 +11,16 @@ import ml_dtypes
 import numpy as np
 
 from nagjax.errors import UserError
-from nagjax.generate.load import CALIBRATION, OpenRun, open_run, read_origin
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.express import Expressed, express
 from nagjax.interop.importing import new_folder
-from nagjax.interop.place import flat
+from nagjax.interop.load_tensors import flat
 from nagjax.interop.safetensors import Lazy, write_folder
 from nagjax.interop.source import BUNDLE, CUTS
 from nagjax.interop.tensors import Tensor
 from nagjax.interop.tokenizer_files import NoTokenizer, write_files
-from nagjax.train.config import to_dict
+from nagjax.runs.config import to_dict
+from nagjax.runs.opening import CALIBRATION, OpenRun, open_run, read_origin
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun
 from nagjax.interop.adapter import adapted_schemes
 from nagjax.interop.families import Family, Inexpressible, families
-from nagjax.interop.place import flat
+from nagjax.interop.load_tensors import flat
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
-from nagjax.residual.lns import LNS
-from nagjax.residual.plain import Plain
+from nagjax.residual.schemes.lns import LNS
+from nagjax.residual.schemes.plain import Plain
+from nagjax.runs.opening import OpenRun
 
 
 def other_way(scheme: Scheme) -> str:

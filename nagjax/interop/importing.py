@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from nagjax.errors import UserError
-from nagjax.generate.load import CALIBRATION, ORIGIN, OpenRun
 from nagjax.interop.source import read_json, read_source
 from nagjax.interop.tokenizer_files import NoTokenizer, copy_files
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import to_dict
+from nagjax.runs.config import to_dict
+from nagjax.runs.folder import CONFIG, write_text
+from nagjax.runs.opening import CALIBRATION, ORIGIN, OpenRun
+from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.facts import run_facts
-from nagjax.train.folder import CONFIG, write_text
-from nagjax.train.guard import new_guard
+from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
 
 

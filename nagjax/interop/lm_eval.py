@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun
 from nagjax.generate.sample import generate
 from nagjax.generate.score import continuation_scores
+from nagjax.runs.opening import OpenRun
 
 try:
     from lm_eval import simple_evaluate

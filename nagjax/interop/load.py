@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 
-from nagjax.generate.load import OpenRun, open_run
 from nagjax.interop.source import read_json, read_source
+from nagjax.runs.opening import OpenRun, open_run
 
 
 def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> OpenRun:

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 
 from nagjax.data import ByteTokenizer, Tokenizer, load_tokenizer
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun, at_point
 from nagjax.interop.families import family_of
-from nagjax.interop.place import find, flat, load
+from nagjax.interop.load_tensors import find, flat, load
 from nagjax.interop.safetensors import read_folder
 from nagjax.interop.tensors import same
 from nagjax.interop.tokenizer_files import NoTokenizer
 from nagjax.model.config import ModelConfig
-from nagjax.train.config import MeshConfig, RunConfig, TrainConfig, from_dict
-from nagjax.train.mesh import make_mesh
+from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, from_dict
+from nagjax.runs.opening import OpenRun, at_point
+from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
 
 BUNDLE = "nagjax"  # the bundle's model_type, and the field of its config.json that is nagjax's own
@@ -39,7 +39,7 @@ def read_source(
     device unless given; each shard is read where it lives.
 
     Raises UserError: no such model, a family or setting that nagjax has not, files that are not whole (see
-    `nagjax.interop.safetensors` and `nagjax.interop.place`).
+    `nagjax.interop.safetensors` and `nagjax.interop.load_tensors`).
     """
     folder = Path(folder)
     values = read_json(folder)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 
 class Scales(NamedTuple):
-    """Factors on a branch's start values, see `nagjax.residual.scheme.Scheme`."""
+    """Factors on a branch's start values, see `nagjax.residual.protocol.Scheme`."""
 
     output: Float[Array, ""] | float = 1.0
     inner: Float[Array, ""] | float = 1.0

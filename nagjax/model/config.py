@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
+from nagjax.mod.config import ModConfig
 
 
 def _round_up(value: float, multiple: int) -> int:

@@ -9,18 +9,18 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, UInt32
 
-from nagjax.depth.cache import SelectedCache
-from nagjax.depth.config import Group, kept
-from nagjax.depth.routed import Cache, Depth, Pass, Result, Site
 from nagjax.errors import UserError
 from nagjax.layers.attention import Attention, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
+from nagjax.mod.cache import SelectedCache
+from nagjax.mod.config import Group, kept
+from nagjax.mod.routed import Cache, Depth, Pass, Result, Site
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.scheme import Place, observe, turn_angle
+from nagjax.residual.protocol import Place, observe, turn_angle
 from pallas_kernels import using
 
 POLICIES = {
@@ -39,7 +39,7 @@ class Output(NamedTuple):
     """`hidden` and `log_scale` are what the head reads.
 
     depth: telemetry by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
-    `nagjax.depth.routed.Result`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
+    `nagjax.mod.routed.Result`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
     mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual. seen: what a
     visitor gathered, leaves [L, ...].
     """

@@ -15,7 +15,7 @@ from nagjax.plan.advice import advise
 from nagjax.plan.order import choose, encoded, mesh_shape, options
 from nagjax.plan.roofline import Roofline, throughput
 from nagjax.plan.topology import Topology, require
-from nagjax.train.config import RunConfig, to_dict
+from nagjax.runs.config import RunConfig, to_dict
 from pallas_kernels.aot.targets import ENVIRONMENT
 
 WORKER = (sys.executable, "-m", "nagjax.plan.worker")

@@ -8,8 +8,8 @@ from nagjax.errors import UserError
 from nagjax.layers.attend import SPLASH_BLOCK
 from nagjax.model.config import ModelConfig
 from nagjax.plan.topology import Topology
-from nagjax.train.config import MeshConfig, RunConfig, differences, flatten, to_dict
-from nagjax.train.mesh import check_sequence
+from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
+from nagjax.train.distributed.mesh import check_sequence
 
 TOKENS_PER_CHIP = 8192  # of a batch that is not given
 

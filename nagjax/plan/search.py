@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from nagjax.errors import UserError
 from nagjax.plan.order import mesh_shape, options
 from nagjax.plan.topology import Topology
-from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.runs.config import MeshConfig, RunConfig
 
 REMATS = ("none", "dots", "block")  # the least recomputation first
 TENSORS = (1, 2, 4, 8)

@@ -21,8 +21,8 @@ from nagjax.plan.hlo import parse
 from nagjax.plan.saved import saved_bytes
 from nagjax.plan.topology import Topology
 from nagjax.plan.topology import parse as parse_topology
-from nagjax.train.ahead import training_step
-from nagjax.train.config import RunConfig, from_dict
+from nagjax.runs.config import RunConfig, from_dict
+from nagjax.train.abstract_step import training_step
 from nagjax.train.facts import model_costs
 from nagjax.train.state import Blueprint
 

@@ -1,11 +1,11 @@
-"""Residual schemes. One file per scheme: a new file in this folder is found by name, nothing else to edit."""
+"""Residual schemes: the protocol, what schemes share, and the schemes themselves, one file each in `schemes/`."""
 
-import sys
 from functools import cache
 
 from nagjax.discovery import classes_by_file, pick
 from nagjax.errors import UserError
-from nagjax.residual.scheme import Boundary, Scheme, Stream
+from nagjax.residual import schemes as _files
+from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 __all__ = ["Boundary", "Scheme", "Stream", "find_scheme", "register", "schemes"]
 
@@ -14,11 +14,11 @@ _registered: dict[str, type[Scheme]] = {}
 
 @cache
 def _discovered() -> dict[str, type[Scheme]]:
-    return classes_by_file(sys.modules[__name__], Scheme)
+    return classes_by_file(_files, Scheme)
 
 
 def schemes() -> dict[str, type[Scheme]]:
-    """Every scheme by name: the classes whose `name` is the name of their file here, and the registered ones."""
+    """Every scheme by name: the classes whose `name` is that of their file in `schemes/`, and the registered ones."""
     return dict(sorted((_discovered() | _registered).items()))
 
 

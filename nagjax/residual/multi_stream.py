@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
-from nagjax.residual.plain import Plain
-from nagjax.residual.scheme import Boundary, split_lanes
+from nagjax.residual.protocol import Boundary, split_lanes
+from nagjax.residual.schemes.plain import Plain
 
 
 class Streams(NamedTuple):

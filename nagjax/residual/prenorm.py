@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.residual.norm import rms_norm
-from nagjax.residual.scheme import Boundary, Scheme, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, split_lanes
 from pallas_kernels import add_rms_norm
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.data import Dataset, batches, open_dataset
+from nagjax.train.distributed.mesh import batch_sharding, batch_share
 from nagjax.train.loss import Batch
-from nagjax.train.mesh import batch_sharding, batch_share
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_eval_step
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import jax
 
 from nagjax.data import open_dataset
-from nagjax.depth.accounting import Costs, costs, mod_rates
-from nagjax.depth.routed import Depth
-from nagjax.train.config import MeshConfig, RunConfig
-from nagjax.train.mesh import make_mesh
-from nagjax.train.start import adopted
+from nagjax.mod.costs import Costs, costs, mod_rates
+from nagjax.mod.routed import Depth
+from nagjax.runs.config import MeshConfig, RunConfig
+from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
+from nagjax.train.warm_start import adopted
 
 
 def resolve(config: RunConfig) -> RunConfig:

@@ -9,21 +9,21 @@ from jax.sharding import Mesh
 
 from nagjax.data import Dataset, open_dataset
 from nagjax.errors import UserError
-from nagjax.train.agree import from_first, together
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import RunConfig, to_dict
-from nagjax.train.console import ProgressLine
+from nagjax.runs.config import RunConfig, to_dict
+from nagjax.runs.folder import prepare_folder, write_text
+from nagjax.train.batches import Skipped, TrainStream
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.distributed.consensus import from_first, together
+from nagjax.train.distributed.mesh import batch_share, check_batch, make_mesh
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import resolve, run_facts
-from nagjax.train.folder import prepare_folder, write_text
-from nagjax.train.mesh import batch_share, check_batch, make_mesh
-from nagjax.train.metrics import Writers
+from nagjax.train.logging.console import ProgressLine
+from nagjax.train.logging.metrics import Writers
+from nagjax.train.logging.steplog import StepLog
 from nagjax.train.run import Run
+from nagjax.train.safety.stop import Stopper
+from nagjax.train.safety.watchdog import Watchdog
 from nagjax.train.state import Blueprint
-from nagjax.train.steplog import StepLog
-from nagjax.train.stop import Stopper
-from nagjax.train.stream import Skipped, TrainStream
-from nagjax.train.watchdog import Watchdog
 
 PLATFORM_OF = {
     "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "triton": "gpu"},

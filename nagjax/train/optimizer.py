@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nagjax.train.config import OptimizerConfig
+from nagjax.runs.config import OptimizerConfig
 
 Tree = Any
 

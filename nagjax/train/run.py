@@ -3,17 +3,17 @@
 import jax
 
 from nagjax.errors import UserError
-from nagjax.train.checkpoint import Checkpoints
+from nagjax.train.batches import Skipped, TrainStream
+from nagjax.train.checkpoint.retention import SaveClock
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.distributed.host_votes import Ballot, VotingStep
 from nagjax.train.evaluator import Evaluator, put
-from nagjax.train.metrics import Writers
-from nagjax.train.saves import SaveClock
-from nagjax.train.start import begin
+from nagjax.train.logging.metrics import Writers
+from nagjax.train.logging.steplog import BadStep, StepLog
+from nagjax.train.safety.stop import Interrupted, Stopper
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
-from nagjax.train.steplog import BadStep, StepLog
-from nagjax.train.stop import Interrupted, Stopper
-from nagjax.train.stream import Skipped, TrainStream
-from nagjax.train.voting import Ballot, VotingStep
+from nagjax.train.warm_start import begin
 
 
 class Run:

@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt32
 
 from nagjax.model.transformer import Transformer
-from nagjax.train.config import RunConfig
-from nagjax.train.guard import Guard, new_guard
-from nagjax.train.mesh import check_sequence, parameter_sharding, replicated
+from nagjax.runs.config import RunConfig
+from nagjax.train.distributed.mesh import check_sequence, parameter_sharding, replicated
 from nagjax.train.optimizer import make_optimizer
+from nagjax.train.safety.guard import Guard, new_guard
 
 Tree = Any
 

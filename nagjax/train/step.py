@@ -9,10 +9,10 @@ import optax
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.model.transformer import Output, Transformer
-from nagjax.train.guard import guarded
+from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
 from nagjax.train.loss import Batch, Sums, forward
-from nagjax.train.mesh import batch_sharding, pin_rows, replicated, row_axes
 from nagjax.train.optimizer import schedule
+from nagjax.train.safety.guard import guarded
 from nagjax.train.state import Blueprint, TrainState
 from pallas_kernels.placement import shard_rows
 

@@ -6,8 +6,8 @@ from run_folders import write_run
 
 from nagjax.data import DataConfig, prepare
 from nagjax.residual import find_scheme
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import RunConfig, TrainConfig, to_dict
+from nagjax.runs.config import RunConfig, TrainConfig, to_dict
+from nagjax.train.checkpoint.store import Checkpoints
 from tests.tiny import blueprint, model_config, moved
 
 

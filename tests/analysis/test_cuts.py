@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nagjax.analysis.cuts import choose, forward_without
-from nagjax.depth import ModConfig
+from nagjax.measure.cuts import choose, forward_without
+from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from tests.tiny import model_config, packed_batch

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from nagjax import cli
-from nagjax.analysis.verdict_depth import depth_verdict
+from nagjax.report.verdict_depth import depth_verdict
 
 
 def test_a_diagnosis(run_folder, tmp_path, capsys):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nagjax.analysis.measures import angles, damage, gradients, jacobian, lens, modulators, norms, outliers, similarity
-from nagjax.analysis.measures.streams import composite_gain
+from nagjax.measure import angles, damage, gradients, jacobian, lens, modulators, norms, outliers, similarity
+from nagjax.measure.streams import composite_gain
 
 
 @pytest.fixture

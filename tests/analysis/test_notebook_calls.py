@@ -9,7 +9,7 @@ from run_folders import final_lines
 import nagjax
 from nagjax.errors import UserError
 from nagjax.notebook import run_config
-from nagjax.residual.nag import NAG
+from nagjax.residual.schemes.nag import NAG
 
 
 def test_the_package_alone_imports_no_jax():

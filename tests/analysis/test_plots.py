@@ -7,9 +7,9 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from run_folders import SUBLAYERS, depth_line, eval_line, final_lines, train_line, write_run
 
-from nagjax.analysis.plots import draw_plots, smooth
-from nagjax.analysis.runs import load_run
-from nagjax.analysis.style import _spread, run_styles
+from nagjax.report.plots import draw_plots, smooth
+from nagjax.report.style import _spread, run_styles
+from nagjax.runs.log import load_run
 
 
 @pytest.fixture(scope="module")

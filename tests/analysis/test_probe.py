@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nagjax.analysis.measures import angles, norms, outliers
-from nagjax.analysis.probe import _probe, probe
-from nagjax.depth import ModConfig
+from nagjax.measure import angles, norms, outliers
+from nagjax.measure.probe import _probe, probe
+from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loss import forward
-from nagjax.train.mesh import batch_sharding
 from nagjax.train.state import build_model
 from tests.tiny import blueprint, moved, packed_batch, run_config
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from nagjax import cli
-from nagjax.analysis.cuts import forward_without
-from nagjax.analysis.verdict_depth import ranges, removable
 from nagjax.commands.inside import block_list
+from nagjax.commands.pruning import prune, without
 from nagjax.data import load_tokenizer
-from nagjax.depth import ModConfig
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
-from nagjax.generate.load import OpenRun, open_run
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
-from nagjax.prune import prune, without
+from nagjax.measure.cuts import forward_without
+from nagjax.mod import ModConfig
+from nagjax.report.verdict_depth import ranges, removable
 from nagjax.residual import find_scheme
+from nagjax.runs.opening import OpenRun, open_run
 from tests.tiny import blueprint, model_config, moved, packed_batch, run_config
 
 DEPTH, STEP = 4, 30  # of the run in `run_folder`

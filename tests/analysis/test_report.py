@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from run_folders import eval_line, final_lines, train_line, write_run
 
-from nagjax.analysis import report
-from nagjax.analysis.compare import compare
-from nagjax.analysis.plots import Plot
-from nagjax.analysis.report import write_report
-from nagjax.analysis.runs import load_run
 from nagjax.errors import UserError
+from nagjax.report import report
+from nagjax.report.compare import compare
+from nagjax.report.plots import Plot
+from nagjax.report.report import write_report
+from nagjax.runs.log import load_run
 
 VOID = {"meta", "img", "br", "link"}
 NASTY = '<script>alert("x")</script> & `ticks` ```\n# not a heading'

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nagjax.analysis.measures import outliers
-from nagjax.analysis.measures.rounding import float8_round_trip, integer_round_trip
+from nagjax.measure import outliers
+from nagjax.measure.rounding import float8_round_trip, integer_round_trip
 
 
 @pytest.fixture

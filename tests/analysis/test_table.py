@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 from run_folders import eval_line, final_lines, train_line
 
-from nagjax.analysis.labels import count, number, run_labels
-from nagjax.analysis.runs import load_run
-from nagjax.analysis.table import comparison_table, to_html, to_markdown, to_rich
+from nagjax.report.labels import count, number, run_labels
+from nagjax.report.table import comparison_table, to_html, to_markdown, to_rich
+from nagjax.runs.log import load_run
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import math
 import pytest
 from run_folders import eval_line, final_lines
 
-from nagjax.analysis.runs import load_run
-from nagjax.analysis.verdict import differences, learning_rates, verdict
 from nagjax.errors import UserError
+from nagjax.report.verdict import differences, learning_rates, verdict
+from nagjax.runs.log import load_run
 
 
 @pytest.fixture

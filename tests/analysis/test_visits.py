@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nagjax.analysis.measures.damage import skip_effect
-from nagjax.analysis.visits import erased, rebuilt, residual, skipping, tapped, through, without
 from nagjax.layers.where import Where
+from nagjax.measure.damage import skip_effect
+from nagjax.measure.interventions import erased, rebuilt, residual, skipping, tapped, through, without
 from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.train.loss import cross_entropy
 from tests.tiny import blueprint, moved, packed_batch, run_config

@@ -12,12 +12,12 @@ import numpy as np
 import tiny
 from flax import nnx
 
-from nagjax.depth.routed import Pass
 from nagjax.layers.attention import Where
+from nagjax.mod.routed import Pass
 from nagjax.model.transformer import Look, Transformer
 from nagjax.residual import Boundary, Scheme, find_scheme, schemes
-from nagjax.residual.scheme import observe
-from nagjax.train.config import RunConfig, from_dict, to_dict
+from nagjax.residual.protocol import observe
+from nagjax.runs.config import RunConfig, from_dict, to_dict
 
 TELEMETRY = {"turn", "ratio", "growth", "log_norm", "gate", "closed"}
 ROLES = {"matrix", "embedding", "norm", "gate"}

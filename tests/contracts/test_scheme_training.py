@@ -10,7 +10,7 @@ import tiny
 from jax.sharding import AbstractMesh, AxisType
 from variants import SCHEMES
 
-from nagjax.train.mesh import AXES, batch_sharding
+from nagjax.train.distributed.mesh import AXES, batch_sharding
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 

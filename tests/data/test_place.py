@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, verify
-from nagjax.data.place import RemotePath, place
+from nagjax.data.storage import RemotePath, place
 from nagjax.errors import UserError
 from tests.data.test_beam import content, in_this_process
 

@@ -11,7 +11,7 @@ from flax import nnx
 from experiments.harness.jobs import Record
 from nagjax.model.transformer import Transformer
 from nagjax.residual import Boundary, find_scheme
-from nagjax.residual.scheme import Place
+from nagjax.residual.protocol import Place
 from tests.tiny import model_config, packed_batch
 
 WIDTH, SUBLAYERS = 12, 6

@@ -5,7 +5,7 @@ from experiments.harness.matching import parameters, train_flops, widened, with_
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.runs.config import RunConfig, TrainConfig
 
 
 def _config(scheme: str, **model) -> RunConfig:

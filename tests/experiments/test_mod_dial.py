@@ -8,10 +8,10 @@ import pytest
 from experiments.harness.jobs import Record
 from experiments.harness.skipping import RUN, Point, Skipping, on_curve
 from experiments.mod_dial import CONTROLS, RATES, SIZES, added, curves, plan, summarise
-from nagjax.analysis.cuts import Cutter
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun
+from nagjax.measure.cuts import Cutter
 from nagjax.residual import find_scheme
+from nagjax.runs.opening import OpenRun
 from nagjax.train.facts import model_costs
 from tests import tiny
 

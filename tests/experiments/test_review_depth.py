@@ -4,7 +4,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.review_depth import ReviewConvex, _verdict
-from nagjax.residual.scheme import Boundary, Place
+from nagjax.residual.protocol import Boundary, Place
 
 WIDTH = 16
 

@@ -17,11 +17,11 @@ from experiments.sinks_and_outliers import (
     summarise,
     weights,
 )
-from nagjax.analysis.cuts import Cutter
-from nagjax.analysis.measures.rounding import float8_round_trip, integer_round_trip
-from nagjax.generate.load import OpenRun
+from nagjax.measure.cuts import Cutter
+from nagjax.measure.rounding import float8_round_trip, integer_round_trip
 from nagjax.residual import find_scheme
-from nagjax.residual.nag import NAG, NAGStream
+from nagjax.residual.schemes.nag import NAG, NAGStream
+from nagjax.runs.opening import OpenRun
 from tests import tiny
 
 

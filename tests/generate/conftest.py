@@ -9,10 +9,10 @@ from tiny_models import shaken
 
 from nagjax.data import DataConfig, prepare
 from nagjax.model.config import ModelConfig
-from nagjax.residual.nag import NAG
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import MeshConfig, RunConfig, TrainConfig, to_dict
-from nagjax.train.mesh import make_mesh
+from nagjax.residual.schemes.nag import NAG
+from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, to_dict
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
 
 STEP = 30  # of 1000: NAG's alpha has risen to 60% of its value

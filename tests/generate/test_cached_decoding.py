@@ -8,8 +8,8 @@ from tiny_models import full_logits, make_model, stepwise_logits
 
 from nagjax.generate.sample import generate
 from nagjax.residual import schemes
-from nagjax.residual.nag import NAG
-from nagjax.residual.plain import Plain
+from nagjax.residual.schemes.nag import NAG
+from nagjax.residual.schemes.plain import Plain
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 ROWS = np.random.default_rng(0).integers(0, 61, (3, 13)).tolist()

@@ -11,8 +11,8 @@ from nagjax.data import open_dataset, prepare, train_bpe
 from nagjax.data.rows import Rows
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
-from nagjax.generate.load import open_run
 from nagjax.layers.attention import Where
+from nagjax.runs.opening import open_run
 
 
 @pytest.fixture(scope="module")

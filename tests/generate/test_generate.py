@@ -9,7 +9,7 @@ from tiny_models import full_logits, make_model
 from nagjax.errors import UserError
 from nagjax.generate import sample
 from nagjax.generate.sample import generate
-from nagjax.residual.plain import Plain
+from nagjax.residual.schemes.plain import Plain
 
 PROMPTS = [[5, 1, 60], [9]]
 

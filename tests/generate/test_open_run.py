@@ -11,8 +11,8 @@ from tiny_models import full_logits, shaken
 
 from nagjax.data import train_bpe
 from nagjax.errors import UserError
-from nagjax.generate.load import open_run
 from nagjax.generate.sample import complete, generate
+from nagjax.runs.opening import open_run
 
 STEP = 30  # as the run folder has it
 

@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 from tiny_models import make_model
 
-from nagjax.depth import ModConfig
 from nagjax.generate.sample import generate
 from nagjax.layers.where import Where
+from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nagjax.generate.load import OpenRun
 from nagjax.layers.where import Where
+from nagjax.runs.opening import OpenRun
 
 TOLERANCE = 2e-4  # float32, greatest absolute difference
 

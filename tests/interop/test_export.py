@@ -11,14 +11,14 @@ from parity import TOLERANCE, logits_of
 
 import nagjax
 from nagjax.data import ByteTokenizer
-from nagjax.depth import ModConfig
 from nagjax.errors import UserError
-from nagjax.generate.load import OpenRun
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.layers.config import BlockConfig, RopeConfig
+from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme, schemes
+from nagjax.runs.opening import OpenRun
 
 BIASED = BlockConfig(biases=("qkv", "out", "mlp"))
 SIZE = dict(vocab=257, context=16)

@@ -11,10 +11,10 @@ from parity import logits_of
 from test_export import run_of
 
 from nagjax.data import load_tokenizer
-from nagjax.depth import ModConfig
 from nagjax.errors import UserError
 from nagjax.generate.score import continuation_scores
 from nagjax.interop.importing import write_run
+from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 
 

@@ -12,7 +12,7 @@ from test_export import run_of
 import nagjax
 from nagjax.cli import main
 from nagjax.errors import UserError
-from nagjax.interop import place
+from nagjax.interop import load_tensors as place
 from nagjax.interop.exporting import export
 from nagjax.interop.families import families
 from nagjax.interop.importing import import_model

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from nagjax.layers.attend import attend
 from nagjax.layers.where import Where
-from nagjax.train.config import MeshConfig
-from nagjax.train.mesh import make_mesh, row_axes
+from nagjax.runs.config import MeshConfig
+from nagjax.train.distributed.mesh import make_mesh, row_axes
 from pallas_kernels import shard_rows
 
 TOKENS, HEADS, KEYS, WIDTH = 256, 2, 2, 128

@@ -7,7 +7,7 @@ import tiny
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.mesh import batch_sharding
+from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
 
 

@@ -13,10 +13,10 @@ import pytest
 import tiny
 
 from nagjax.data import DataConfig, prepare
-from nagjax.depth import ModConfig
+from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import MeshConfig
-from nagjax.train.hosts import HostsConfig
+from nagjax.runs.config import MeshConfig
+from nagjax.train.distributed.hosts import HostsConfig
 
 ROOT = Path(__file__).parents[2]
 SPIKE = 1.5

@@ -21,7 +21,7 @@ SILENCE = 10  # seconds: here the hosts are neighbours
 def connect(job: dict) -> None:
     from host_programs import share_programs
 
-    from nagjax.train import hosts
+    from nagjax.train.distributed import hosts
 
     share_programs()
     hosts.HEARTBEAT, hosts.FAREWELL = SILENCE, SILENCE
@@ -34,11 +34,11 @@ def losses(scheme, start, steps: int = 3) -> list[tuple[float, float]]:
     import numpy as np
     import tiny
 
-    from nagjax.train.config import MeshConfig
+    from nagjax.runs.config import MeshConfig
+    from nagjax.train.distributed.host_votes import Ballot, VotingStep
+    from nagjax.train.distributed.mesh import batch_share, make_mesh
     from nagjax.train.evaluator import put
-    from nagjax.train.mesh import batch_share, make_mesh
     from nagjax.train.state import Blueprint
-    from nagjax.train.voting import Ballot, VotingStep
 
     blueprint = Blueprint.of(tiny.run_config(scheme), make_mesh(MeshConfig(data=2, fsdp=4)))
     place = lambda leaf, sharding: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])  # noqa: E731
@@ -56,15 +56,16 @@ def main(job: dict) -> None:
     import numpy as np
 
     from nagjax.errors import Preempted, UserError
-    from nagjax.train import checkpoint, evaluator
+    from nagjax.train import evaluator
     from nagjax.train import run as run_module
+    from nagjax.train.batches import TrainStream
+    from nagjax.train.checkpoint.retention import SaveClock
+    from nagjax.train.checkpoint.store import store as checkpoint
+    from nagjax.train.distributed.host_votes import Ballot
     from nagjax.train.loop import train
     from nagjax.train.run import Run
-    from nagjax.train.saves import SaveClock
+    from nagjax.train.safety.stop import Stopper
     from nagjax.train.state import Blueprint
-    from nagjax.train.stop import Stopper
-    from nagjax.train.stream import TrainStream
-    from nagjax.train.voting import Ballot
 
     log = open(job["log"], "a", buffering=1)
     for scheme, start in job["schemes"]:

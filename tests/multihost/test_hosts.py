@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.train import mesh as mesh_module
-from nagjax.train.hosts import HostsConfig, Place, connect, find
-from nagjax.train.mesh import batch_share
+from nagjax.train.distributed import mesh as mesh_module
+from nagjax.train.distributed.hosts import HostsConfig, Place, connect, find
+from nagjax.train.distributed.mesh import batch_share
 
 PLAIN = {"COORDINATOR_ADDRESS": "10.0.0.2:8476", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "n[1-4]"}

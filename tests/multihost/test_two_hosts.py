@@ -15,15 +15,15 @@ import pytest
 import tiny
 
 from nagjax.residual import find_scheme
-from nagjax.train.checkpoint import Checkpoints, steps_saved
+from nagjax.train.batches import TrainStream
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
+from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import resolve
-from nagjax.train.guard import WINDOW
+from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
-from nagjax.train.mesh import make_mesh
-from nagjax.train.metrics import comparable
 from nagjax.train.run import Run
+from nagjax.train.safety.guard import WINDOW
 from nagjax.train.state import Blueprint
-from nagjax.train.stream import TrainStream
 
 SCHEMES = ("plain", "review", "highway_convex")  # no gate, gates in a kernel, gates in the model
 BY_ANOTHER_SUM = 1e-5  # relative: hosts add up gradients in another order

@@ -13,8 +13,8 @@ from nagjax.model.config import ModelConfig
 from nagjax.plan.account import account, group_size
 from nagjax.plan.hlo import parse, parts, size
 from nagjax.residual import find_scheme
-from nagjax.train.ahead import training_step
-from nagjax.train.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.train.abstract_step import training_step
 
 LAYERS, ROWS, WIDTH = 7, 48, 64
 

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from nagjax.commands.options import parse_run
-from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
+from nagjax.mod.config import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.plan.order import choose, filled, mesh_shape, options
 from nagjax.plan.topology import parse
 from nagjax.residual import find_scheme
-from nagjax.train.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
 
 
 def run(mesh=None, batch=16, accumulate=1, **model):

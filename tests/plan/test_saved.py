@@ -8,8 +8,8 @@ import pytest
 from nagjax.model.config import ModelConfig
 from nagjax.plan.worker import _bytes, _saved
 from nagjax.residual import find_scheme
-from nagjax.train.ahead import training_step
-from nagjax.train.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.train.abstract_step import training_step
 
 MODEL = ModelConfig(6, 32, context=16, vocab=31, dtype="float32", attention="xla", remat="block", kernels="xla")
 CONFIG = RunConfig(find_scheme("plain")(), MODEL, train=TrainConfig(batch=8), mesh=MeshConfig(fsdp=2))

@@ -12,7 +12,7 @@ from nagjax.plan.report import ranking, sort
 from nagjax.plan.search import meshes, search
 from nagjax.plan.topology import parse
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.runs.config import RunConfig, TrainConfig
 
 TOPOLOGY = parse("v5e:2x4")
 CONFIG = RunConfig(find_scheme("nag")(), ModelConfig(4, 256, context=1024), train=TrainConfig(batch=32))

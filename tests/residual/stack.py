@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from nagjax.residual import Boundary, Scheme
-from nagjax.residual.scheme import Place
+from nagjax.residual.protocol import Place
 
 
 class Stack(NamedTuple):

@@ -7,7 +7,7 @@ from stack import assert_rows_close, build, normal, streams
 
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
-from nagjax.residual.review import Review
+from nagjax.residual.schemes.review import Review
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
 
@@ -131,7 +131,7 @@ def test_nag(progress):
 
 def test_telemetry_is_what_it_says():
     """observe() of one update against the vectors themselves."""
-    from nagjax.residual.scheme import observe
+    from nagjax.residual.protocol import observe
 
     embedding, updates, _ = inputs()
     for scheme in (find_scheme("plain")(), find_scheme("nag")()):

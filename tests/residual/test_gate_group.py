@@ -5,7 +5,7 @@ import pytest
 import tiny
 
 from nagjax.residual import find_scheme
-from nagjax.residual.review import Review
+from nagjax.residual.schemes.review import Review
 
 SUBLAYER = "['blocks']['{}']['gate']['{}']"
 

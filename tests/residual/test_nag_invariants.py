@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from stack import boundary, build, normal, streams
 
-from nagjax.residual.nag import NAG, NAGStream
+from nagjax.residual.schemes.nag import NAG, NAGStream
 
 WIDTH = 48
 

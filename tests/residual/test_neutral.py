@@ -11,8 +11,8 @@ from stack import assert_rows_close, build, normal, streams
 
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme, schemes
-from nagjax.residual.nag import NAG
-from nagjax.residual.review import Review
+from nagjax.residual.schemes.nag import NAG
+from nagjax.residual.schemes.review import Review
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 3, 24, 6
 

@@ -13,8 +13,8 @@ from nagjax.errors import UserError
 from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
-from nagjax.residual.plain import Plain
-from nagjax.residual.scheme import Nothing, Place, Scheme, split_lanes
+from nagjax.residual.protocol import Nothing, Place, Scheme, split_lanes
+from nagjax.residual.schemes.plain import Plain
 
 PLACE = Place(3, 48)
 

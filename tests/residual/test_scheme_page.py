@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from nagjax.residual import schemes
-from nagjax.residual.scheme import Nothing, Place
+from nagjax.residual.protocol import Nothing, Place
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "nagjax" / "residual"

@@ -10,8 +10,8 @@ from stack import assert_rows_close, build, normal, streams
 from nagjax.errors import UserError
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
-from nagjax.residual.mhc import sinkhorn
-from nagjax.residual.scheme import Place
+from nagjax.residual.protocol import Place
+from nagjax.residual.schemes.mhc import sinkhorn
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
 

@@ -11,7 +11,7 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
-from nagjax.residual.scheme import Place, observe
+from nagjax.residual.protocol import Place, observe
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 3, 24, 8
 

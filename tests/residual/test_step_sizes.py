@@ -13,9 +13,9 @@ from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
-from nagjax.residual.scheme import Place
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.mesh import batch_sharding
+from nagjax.residual.protocol import Place
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.distributed.mesh import batch_sharding
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
 

@@ -97,7 +97,7 @@ def arm(kind: str, rng: random.Random, folder: Path) -> None:
 
 def poison(numbers: set[int]) -> None:
     """Makes the weights of these batches NaN, and so their loss and gradient."""
-    from nagjax.train.stream import TrainStream
+    from nagjax.train.batches import TrainStream
 
     take = TrainStream.take
 
@@ -147,7 +147,7 @@ def _at_step(nth: int, number: int, delay: float) -> None:
 
 
 def _at_save(nth: int, number: int, delay: float) -> None:
-    from nagjax.train.checkpoint import Checkpoints
+    from nagjax.train.checkpoint.store import Checkpoints
 
     save, count = Checkpoints.save, 0
 
@@ -195,7 +195,7 @@ def _at_file_operation(nth: int, folder: str) -> None:
 
 def _after_setup(action, metrics_too: bool) -> None:
     """Runs the action when the first save begins."""
-    from nagjax.train.checkpoint import Checkpoints
+    from nagjax.train.checkpoint.store import Checkpoints
 
     save = Checkpoints.save
 
@@ -213,7 +213,7 @@ def _no_room() -> None:
 
 
 def _failing_seal(nth: int) -> None:
-    from nagjax.train import checkpoint
+    from nagjax.train.checkpoint.store import store as checkpoint
 
     seal, count = checkpoint.seal, 0
 

@@ -238,7 +238,7 @@ def run_in_fork(argv, sink: int, poison, prepare, begin: int) -> None:
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         from nagjax.cli import main
         from nagjax.train.run import Run
-        from nagjax.train.stop import Stopper
+        from nagjax.train.safety.stop import Stopper
 
         go, note = Run.go, Stopper._note
 
@@ -310,7 +310,7 @@ def _digest(folder: Path) -> str:
 
 
 def read_metrics(run: Path) -> list[dict]:
-    from nagjax.train.metrics import comparable
+    from nagjax.train.logging.metrics import comparable
 
     path = run / "metrics.jsonl"
     if not path.exists():
@@ -329,7 +329,7 @@ def _without_bad(records: list[dict]) -> list[dict]:
 
 
 def _verify(checkpoint: Path) -> None:
-    from nagjax.train import seal
+    from nagjax.train.checkpoint.store import manifest as seal
 
     try:
         seal.verify(checkpoint)
@@ -338,7 +338,7 @@ def _verify(checkpoint: Path) -> None:
 
 
 def _steps(run: Path) -> list[int]:
-    from nagjax.train.checkpoint import steps_saved
+    from nagjax.train.checkpoint.store import steps_saved
 
     return steps_saved(run / "checkpoints")
 

@@ -5,7 +5,7 @@ import tiny
 
 from nagjax.data import DataConfig, prepare
 from nagjax.residual import find_scheme
-from nagjax.train.config import MeshConfig, RunConfig
+from nagjax.runs.config import MeshConfig, RunConfig
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ import tiny
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
-from nagjax.generate.load import open_run
 from nagjax.residual import find_scheme
-from nagjax.train.config import RunConfig, TrainConfig
+from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.opening import open_run
 from nagjax.train.loop import train
 
 OPTIONS = TrainConfig(steps=2, batch=8, eval_batches=2, eval_every=2, save_every=2)

@@ -9,12 +9,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from nagjax.depth.config import ModConfig
+from nagjax.mod.config import ModConfig
 from nagjax.plan import hlo
 from nagjax.plan.account import account
 from nagjax.plan.compile import REMATERIALISED
 from nagjax.residual import find_scheme
-from nagjax.train.ahead import abstract_batch
+from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
 
 # Executions in one step of two blocks by XLA for CPUs, which knows no reduce-scatter: what a TPU scatters is here

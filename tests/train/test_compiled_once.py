@@ -8,14 +8,14 @@ import pytest
 import tiny
 from jax._src import monitoring
 
-from nagjax.depth.config import ModConfig
+from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.train import run as run_module
-from nagjax.train.ahead import abstract_batch
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.batches import TrainStream
+from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loop import train
-from nagjax.train.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
-from nagjax.train.stream import TrainStream
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

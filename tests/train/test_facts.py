@@ -8,8 +8,8 @@ import pytest
 import tiny
 from flax import nnx
 
-from nagjax.depth.routed import Pass
 from nagjax.layers.attention import Where
+from nagjax.mod.routed import Pass
 from nagjax.residual import Boundary, find_scheme
 from nagjax.train.facts import (
     model_costs,

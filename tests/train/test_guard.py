@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import tiny
 
-from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
+from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
-from nagjax.train.checkpoint import steps_saved
-from nagjax.train.guard import WINDOW, Guard, guarded, is_good, new_guard, remember, spike_limit
+from nagjax.train.batches import TrainStream
+from nagjax.train.checkpoint.store import steps_saved
+from nagjax.train.distributed.mesh import batch_sharding
+from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
-from nagjax.train.mesh import batch_sharding
-from nagjax.train.metrics import comparable
+from nagjax.train.safety.guard import WINDOW, Guard, guarded, is_good, new_guard, remember, spike_limit
 from nagjax.train.step import jit_train_step
-from nagjax.train.stream import TrainStream
 
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
 

@@ -11,18 +11,18 @@ import jax
 import numpy as np
 import pytest
 
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import to_dict
+from nagjax.runs.config import to_dict
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import resolve
+from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
-from nagjax.train.mesh import make_mesh
-from nagjax.train.metrics import comparable
 from nagjax.train.state import Blueprint
 
 KILLED = """
 import os, pickle, signal, sys
 from nagjax.train.loop import train
-from nagjax.train.metrics import Writers
+from nagjax.train.logging.metrics import Writers
 
 write = Writers.write
 def killing(self, kind, step, **values):

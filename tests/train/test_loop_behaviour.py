@@ -8,9 +8,10 @@ import pytest
 from jax._src.array import ArrayImpl
 
 from nagjax.errors import UserError
-from nagjax.train import run, steplog
-from nagjax.train.checkpoint import Checkpoints
-from nagjax.train.config import MeshConfig
+from nagjax.runs.config import MeshConfig
+from nagjax.train import run
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.logging import steplog
 from nagjax.train.loop import train
 
 

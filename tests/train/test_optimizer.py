@@ -9,7 +9,7 @@ import pytest
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import OptimizerConfig
+from nagjax.runs.config import OptimizerConfig
 from nagjax.train.optimizer import make_optimizer, schedule
 
 ROLES = {"up": "matrix", "down": "matrix", "table": "embedding", "gain": "norm", "alpha": "gate", "review": "gate"}

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.train import checkpoint
-from nagjax.train.checkpoint import Checkpoints, steps_aside, steps_saved
-from nagjax.train.config import TrainConfig
-from nagjax.train.guard import new_guard
-from nagjax.train.saves import SaveClock, Saved, kept
-from nagjax.train.seal import SEAL, Damaged, reseal, seal, verify
+from nagjax.runs.config import TrainConfig
+from nagjax.train.checkpoint.manifest import SEAL, Damaged, reseal, seal, verify
+from nagjax.train.checkpoint.retention import SaveClock, Saved, kept
+from nagjax.train.checkpoint.store import Checkpoints, steps_aside, steps_saved
+from nagjax.train.checkpoint.store import store as checkpoint
+from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
 
 

@@ -7,12 +7,12 @@ import optax
 import pytest
 import tiny
 
-from nagjax.depth.config import ModConfig
 from nagjax.errors import UserError
+from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
-from nagjax.train.config import MeshConfig, RunConfig, differences, from_dict, to_dict
+from nagjax.runs.config import MeshConfig, RunConfig, differences, from_dict, to_dict
+from nagjax.train.distributed.mesh import batch_sharding, make_mesh, parameter_sharding
 from nagjax.train.loss import cross_entropy, forward
-from nagjax.train.mesh import batch_sharding, make_mesh, parameter_sharding
 from nagjax.train.step import jit_train_step
 
 NAG, PLAIN = find_scheme("nag")(), find_scheme("plain")()

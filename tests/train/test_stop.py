@@ -7,10 +7,10 @@ import pytest
 
 from nagjax.errors import Preempted
 from nagjax.train import run as run_module
-from nagjax.train.checkpoint import Checkpoints, steps_saved
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.evaluator import Evaluator
+from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
-from nagjax.train.metrics import comparable
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from nagjax.data import DataConfig, batches, open_dataset
 from nagjax.errors import UserError
-from nagjax.train.stream import Skipped, TrainStream
+from nagjax.train.batches import Skipped, TrainStream
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import time
 from contextlib import closing
 
 from nagjax.train import loop, run
-from nagjax.train.watchdog import Watchdog
+from nagjax.train.safety.watchdog import Watchdog
 
 
 def wait_for(condition, seconds=10.0):

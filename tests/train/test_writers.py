@@ -7,7 +7,7 @@ import types
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.train.metrics import Writers, comparable
+from nagjax.train.logging.metrics import Writers, comparable
 
 
 def test_lines_after_the_checkpoint_and_a_torn_one_are_dropped(tmp_path):

@@ -8,7 +8,7 @@ from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
-from nagjax.residual.layer_norm import LayerNorm
+from nagjax.residual.schemes.layer_norm import LayerNorm
 
 BIASES = ("qkv", "out", "mlp")
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}

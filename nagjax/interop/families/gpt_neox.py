@@ -11,8 +11,8 @@ from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, same, 
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
-from nagjax.residual.layer_norm import LayerNorm
-from nagjax.residual.parallel import Parallel
+from nagjax.residual.schemes.layer_norm import LayerNorm
+from nagjax.residual.schemes.parallel import Parallel
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:

@@ -6,7 +6,7 @@ from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
-from nagjax.residual.plain import Plain
+from nagjax.residual.schemes.plain import Plain
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

@@ -7,7 +7,7 @@ from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
-from nagjax.residual.reordered import Reordered
+from nagjax.residual.schemes.reordered import Reordered
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:

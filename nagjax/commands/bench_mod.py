@@ -1,0 +1,91 @@
+"""nagjax bench mod: what Mixture-of-Depths saves, in FLOPs by the compiler's count and in time."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from nagjax.commands.bench_step import Racer, blueprint_of, race, record
+from nagjax.errors import UserError
+from nagjax.mod import ModConfig
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.facts import model_costs, run_facts
+from nagjax.train.state import Blueprint
+from nagjax.train.step import train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchMod:
+    """Time a routed training step against the dense one, and set it beside the FLOPs saved."""
+
+    scheme: str = "nag"
+    rate: float = 0.5
+    router: str = "auto"
+    kv: str = "all"
+    depth: int = 24
+    width: int = 256
+    batch: int = 1
+    context: int = 1024
+    rounds: int = 5  # each round times both steps once, so that noise meets both
+    steps: int = 1  # steps in a row per round
+    out: Path | None = None  # also write the result as JSON
+
+    def __post_init__(self):
+        if not 0.0 < self.rate < 1.0:
+            raise UserError("rate", self.rate, "give a share of skipped tokens above 0 and below 1")
+        if self.batch % len(jax.devices()):
+            raise UserError("batch", self.batch, f"give a multiple of the {len(jax.devices())} devices")
+
+    def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
+        return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.context, mod)
+
+    @property
+    def mod(self) -> ModConfig:
+        return ModConfig(rate=(self.rate,), router=self.router, kv=self.kv)
+
+
+def compiled_flops(bench: BenchMod, mod: ModConfig) -> float:
+    """XLA's count for one whole training step, from the compiled steps of one and two blocks with their scans
+    unrolled (it counts a loop's body once), continued to the depth: every further block costs the same."""
+    one, two = (_unrolled(bench.blueprint(mod, depth)) for depth in (1, 2))
+    return one + (bench.depth - 1) * (two - one)
+
+
+def _unrolled(blueprint: Blueprint) -> float:
+    first = blueprint.mesh.devices.ravel()[:1].reshape((1,) * blueprint.mesh.devices.ndim)
+    single = dataclasses.replace(blueprint, mesh=Mesh(first, blueprint.mesh.axis_names))
+
+    def step(state, batch):
+        with jax.disable_jit():  # a scan becomes a loop in Python
+            return train_step(single)(state, batch)
+
+    return jax.jit(step).lower(single.abstract(), abstract_batch(single)).compile().cost_analysis()["flops"]
+
+
+def bench_mod(bench: BenchMod) -> dict:
+    """Prints, and returns, the ratios of FLOPs and step time, and the time saved as a share of the FLOPs saved."""
+    mods = {"dense": ModConfig(), "routed": bench.mod}
+    racers = {name: Racer(bench.blueprint(mod), bench.batch, bench.context) for name, mod in mods.items()}
+    times = race(racers, bench.rounds, bench.steps)
+    flops = {name: compiled_flops(bench, mod) for name, mod in mods.items()}
+    closed = {name: model_costs(racer.blueprint).train for name, racer in racers.items()}
+    time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))
+    flops_ratio = flops["routed"] / flops["dense"]
+    result = {
+        "milliseconds": {name: 1e3 * statistics.median(own) for name, own in times.items()},
+        "compiled_flops": flops,
+        "flops_ratio": flops_ratio,
+        "closed_form_ratio": closed["routed"] / closed["dense"],
+        "time_ratio": time_ratio,
+        "time_saved_over_flops_saved": (1.0 - time_ratio) / (1.0 - flops_ratio),
+    }
+    facts = run_facts(racers["routed"].blueprint)
+    shape = f"{bench.depth} blocks x {bench.width}, {bench.batch} x {bench.context} tokens"
+    print(f"{shape}, rate {bench.rate:g}, {facts['device']}")
+    for name in mods:
+        print(f"{name:8} {result['milliseconds'][name]:9.1f} ms  {flops[name]:.4g} FLOPs per step (XLA's count)")
+    saved = f"{result['time_saved_over_flops_saved']:.0%} of the FLOPs saved is time saved"
+    print(f"FLOPs {flops_ratio:.3f} x, time {time_ratio:.3f} x dense: {saved}")
+    return record("mod", bench, result, facts)

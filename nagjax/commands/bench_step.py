@@ -1,0 +1,138 @@
+"""nagjax bench: step times of residual schemes, and compile times over depth, always as ratios within one process."""
+
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+
+import jax
+
+from nagjax.data import batches, open_dataset
+from nagjax.mod import ModConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.distributed.mesh import make_mesh
+from nagjax.train.evaluator import put
+from nagjax.train.facts import resolve, run_facts
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+
+DENSE = ModConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchStep:
+    """Time whole training steps of several schemes against the first one."""
+
+    schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
+    depth: int = 24
+    width: int = 256
+    batch: int = 4
+    context: int = 256
+    rounds: int = 7  # each round times every scheme once, so that noise meets all of them
+    steps: int = 2  # steps in a row per round
+    out: Path | None = None  # also write the result as JSON
+
+
+class Racer:
+    """A compiled step with its own state and batch."""
+
+    def __init__(self, blueprint: Blueprint, batch: int, context: int):
+        self.blueprint = blueprint
+        self.state, self.step = self.blueprint.create(), jit_train_step(self.blueprint)
+        stream = batches(open_dataset(self.blueprint.config.data), batch=batch, context=context)
+        self.batch = put(self.blueprint, next(iter(stream)))
+
+    def seconds(self, steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.state, metrics = self.step(self.state, self.batch)
+        jax.block_until_ready(metrics)
+        return (time.perf_counter() - began) / steps
+
+
+def race(racers: dict[str, Racer], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Seconds per step of each, by round; they take turns, after two steps to warm up."""
+    for racer in racers.values():
+        racer.seconds(2)
+    times = {name: [] for name in racers}
+    for _ in range(rounds):
+        for name, racer in racers.items():
+            times[name].append(racer.seconds(steps))
+    return times
+
+
+def bench_step(bench: BenchStep) -> dict:
+    """Prints, and returns, milliseconds per step and the ratio to the first scheme (median over rounds)."""
+    shape = (bench.depth, bench.width, bench.batch, bench.context)
+    racers = {name: Racer(blueprint_of(name, *shape), bench.batch, bench.context) for name in bench.schemes}
+    times = race(racers, bench.rounds, bench.steps)
+    first = times[bench.schemes[0]]
+    rows = {
+        name: {
+            "milliseconds": 1e3 * statistics.median(own),
+            "ratio": statistics.median(mine / base for mine, base in zip(own, first, strict=True)),
+        }
+        for name, own in times.items()
+    }
+    facts = run_facts(racers[bench.schemes[0]].blueprint)
+    print(f"{bench.depth} blocks x {bench.width}, {bench.batch} x {bench.context} tokens, {facts['device']}")
+    for name, row in rows.items():
+        print(f"{name:16} {row['milliseconds']:9.1f} ms  {row['ratio']:.3f} x {bench.schemes[0]}")
+    return record("step", bench, rows, facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchCompile:
+    """Time tracing and compiling one training step at two depths: scanned layers should make them alike."""
+
+    schemes: tuple[str, ...] = ("plain", "nag")
+    shallow: int = 12
+    deep: int = 96
+    width: int = 64
+    batch: int = 4
+    context: int = 128
+    rounds: int = 3
+    out: Path | None = None
+
+
+def bench_compile(bench: BenchCompile) -> dict:
+    """Prints, and returns, seconds to a compiled step at both depths and their ratio (median over rounds)."""
+    rows, facts = {}, None
+    for name in bench.schemes:
+        seconds = {bench.shallow: [], bench.deep: []}
+        for _ in range(bench.rounds):
+            for depth, own in seconds.items():
+                blueprint = blueprint_of(name, depth, bench.width, bench.batch, bench.context)
+                facts = facts or run_facts(blueprint)
+                batch = abstract_batch(blueprint)
+                jax.clear_caches()
+                began = time.perf_counter()
+                jit_train_step(blueprint).lower(blueprint.abstract(), batch).compile()
+                own.append(time.perf_counter() - began)
+        shallow, deep = (statistics.median(own) for own in seconds.values())
+        rows[name] = {"shallow_seconds": shallow, "deep_seconds": deep, "ratio": deep / shallow}
+        times = f"{bench.shallow} blocks {shallow:.2f} s   {bench.deep} blocks {deep:.2f} s"
+        print(f"{name:16} {times}   {deep / shallow:.2f} x")
+    return record("compile", bench, rows, facts)
+
+
+def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, mod: ModConfig = DENSE) -> Blueprint:
+    """A model of this shape on the embedded corpus, on all devices."""
+    model = ModelConfig(depth=depth, width=width, context=context, mod=mod)
+    config = resolve(RunConfig(find_scheme(scheme)(), model, train=TrainConfig(steps=10_000, batch=batch)))
+    return Blueprint.of(config, make_mesh(config.mesh))
+
+
+def record(name: str, bench, rows: dict, facts: dict) -> dict:
+    """The result with everything it was measured on; written to `bench.out` if given."""
+    origin = {key: facts[key] for key in ("device", "devices", "versions", "commit", "date")}
+    options = {key: value for key, value in dataclasses.asdict(bench).items() if key != "out"}
+    result = {"bench": name, **options, "results": rows, **origin}
+    if bench.out:
+        bench.out.parent.mkdir(parents=True, exist_ok=True)
+        bench.out.write_text(json.dumps(result, indent=2))
+    return result

@@ -1,0 +1,98 @@
+"""nagjax profile: where the time of a training step goes, by the names that the model gives its parts.
+
+The profiler names instructions of the compiled step; the compiled step says which `jax.named_scope` each came from.
+An instruction that the compiler fused from several parts counts for the part it is named after.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from jax.profiler import ProfileData
+
+from nagjax.data import batches, open_dataset
+from nagjax.errors import UserError
+from nagjax.runs.config import RunConfig
+from nagjax.train.distributed.mesh import check_batch, make_mesh
+from nagjax.train.evaluator import put
+from nagjax.train.facts import resolve
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+
+SCOPES = ("embedding", "attention", "mlp", "residual", "routing", "head", "optimizer")
+OTHER = "other"
+_CONTROL = ("while", "conditional", "call")  # their time is that of the instructions inside them
+_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][\w\-]*)\(.*?(?:op_name="([^"]*)".*)?$')
+
+
+def scope_of(op_name: str) -> str:
+    """The innermost part in an operation's path: `jit(step)/transpose(jvp(attention))/residual/mul` is `residual`."""
+    found = [word for word in re.findall(r"\w+", op_name) if word in SCOPES]
+    return found[-1] if found else OTHER
+
+
+def scopes_of(hlo: str) -> dict[str, str]:
+    """Instruction name to part, for every instruction of a compiled program's text that does work of its own."""
+    found = (match.groups() for line in hlo.splitlines() if (match := _INSTRUCTION.match(line)))
+    return {name: scope_of(path or "") for name, kind, path in found if kind not in _CONTROL}
+
+
+def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str]:
+    """Nanoseconds by part, over all devices and steps of a trace (its `.xplane.pb` files)."""
+    total: Counter[str] = Counter()
+    for file in files:
+        for plane in ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                for event in line.events:
+                    name = next((str(value) for key, value in event.stats if key == "hlo_op"), event.name)
+                    if (scope := scopes.get(name)) is not None:
+                        total[scope] += event.duration_ns
+    return total
+
+
+def profile(config: RunConfig, folder: Path, steps: int) -> dict:
+    """Trace `steps` training steps of a fresh model into `folder`, and tell milliseconds per step and device by part.
+
+    Returns `steps`, `devices`, `milliseconds` (a step by the clock), `scopes` (part to milliseconds of its
+    instructions; on a CPU they run side by side, and may add up to more than the step). Raises UserError for less than
+    one step, or where the profiler recorded no instructions.
+    """
+    if steps < 1:
+        raise UserError("traced", steps, "trace at least 1 step")
+    config = resolve(config)
+    blueprint = Blueprint.of(config, make_mesh(config.mesh))
+    check_batch(config.train.batch, config.train.accumulate, blueprint.mesh)
+    stream = batches(open_dataset(config.data), batch=config.train.batch, context=config.model.context)
+    batch, state = put(blueprint, next(iter(stream))), blueprint.create()
+    step = jit_train_step(blueprint).lower(state, batch).compile()
+    state, metrics = step(state, batch)  # the first one sets things up
+    jax.block_until_ready(metrics)
+    before = set(folder.rglob("*.xplane.pb"))
+    with jax.profiler.trace(folder):
+        began = time.perf_counter()
+        for number in range(steps):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        seconds = time.perf_counter() - began
+    found = times_by_scope((f for f in folder.rglob("*.xplane.pb") if f not in before), scopes_of(step.as_text()))
+    if not found:
+        raise UserError("profile", str(folder), "the profiler recorded no instructions on this device: open the trace")
+    count = blueprint.mesh.size
+    each = {name: 1e-6 * found[name] / steps / count for name in (*SCOPES, OTHER) if found[name]}
+    return {"steps": steps, "devices": count, "milliseconds": 1e3 * seconds / steps, "scopes": each}
+
+
+def report(result: dict) -> str:
+    """The result as a table, the longest part first."""
+    total = sum(result["scopes"].values())
+    rows = sorted(result["scopes"].items(), key=lambda row: -row[1])
+    return "\n".join(
+        [
+            f"one step: {result['milliseconds']:.2f} ms by the clock, its instructions {total:.2f} ms per device",
+            *(f"{name:10} {own:10.3f} ms  {own / total:6.1%}" for name, own in rows),
+        ]
+    )

@@ -1,0 +1,173 @@
+"""`nagjax prune`: a trained model without some of its blocks, as a run of its own."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nagjax.errors import UserError
+from nagjax.generate.evaluate import run_text
+from nagjax.interop.tokenizer_files import FILES
+from nagjax.measure.cuts import Cutter, choose
+from nagjax.report.curve import check_rule, measure, text_batches
+from nagjax.runs.config import to_dict
+from nagjax.runs.folder import CONFIG, CORPUS, write_text
+from nagjax.runs.opening import ORIGIN, OpenRun, open_run
+from nagjax.train.batches import TrainStream
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.evaluator import put
+from nagjax.train.facts import run_facts
+from nagjax.train.safety.guard import new_guard
+from nagjax.train.state import Blueprint, TrainState
+from nagjax.train.step import jit_train_step
+
+RECORD = "prune.json"
+COPIED = (CORPUS, ORIGIN, *FILES)
+
+
+def prune(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    rule: str = "drop",
+    count: int | None = None,
+    blocks: Sequence[int] = (),
+    batches: int = 8,
+    heal_steps: int = 0,
+    lr: float | None = None,
+    data: str | None = None,
+) -> dict:
+    """Removes blocks of the run in `folder` for good and writes what is left to the new folder `out`, a run like any.
+
+    The blocks (0-based) are those given, or `count` chosen by a rule of `nagjax.measure.cuts.RULES` on training text.
+    Those that stay keep their place in depth, and with it LayerNorm Scaling's factors, their Mixture-of-Depths rates
+    and thresholds. `heal_steps` more training steps follow at the constant rate `lr` after a warm-up of a tenth of
+    them, with fresh moments, on the batches after the ones the run has seen; all else as the run was trained.
+
+    Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
+    healing). Returns these with `removed`, `kept`, `rule`, as is written to `prune.json`. A point of a calibrated dial
+    is not taken along.
+
+    Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
+    """
+    out = Path(out)
+    _check(out, rule, count, blocks, heal_steps, lr)
+    run = open_run(folder, calibrated=False)
+    cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
+    gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
+    before, after = cutter.loss(held_out), cutter.loss(held_out, gone)
+    short = without(run, gone)
+    state, healed = _state(short), None
+    if heal_steps:
+        short, state = heal(short, state, heal_steps, lr, data)
+        healed = Cutter(short).loss(held_out)
+    record = {
+        "source": str(folder),
+        "rule": "list" if blocks else rule,
+        "removed": gone,
+        "kept": list(short.config.model.kept),
+        "loss": {"before": before, "after": after, "healed": healed},
+        "batches": len(held_out),
+        "heal_steps": heal_steps,
+        "lr": lr if heal_steps else None,
+    }
+    _write(short, state, out, record, run.folder)
+    return record
+
+
+def chosen(run: OpenRun, cutter: Cutter, rule: str, count: int, batches: int, data: str | None) -> list[int]:
+    """The blocks a rule removes, judged on training text."""
+    if not 1 <= count < cutter.depth:
+        raise UserError("count", count, f"remove at least 1 and at most {cutter.depth - 1} of {cutter.depth} blocks")
+    return choose(rule, count, *measure(run, cutter, [rule], batches, data))
+
+
+def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
+    """The run without these blocks (0-based among those it has), which are gone from its parameters and its config."""
+    model = run.config.model
+    stays = [block for block in range(model.depth) if block not in set(gone)]
+    if len(stays) + len(set(gone)) != model.depth or not stays:
+        raise UserError("blocks", sorted(set(gone)), f"name blocks from 0 to {model.depth - 1}, and leave at least one")
+    mod = model.mod
+    if mod.active:
+        rates = [mod.rates(model.depth)[block] for block in stays]
+        stages = {"attention_rate": tuple(a for a, _ in rates), "mlp_rate": tuple(m for _, m in rates)}
+        mod = dataclasses.replace(mod, every=1, **stages)
+    short = dataclasses.replace(
+        model,
+        depth=len(stays),
+        kept=tuple(model.places[block] for block in stays),
+        depth_before=model.sublayers_before // 2,
+        mod=mod,
+    )
+    blueprint = Blueprint.of(dataclasses.replace(run.config, model=short), run.blueprint.mesh)
+    at = np.array(stays)
+    blocks = {
+        kind: {name: part for name, part in own.items() if name in blueprint.parameters["blocks"][kind]}
+        for kind, own in jax.tree.map(lambda x: x[at], run.params["blocks"]).items()
+    }
+    state = {name: x.reshape(-1, 2)[at].ravel() for name, x in run.mod.items()} if mod.active else {}
+    params = jax.device_put(run.params | {"blocks": blocks}, blueprint.shardings().params)
+    return dataclasses.replace(run, blueprint=blueprint, params=params, mod=state)
+
+
+def _state(run: OpenRun) -> TrainState:
+    """A state to train on from, with fresh moments; a warm-up starts with it."""
+    key = jax.random.key_data(jax.random.key(run.config.train.seed))
+    moments = run.blueprint.optimizer.init(run.params)
+    return TrainState(jnp.int32(run.step), run.params, moments, key, run.mod, new_guard())
+
+
+def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | None) -> tuple[OpenRun, TrainState]:
+    """Trains on for some steps. Progress goes on from where it was: what rises early in a training is not risen again.
+
+    Raises UserError where a step's loss or gradient is not finite.
+    """
+    old = run.config
+    total = run.step + steps
+    rule = dataclasses.replace(old.optimizer, lr=lr, schedule="constant", warmup=0.1 * steps / total)
+    config = dataclasses.replace(old, optimizer=rule, train=dataclasses.replace(old.train, steps=total))
+    blueprint = Blueprint.of(config, run.blueprint.mesh)
+    step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
+    stream = TrainStream(run_text(run, data, "train"), config.train.batch, config.model.context)
+    for number in range(run.step, total):
+        state, metrics = step(state, put(blueprint, stream.take(number)))
+        if number % 16 == 0 or number == total - 1:
+            if int(metrics.bad):
+                raise UserError(
+                    "lr", lr, f"the loss or its gradient is not finite at step {number + 1}: give a lower one"
+                )
+    stream.close()
+    healed = dataclasses.replace(run, blueprint=blueprint, step=total, params=state.params, mod=state.mod)
+    return healed, state
+
+
+def _write(run: OpenRun, state: TrainState, out: Path, record: dict, source: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+    for name, content in ((CONFIG, to_dict(run.config)), ("info.json", run_facts(run.blueprint)), (RECORD, record)):
+        write_text(out / name, json.dumps(content, indent=2))
+    loss = record["loss"]["after"] if record["loss"]["healed"] is None else record["loss"]["healed"]
+    with Checkpoints(out / "checkpoints") as checkpoints:
+        checkpoints.save(run.step, state, {"score": loss, "evaluated": True})
+
+
+def _check(out: Path, rule: str, count: int | None, blocks: Sequence[int], heal_steps: int, lr: float | None) -> None:
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError("out", str(out), "is not empty: choose another --out, or remove it")
+    if bool(blocks) == (count is not None):
+        raise UserError("blocks", list(blocks), "give either --blocks, or --count and a --rule")
+    check_rule(rule)
+    if heal_steps < 0:
+        raise UserError("heal_steps", heal_steps, "give a number of steps of at least 0")
+    if bool(heal_steps) != (lr is not None):
+        raise UserError("lr", lr, "healing needs a learning rate: give --heal-steps and --lr together")
+    if lr is not None and not lr > 0:
+        raise UserError("lr", lr, "give a learning rate above 0")

@@ -1,0 +1,124 @@
+"""Which blocks a model can spare: the rules, and losses without blocks."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from nagjax.errors import UserError
+from nagjax.measure.interventions import without
+from nagjax.model.transformer import Crossing, Output, Transformer
+from nagjax.runs.opening import OpenRun
+from nagjax.train.loss import Batch, cross_entropy
+
+RULES = {
+    "late": "the deepest blocks",
+    "influence": "the blocks of least influence, 1 - cos(h_l, h_l+1) (ShortGPT)",
+    "angle": "the run of neighbours over which the residual turns least (Gromov et al.)",
+    "drop": "the blocks whose removal alone adds least to the loss",
+}
+ROWS = 8  # sequences of a batch that angles between residuals are taken on
+
+
+def choose(
+    rule: str,
+    count: int,
+    cosine: Float[np.ndarray, "L+1 L+1"],
+    angle: Float[np.ndarray, "L+1 L+1"],
+    damage: Float[np.ndarray, " L"] | None = None,
+) -> list[int]:
+    """The blocks to remove, in ascending order, given mean cosines and angles between the residuals around them, and,
+    for the rule "drop", what each one's removal adds to the loss."""
+    depth = len(cosine) - 1
+    if rule == "late":
+        return list(range(depth - count, depth))
+    if rule == "angle":
+        start = int(np.argmin([angle[i, i + count] for i in range(depth - count + 1)]))
+        return list(range(start, start + count))
+    score = damage if rule == "drop" else [1 - cosine[i, i + 1] for i in range(depth)]
+    return sorted(int(i) for i in np.argsort(score, kind="stable")[:count])
+
+
+def forward_without(
+    model: Transformer, batch: Batch, stays: Bool[Array, " L"], **options
+) -> tuple[Float[Array, "B T V"], Float[Array, "L+1 b T D"]]:
+    """Logits of the model without some of its blocks; and for the first sequences the direction of the residual around
+    every block. A removed block passes the residual on; the others keep their place in depth."""
+    leave_out = without(stays)
+    direction = lambda stream: model.scheme.lanes(stream)[0][:ROWS]  # noqa: E731
+
+    def visit(model: Transformer, stream, crossing: Crossing):
+        after, _ = leave_out(model, stream, crossing)
+        return after, (direction(stream), direction(after))
+
+    output = model(batch.tokens, batch.where, visit=visit, **options)
+    before, after = output.seen
+    return model.logits(output), jnp.concatenate([before[:1], after])
+
+
+def cosines_and_angles(
+    directions: Float[Array, "L+1 b T D"], weights: Float[Array, "b T"]
+) -> tuple[Float[Array, "L+1 L+1"], Float[Array, "L+1 L+1"]]:
+    """Weighted means over tokens of the cosine, and of the angle over pi, between unit-RMS directions at all pairs of
+    depths."""
+    cosines = jnp.einsum("lbtd,mbtd->lmbt", directions, directions) / directions.shape[-1]
+    cosines = jnp.clip(cosines, -1.0, 1.0)
+    weights = weights / jnp.sum(weights)
+    cosine, angle = (jnp.sum(value * weights, axis=(2, 3)) for value in (cosines, jnp.arccos(cosines) / jnp.pi))
+    return cosine, angle
+
+
+class Cutter:
+    """An open run whose blocks can be left out, on batches of its own kind: one program for all choices."""
+
+    def __init__(self, run: OpenRun):
+        graph, self.params = nnx.split(run.model)
+        self.depth = run.config.model.depth
+        options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
+        self._sums = jax.jit(functools.partial(_sums, graph, options))
+        self._look = jax.jit(functools.partial(_look, graph, options))
+
+    def stays(self, gone: Sequence[int]) -> Bool[np.ndarray, " L"]:
+        """Raises UserError for a block that is not there, or all of them."""
+        if not set(gone) <= set(range(self.depth)) or len(set(gone)) == self.depth:
+            fix = f"name blocks from 0 to {self.depth - 1}, and leave at least one"
+            raise UserError("blocks", sorted(set(gone)), fix)
+        stays = np.ones(self.depth, bool)
+        stays[list(gone)] = False
+        return stays
+
+    def loss(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> float:
+        """Mean over the counted targets, nats."""
+        nats = self.batch_nats(batches, gone)
+        return float(nats[:, 0].sum() / nats[:, 1].sum())
+
+    def batch_nats(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> Float[np.ndarray, "N 2"]:
+        """Summed loss (nats) and counted targets of each batch."""
+        stays = self.stays(gone)
+        return np.array([self._sums(self.params, batch, stays) for batch in batches], np.float64)
+
+    def measure(self, batches: Sequence[Batch]) -> tuple[Float[np.ndarray, "L+1 L+1"], Float[np.ndarray, "L+1 L+1"]]:
+        """Mean cosines and angles over pi between the residuals around the blocks."""
+        seen = [self._look(self.params, batch, self.stays(())) for batch in batches]
+        return tuple(np.mean([np.asarray(s[i]) for s in seen], axis=0) for i in range(2))
+
+    def drops(self, batches: Sequence[Batch]) -> Float[np.ndarray, " L"]:
+        """What leaving out each block alone adds to the loss, nats."""
+        whole = self.loss(batches)
+        return np.array([self.loss(batches, [block]) - whole for block in range(self.depth)])
+
+
+def _sums(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
+    model = nnx.merge(graph, params)
+    output: Output = model(batch.tokens, batch.where, visit=without(stays), **options)
+    sums = cross_entropy(model.logits(output), batch)
+    return sums.nats, sums.count
+
+
+def _look(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
+    _, directions = forward_without(nnx.merge(graph, params), batch, stays, **options)
+    return cosines_and_angles(directions, batch.weights[:ROWS])

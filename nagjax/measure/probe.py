@@ -1,0 +1,231 @@
+"""One compiled pass that looks at the residual around every sublayer."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from nagjax.layers.where import causal_mask
+from nagjax.measure import angles, lens, modulators, norms, outliers
+from nagjax.measure.interventions import rebuilt, residual, through
+from nagjax.measure.jacobian import identity_distance
+from nagjax.model.transformer import Crossing, Transformer
+from nagjax.residual import Boundary
+from nagjax.train.distributed.mesh import BATCH, pin_rows, row_axes
+from nagjax.train.loss import Batch
+from pallas_kernels.placement import shard_rows
+
+ROWS = 2  # sequences that Jacobians are estimated on; more where the batch is split over more devices
+GROUPS = ("rest", "first")  # tokens inside a document, and first tokens of documents
+
+
+class Probe(NamedTuple):
+    """What one pass shows. Means over the counted tokens, float32; G is `GROUPS`: first tokens are apart, because they
+    tend to be sinks and outliers. S sublayers, L blocks, N sampled tokens (none of them first).
+
+    sublayers: by sublayer [S, G]: norm and variance of the residual in front of it; contribution ||u||/||h|| and cosine
+    of its update u with the residual; turn (radians); kurtosis and massive (max |h| / median |h|) behind it; ran, the
+    share of the tokens that Mixture-of-Depths let in.
+    blocks: the same contribution, cosine and turn of whole blocks, and influence 1 - cos(h_l, h_l+1), [L, G].
+    massive_max: the largest ratio of any counted token behind the sublayer, [S, G].
+    attention: share of its attention that each head gives to first tokens, [L, H].
+    jacobian: ||J - I||_F / sqrt(D) of each block, [L].
+    gates: NAG's modulators, each [S] (`measures.modulators.health`); None for other schemes.
+    sample: residuals of the sampled tokens in front of each block and behind the last, before the final norm,
+    [L+1, N, D]. lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
+    before, after: the residual around every sublayer, [S, B, T, D], on request, else None.
+    """
+
+    sublayers: dict[str, Float[Array, "S G"]]
+    blocks: dict[str, Float[Array, "L G"]]
+    massive_max: Float[Array, "S G"]
+    attention: Float[Array, "L H"]
+    jacobian: Float[Array, " L"]
+    gates: dict[str, Float[Array, " S"]] | None
+    sample: Float[Array, "L+1 N D"]
+    lens: dict[str, Float[Array, " L+1"]]
+    before: Float[Array, "S B T D"] | None
+    after: Float[Array, "S B T D"] | None
+
+
+def probe(
+    model: Transformer,
+    batch: Batch,
+    *,
+    full: bool = False,
+    sample: int = 256,
+    seed: int = 0,
+    progress: float = 1.0,
+    cuts: Float[Array, " S"] | None = None,
+    causal: bool = False,
+    mesh: Mesh | None = None,
+) -> Probe:
+    """Looks at the stream around every sublayer in one compiled pass, with Mixture-of-Depths as it runs.
+
+    Statistics are made inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
+    depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch stay split as they are.
+    `progress`, `cuts` and `causal` are those of `Transformer.__call__`.
+    """
+    weights = np.asarray(jax.device_get(batch.weights)) > 0
+    inside = np.flatnonzero(weights & (np.asarray(jax.device_get(batch.positions)) > 0))
+    chosen = np.random.default_rng(seed).permutation(inside)[:sample]
+    graph, params = nnx.split(model)
+    options = {"graph": graph, "full": full, "causal": causal, "mesh": mesh}
+    return _probe(params, batch, jnp.asarray(np.sort(chosen)), jnp.float32(progress), cuts, **options)
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "full", "causal", "mesh"))
+def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal, mesh) -> Probe:
+    shards = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
+
+    def look(params, batch):
+        model = nnx.merge(graph, params)
+        options = {"progress": progress, "cuts": cuts, "causal": causal}
+        options |= {} if mesh is None else {"pin": pin_rows(mesh)}
+        output = model(batch.tokens, batch.where, visit=_watch(batch, chosen, full, shards), **options)
+        return _gathered(model, batch, chosen, output)
+
+    split = mesh is not None and mesh.size > 1
+    return (shard_rows(look, mesh, row_axes(mesh)) if split else look)(params, batch)
+
+
+def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
+    """The visitor that makes the statistics."""
+    counted = batch.weights > 0
+    rows = min(max(ROWS, shards), len(batch.tokens))
+    groups = jnp.stack([counted & (batch.positions > 0), counted & (batch.positions == 0)]).astype(jnp.float32)
+
+    def mean(values: Float[Array, "B T"]) -> Float[Array, " G"]:
+        return jnp.einsum("gbt,bt->g", groups, values) / jnp.maximum(jnp.sum(groups, axis=(1, 2)), 1.0)
+
+    def around(h0, h1, ran) -> tuple[dict, Array]:
+        massive = outliers.massive_ratio(h1)
+        stats = {
+            "norm": norms.norm(h0),
+            "variance": norms.variance(h0),
+            **_step(h0, h1),
+            "kurtosis": outliers.kurtosis(h1),
+            "massive": massive,
+            "ran": ran.astype(jnp.float32),
+        }
+        return jax.tree.map(mean, stats), jnp.max(groups * massive, axis=(1, 2))
+
+    def visit(model: Transformer, stream, crossing: Crossing):
+        first, second = model.sublayers(stream, *crossing)
+        h = [residual(model.scheme, s) for s in (stream, first.stream, second.stream)]
+        stats = (around(h[0], h[1], first.ran), around(h[1], h[2], second.ran))
+        sublayers, massive = jax.tree.map(lambda *pair: jnp.stack(pair), *stats)
+        whole = _step(h[0], h[2]) | {"influence": 1.0 - norms.cosine(h[0], h[2])}
+        seen = {
+            "sublayers": sublayers,
+            "massive_max": massive,
+            "blocks": jax.tree.map(mean, whole),
+            "attention": _sinks(model, stream, crossing, first.ran & (groups[0] > 0)),
+            "jacobian": _jacobian(model, h[0][:rows], crossing, groups[0][:rows]),
+            "sample": (_rows(h[0], chosen), _rows(h[2], chosen)),
+            "read": _read(model, stream, crossing, chosen),
+        }
+        if hasattr(model.scheme, "turn"):
+            gates = [_gate(model, *where, groups[0]) for where in _modulated(model, stream, first.stream, crossing)]
+            seen["gates"] = jax.tree.map(lambda *pair: jnp.stack(pair), *gates)
+        if full:
+            seen["full"] = (jnp.stack(h[:2]), jnp.stack(h[1:]))
+        return second.stream, seen
+
+    return visit
+
+
+def _step(h0, h1) -> dict:
+    update = h1 - h0
+    return {
+        "contribution": norms.relative_contribution(update, h0),
+        "cosine": norms.cosine(update, h0),
+        "turn": angles.angle(h0, h1),
+    }
+
+
+def _rows(x: Float[Array, "B T ..."], chosen: Int[Array, " N"]) -> Float[Array, "N ..."]:
+    return x.reshape(-1, *x.shape[2:])[chosen]
+
+
+def _read(model: Transformer, stream, crossing: Crossing, chosen) -> tuple[Array, Array]:
+    """What the head would read in front of this block, of the sampled tokens."""
+    rows = jax.tree.map(lambda x: _rows(x, chosen)[None], stream)
+    at = model.boundary(None, model.entry, 0, 0, crossing.going.progress)
+    hidden, log_scale = model.scheme.close(model.scheme.skip(rows, at), model.ends)
+    return hidden[0], log_scale[0]
+
+
+def _sinks(model: Transformer, stream, crossing: Crossing, queries) -> Float[Array, " H"]:
+    """One head at a time, so that no more than one [B, T, T] is there at once."""
+    branch, where = crossing.layer.block.attention.branch, crossing.going.where
+    x = model.scheme.read(stream)
+    q, k = branch.queries(x, where), branch.keys_values(x, where).keys
+    k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    mask = causal_mask(where, where, model.config.block.window)[:, 0]
+
+    def head(qk) -> Float[Array, ""]:
+        scores = jnp.einsum("btd,bsd->bts", *qk, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+        return outliers.first_token_attention(weights[:, None], where.positions == 0, queries)[0]
+
+    return jax.lax.map(head, (jnp.moveaxis(q, 2, 0), jnp.moveaxis(k, 2, 0)))
+
+
+def _jacobian(model: Transformer, h, crossing: Crossing, counted) -> Float[Array, ""]:
+    """Of the block as a map of some sequences' residuals."""
+    where = jax.tree.map(lambda x: x[: len(h)], crossing.going.where)
+    own = crossing._replace(going=crossing.going._replace(where=where))
+    block = lambda h: residual(model.scheme, through(model, rebuilt(model, h, own), own))  # noqa: E731
+    distance = identity_distance(block, h, jax.random.fold_in(jax.random.key(0), crossing.layer.place))
+    return jnp.sqrt(jnp.sum(distance * counted) / jnp.maximum(jnp.sum(counted), 1.0))
+
+
+def _modulated(model: Transformer, stream, middle, crossing: Crossing):
+    layer, progress = crossing.layer, crossing.going.progress
+    for i, (own, at) in enumerate(((layer.block.attention, stream), (layer.block.mlp, middle))):
+        yield at, model.boundary(own.gate, layer.entry, layer.index[i], layer.following[i], progress)
+
+
+def _gate(model: Transformer, stream, at: Boundary, counted) -> dict[str, Array]:
+    found = modulators.health(model.scheme.turn(stream, at), at.gate(stream.direction), counted)
+    return found | {"alpha": model.scheme.alpha(at)}
+
+
+def _gathered(model: Transformer, batch: Batch, chosen, output) -> Probe:
+    seen = output.seen
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)  # noqa: E731
+    before, after = seen["sample"]
+    last = _rows(output.hidden, chosen), _rows(output.log_scale, chosen)
+    read = jax.tree.map(lambda own, end: jnp.concatenate([own, end[None]]), seen["read"], last)
+    final = model.logits(output._replace(hidden=last[0][None], log_scale=last[1][None]))[0]
+    targets = _rows(batch.targets, chosen)
+
+    def one(row) -> dict[str, Array]:
+        logits = model.logits(output._replace(hidden=row[0][None], log_scale=row[1][None]))[0]
+        found = {
+            "divergence": lens.lens_divergence(logits, final),
+            "overlap": lens.top_overlap(logits, final),
+            "loss": lens.token_loss(logits, targets),
+        }
+        return jax.tree.map(jnp.mean, found)
+
+    full = flat(seen.get("full", (None, None)))
+    return Probe(
+        sublayers=flat(seen["sublayers"]),
+        blocks=seen["blocks"],
+        massive_max=flat(seen["massive_max"]),
+        attention=seen["attention"],
+        jacobian=seen["jacobian"],
+        gates=flat(seen["gates"]) if "gates" in seen else None,
+        sample=jnp.concatenate([before[:1], after]),
+        lens=jax.lax.map(one, read),
+        before=full[0],
+        after=full[1],
+    )

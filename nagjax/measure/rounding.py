@@ -1,0 +1,38 @@
+"""Arrays as they come back from being stored in few bits: what quantisation does to them, whatever the hardware.
+
+Scales are the largest size over `axes` (all unless given), so that nothing is cut off and one outlier makes the grid
+coarse for everything that shares its scale. Computed in float32; shape and dtype are the array's own.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from nagjax.measure.norms import TINY
+
+FLOAT8_MAX = 448.0  # of e4m3: 4 bits of exponent, 3 of mantissa, no infinities (Micikevicius et al. 2022)
+
+
+def integer_round_trip(x: Float[Array, "*n"], bits: int = 8, axes: Sequence[int] | None = None) -> Float[Array, "*n"]:
+    """`s round(x / s)`, `s = max |x| / (2^(bits-1) - 1)`: symmetric absmax quantisation (Dettmers et al. 2022,
+    arXiv:2208.07339, Section 2), to the nearest step, of two equally near to the even one."""
+    wide, most = x.astype(jnp.float32), 2.0 ** (bits - 1) - 1.0
+    step = _largest(wide, axes) / most
+    return (step * jnp.round(wide / step)).astype(x.dtype)
+
+
+def float8_round_trip(x: Float[Array, "*n"], axes: Sequence[int] | None = None) -> Float[Array, "*n"]:
+    """`s e4m3(x / s)`, `s = max |x| / 448`, in the 8-bit floating point of Micikevicius et al. 2022, arXiv:2209.05433:
+    steps grow with size, 1/8 to 1/16 of it, down to 2^-9 of the unit where the exponent ends."""
+    wide = x.astype(jnp.float32)
+    scale = _largest(wide, axes) / FLOAT8_MAX
+    stored = jnp.clip(wide / scale, -FLOAT8_MAX, FLOAT8_MAX).astype(jnp.float8_e4m3fn)
+    stored = jax.lax.optimization_barrier(stored)  # XLA may leave out a conversion there and back
+    return (scale * stored.astype(jnp.float32)).astype(x.dtype)
+
+
+def _largest(x: Float[Array, "*n"], axes: Sequence[int] | None) -> Array:
+    axes = tuple(axes) if axes is not None else None
+    return jnp.maximum(jnp.max(jnp.abs(x), axis=axes, keepdims=True), TINY)

@@ -1,0 +1,99 @@
+"""What a token costs: closed forms of FLOPs, executed parameters and cache, with the skipped sublayers left out."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from nagjax.mod.config import kept
+
+# Passes over a router's or decider's own products in training, in forward passes: the NAG score only selects, the
+# linear score is weighed into the update, the predictor does not propagate into its input.
+SCORING_PASSES = {"nag": 1.0, "linear": 3.0, "random": 0.0}
+PREDICTOR_PASSES = 2.0
+
+
+class Costs(NamedTuple):
+    """Averages per token of a full context. FLOPs are 2 per multiply-add of every matrix product."""
+
+    forward: float
+    train: float  # forward and backward pass; what rematerialisation computes again is not counted
+    executed_parameters: float
+    kv_bytes: float
+
+
+def costs(
+    config,
+    parameters: Any,
+    router: str,
+    decider: str,
+    *,
+    keys: Literal["causal", "computed"] = "causal",
+    shares: Sequence[tuple[float, float]] | None = None,
+) -> Costs:
+    """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
+
+    A routed sublayer runs `kept(rate, T) / T` of the tokens, or as many as `shares` says of attention and MLP by
+    block, and its router scores all of them. keys: "causal" counts the keys a query may see, on average (T + 1) / 2
+    (selected queries are taken as spread evenly); "computed" all T that a dense backend multiplies with.
+    """
+    blocks, tokens = parameters["blocks"], config.context
+    branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
+    products = {kind: _products(branch) / config.depth for kind, branch in branches.items()}
+    gates, entries = (
+        {kind: _products(blocks[kind].get(part, {})) / config.depth for kind in branches} for part in ("gate", "entry")
+    )
+    known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
+    score = {"nag": gates, "linear": dict.fromkeys(gates, config.width), "random": dict.fromkeys(gates, 0.0)}[router]
+    guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
+
+    main = scoring = guessing = skipped = slots = 0.0
+    nominal = config.mod.rates(config.depth)
+    shares = shares or [tuple(kept(rate, tokens) / tokens for rate in rates) for rates in nominal]
+    for own, rates in zip(shares, nominal, strict=True):
+        for kind, share, rate in zip(gates, own, rates, strict=True):
+            main += share * (products[kind] + gates[kind] + entries[kind])
+            unused = (1.0 - share) * products[kind]
+            if kind == "attention":
+                everyone = config.mod.kv == "all" and share > 0.0
+                seen = tokens if everyone else share * tokens
+                seen = _seen(seen, config.block.window) if keys == "causal" else seen
+                main += share * 2 * config.heads * config.head_width * seen
+                if everyone:
+                    main += (1.0 - share) * known
+                    unused -= (1.0 - share) * known
+                slots += 1.0 if everyone else share
+            skipped += unused
+            if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
+                scoring += score[kind]
+                guessing += guess[kind] if decider == "predictor" else 0.0
+    main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
+    total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
+    return Costs(
+        forward=2.0 * (main + scoring),
+        train=2.0 * (3.0 * main + SCORING_PASSES[router] * scoring + PREDICTOR_PASSES * guessing),
+        executed_parameters=total - skipped,
+        kv_bytes=2 * slots * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
+    )
+
+
+def _seen(tokens: float, window: int | None) -> float:
+    """Keys that a query may see on average, at places 1 to `tokens` of which so many before it are in the window."""
+    if window is None or window >= tokens:
+        return (tokens + 1) / 2
+    return window - window * (window - 1) / (2 * tokens)
+
+
+def mod_rates(config) -> dict[str, Any]:
+    """Shares of (token, sublayer) pairs that skip a full context: total, attention, mlp, and each of the sublayers."""
+    rates = [
+        1.0 - kept(rate, config.context) / config.context for pair in config.mod.rates(config.depth) for rate in pair
+    ]
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    return {"total": mean(rates), "attention": mean(rates[::2]), "mlp": mean(rates[1::2]), "sublayers": rates}
+
+
+def _products(tree: Any) -> float:
+    """Multiply-adds of a token with all stacked matrices of a tree."""
+    return float(sum(math.prod(p.shape) for p in jax.tree.leaves(tree) if len(p.shape) >= 3))

@@ -1,0 +1,58 @@
+"""Causal deciders: who says, without looking at later tokens, whether a token runs. One file per decider."""
+
+import dataclasses
+import sys
+from functools import cache
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from nagjax.discovery import classes_by_file, pick
+from nagjax.mod.routers import Router
+from nagjax.residual.protocol import Nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Decider:
+    """Base of all deciders. A token runs where `logits` is at least 0."""
+
+    name: ClassVar[str] = ""  # the file's name
+    trained: ClassVar[bool] = True  # its cross-entropy against "was in the top k" joins the loss
+    needs_cuts: ClassVar[bool] = False  # the moving averages of the top-k cuts
+
+    def check(self, router: Router) -> None:
+        """Raises UserError for a router the decider cannot judge."""
+
+    def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        """One sublayer's."""
+        return Nothing()
+
+    def logits(
+        self, own: nnx.Module, x: Float[Array, "B T D"], scores: Float[Array, "B T"], cut: Float[Array, ""]
+    ) -> Float[Array, "B T"]:
+        """Float32, from what the sublayer reads, the router's score and the average cut."""
+        raise NotImplementedError
+
+
+def cross_entropy(
+    logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]
+) -> Float[Array, " B"]:
+    """Mean binary cross-entropy in nats over each sequence's tokens that are no padding."""
+    losses = jax.nn.softplus(logits) - chosen * logits
+    return jnp.sum(losses * real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
+
+
+@cache
+def deciders() -> dict[str, type[Decider]]:
+    """Every decider by name."""
+    return classes_by_file(sys.modules[__name__], Decider)
+
+
+def find_decider(name: str, router: Router) -> Decider:
+    """The decider of that name, fit for the router."""
+    decider = pick("mod.decider", name, deciders(), "deciders")()
+    decider.check(router)
+    return decider

@@ -1,0 +1,213 @@
+"""Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, UInt32
+
+from nagjax.errors import UserError
+from nagjax.layers.attention import Attention, KVCache
+from nagjax.layers.where import Where
+from nagjax.mod.cache import HIDDEN, SelectedCache, with_room
+from nagjax.mod.config import ModConfig, kept
+from nagjax.mod.deciders import Decider, cross_entropy, find_decider
+from nagjax.mod.routers import Router, find_router
+from nagjax.mod.selection import is_chosen, top_tokens
+from nagjax.residual import Boundary, Scheme, Stream
+from nagjax.residual.protocol import Nothing
+from nagjax.residual.rows import take
+
+Cache = KVCache | SelectedCache | None
+
+
+class Pass(NamedTuple):
+    """What is the same for all sublayers of one forward pass."""
+
+    where: Where
+    progress: Float[Array, ""]
+    noise: UInt32[Array, ""]  # of the random router
+    causal: bool  # tokens are chosen by the causal decider instead of by top-k
+    pin: Callable[[Array], Array] = lambda x: x  # keeps [B, T, ...] split as rows are
+
+
+class Routing(nnx.Module):
+    """One sublayer's parameters for Mixture-of-Depths."""
+
+    def __init__(self, router: Router, decider: Decider, width: int, rngs: nnx.Rngs):
+        self.router = router.parameters(width, rngs)
+        self.decider = decider.parameters(width, rngs)
+
+
+class Site(NamedTuple):
+    """One sublayer: its branch, its routing parameters, its boundary, the average cut, and the share that skips."""
+
+    branch: nnx.Module
+    routing: nnx.Module
+    at: Boundary
+    cut: Float[Array, ""]
+    rate: float
+
+
+class Result(NamedTuple):
+    """What a sublayer leaves behind. `gate` and `ran` are by token; `notes` are by sequence, [B], float32.
+
+    cut: score of the last token let in. loss: the decider's mean cross-entropy. executed: share of the tokens that
+    ran; agreement: share on which the causal decision and the choice made here agree. Padding does not count.
+    """
+
+    stream: Stream
+    cache: Cache
+    gate: Float[Array, "B T #D"]
+    ran: Bool[Array, "B T"]
+    notes: dict[str, Float[Array, " B"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+    """The rules by which the sublayers of one model run.
+
+    Updates are pinned: left to choose, XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output split
+    over `tensor` and then combines it wrongly with a gate, without a word.
+    """
+
+    scheme: Scheme
+    config: ModConfig
+    context: int
+    router: Router
+    decider: Decider
+
+    @classmethod
+    def of(cls, scheme: Scheme, config: ModConfig, context: int) -> "Depth":
+        """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
+        router = find_router(config.router, scheme)
+        return cls(scheme, config, context, router, find_decider(config.decider, router))
+
+    def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:
+        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well."""
+        return Routing(self.router, self.decider, width, rngs) if self.config.routes(kind) else Nothing()
+
+    def run(self, stream: Stream, site: Site, cache: Cache, going: Pass) -> Result:
+        """One sublayer: all tokens where its rate is 0, none where it is 1, else those the rule chooses."""
+        tokens = going.where.positions.shape[1]
+        if site.rate == 0.0:
+            return self._all(stream, site, cache, going)
+        if site.rate == 1.0:
+            return self._none(stream, site, cache, going)
+        if going.causal:
+            return self._decided(stream, site, cache, going)
+        if cache is not None:
+            raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
+        k = kept(site.rate, tokens)
+        return self._all(stream, site, cache, going) if k == tokens else self._capacity(stream, site, going, k)
+
+    def _all(self, stream, site: Site, cache: Cache, going: Pass) -> Result:
+        x = self.scheme.read(stream)
+        if isinstance(site.branch, Attention):
+            update, cache = site.branch(x, going.where, cache)
+        else:
+            update = site.branch(x)
+        with jax.named_scope("residual"):
+            after, gate = self.scheme.advance(stream, going.pin(update), site.at)
+        everyone = jnp.ones(x.shape[:2], bool)
+        return Result(after, cache, gate, everyone, _notes(everyone, executed=1.0, agreement=1.0))
+
+    def _none(self, stream, site: Site, cache: Cache, going: Pass) -> Result:
+        nobody = jnp.zeros(going.where.positions.shape, bool)
+        gate = jnp.zeros((*nobody.shape, 1))
+        return Result(
+            self.scheme.skip(stream, site.at), cache, gate, nobody, _notes(nobody, executed=0.0, agreement=1.0)
+        )
+
+    def _scores(self, stream, site: Site, going: Pass) -> Float[Array, "B T"]:
+        with jax.named_scope("routing"):
+            return self.router.score(self.scheme, stream, site.routing.router, site.at, going.where, going.noise)
+
+    def _capacity(self, stream, site: Site, going: Pass, k: int) -> Result:
+        """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
+        x, scores = self.scheme.read(stream), self._scores(stream, site, going)
+        with jax.named_scope("routing"):
+            chosen = top_tokens(scores, going.where, k)
+            rows, there = jax.tree.map(going.pin, take((stream, going.where), chosen.indices))
+        picked = self.scheme.read(rows)
+        if isinstance(site.branch, Attention):
+            source, seen = (x, going.where) if self.config.kv == "all" else (picked, there)
+            update = site.branch.mix(picked, there, site.branch.keys_values(source, seen), seen)
+        else:
+            update = site.branch(picked)
+        update = self.router.weigh(going.pin(update), take(scores, chosen.indices))
+        with jax.named_scope("residual"):
+            after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
+
+        ran, real = is_chosen(chosen.indices, x.shape[1]), going.where.segments > 0
+        logits = self.decider.logits(site.routing.decider, x, scores, site.cut)
+        notes = _notes(
+            ran,
+            cut=chosen.cut,
+            loss=cross_entropy(logits, ran, real) if self.decider.trained else 0.0,
+            executed=_share(ran, real),
+            agreement=_share((logits >= 0) == ran, real),
+        )
+        batch = jnp.arange(x.shape[0])[:, None]
+        gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
+        return Result(after, None, gate, ran, notes)
+
+    def _decided(self, stream, site: Site, cache: Cache, going: Pass) -> Result:
+        """The tokens the causal decider lets in. Their number is data, so all are computed and some are kept; a
+        sublayer that nobody of the batch enters is not run at all."""
+        scheme, where = self.scheme, going.where
+        x, scores = scheme.read(stream), self._scores(stream, site, going)
+        real = where.segments > 0
+        ran = (self.decider.logits(site.routing.decider, x, scores, site.cut) >= 0) & real
+        attention = isinstance(site.branch, Attention)
+        if attention:
+            ran, known, seen, cache = self._known(x, site, cache, where, ran)
+        backend = None if cache is None else "xla"
+
+        def enter(stream):
+            update = site.branch.mix(x, where, known, seen, backend) if attention else site.branch(x)
+            after, gate = scheme.advance(stream, self.router.weigh(going.pin(update), scores), site.at)
+            keep = lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
+            after = jax.tree.map(keep, after, scheme.skip(stream, site.at))
+            return after, ran[..., None] * _mean_gate(gate, x)
+
+        def pass_by(stream):
+            return scheme.skip(stream, site.at), jnp.zeros((*ran.shape, 1))
+
+        after, gate = jax.lax.cond(jnp.any(ran), enter, pass_by, stream)
+        return Result(after, cache, gate, ran, _notes(ran, executed=_share(ran, real), agreement=1.0))
+
+    def _known(self, x, site: Site, cache: Cache, where: Where, ran) -> tuple[Array, KVCache, Where, Cache]:
+        """Who runs after all, what they attend to and where it stands, and the cache with what is new."""
+        if self.config.kv == "all":
+            fresh = site.branch.keys_values(x, where)
+            if cache is None:
+                return ran, fresh, where, None
+            cache = cache.write(fresh, where)
+            return ran, cache, cache.where, cache
+        if cache is None:
+            ran = with_room(ran, kept(site.rate, self.context))
+            seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
+            return ran, site.branch.keys_values(x, where), seen, None
+        ran = cache.room(ran)
+        project = lambda x: site.branch.keys_values(x, where)  # noqa: E731
+        nothing = lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(project, x))  # noqa: E731
+        cache = cache.write(jax.lax.cond(jnp.any(ran), project, nothing, x), where, ran)
+        return ran, cache.known, cache.where, cache
+
+
+def _notes(ran: Bool[Array, "B T"], **values: Any) -> dict[str, Float[Array, " B"]]:
+    values = {"cut": -jnp.inf, "loss": 0.0} | values
+    return {name: jnp.broadcast_to(jnp.float32(value), ran.shape[:1]) for name, value in values.items()}
+
+
+def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:
+    return jnp.sum(what & real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
+
+
+def _mean_gate(gate: Float[Array, "B k #D"], x: Float[Array, "B k D"]) -> Float[Array, "B k 1"]:
+    mean = jnp.mean(gate.astype(jnp.float32), axis=-1, keepdims=True)
+    return jnp.broadcast_to(mean, (*x.shape[:2], 1))

@@ -1,0 +1,56 @@
+"""Routers: what scores a token at a sublayer. One file per router; a new file in this folder is found by name."""
+
+import dataclasses
+import sys
+from functools import cache
+from typing import ClassVar
+
+from flax import nnx
+from jaxtyping import Array, Float, UInt32
+
+from nagjax.discovery import classes_by_file, pick
+from nagjax.layers.where import Where
+from nagjax.residual.protocol import Boundary, Nothing, Scheme, Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """Base of all routers: no parameters, and updates that do not know their score."""
+
+    name: ClassVar[str] = ""  # the file's name
+
+    def check(self, scheme: Scheme) -> None:
+        """Raises UserError for a scheme the router cannot score."""
+
+    def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        """One sublayer's."""
+        return Nothing()
+
+    def score(
+        self,
+        scheme: Scheme,
+        stream: Stream,
+        own: nnx.Module,
+        at: Boundary,
+        where: Where,
+        noise: UInt32[Array, ""],
+    ) -> Float[Array, "B T"]:
+        """Float32: how much each token is worth to the sublayer, from the stream before it runs."""
+        raise NotImplementedError
+
+    def weigh(self, update: Float[Array, "B k D"], scores: Float[Array, "B k"]) -> Float[Array, "B k D"]:
+        """The update that is committed; a router with parameters gets its gradient here."""
+        return update
+
+
+@cache
+def routers() -> dict[str, type[Router]]:
+    """Every router by name."""
+    return classes_by_file(sys.modules[__name__], Router)
+
+
+def find_router(name: str, scheme: Scheme) -> Router:
+    """The router of that name, fit for the scheme; "auto" is the scheme's own choice."""
+    router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")()
+    router.check(scheme)
+    return router

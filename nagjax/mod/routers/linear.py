@@ -1,0 +1,45 @@
+"""The linear router of Mixture-of-Depths."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nagjax.errors import UserError
+from nagjax.mod.routers import Router
+from nagjax.residual.protocol import gate_parameter
+
+
+class Direction(nnx.Module):
+    """`w` [D], normal with variance 1/D: scores of unit variance at the start. Each sublayer has its own."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        self.weight = gate_parameter(jax.random.normal(rngs.params(), (width,)) * width**-0.5, ("embed",))
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRouter(Router):
+    """`score_i = <w, x_i>`; `x_i <- x_i + score_i f(X_selected)_i` for the selected, the others pass unchanged.
+
+    Raposo et al. 2024, arXiv:2404.02258. `x` is what the sublayer reads, the normalised residual.
+    """
+
+    name: ClassVar[str] = "linear"
+
+    def check(self, scheme):
+        if scheme.scale_free:
+            own = f"use --mod.router {scheme.router}"
+            fix = f"{scheme.name} normalises every update, so a factor on it has no gradient: {own}"
+            raise UserError("mod.router", self.name, fix)
+
+    def parameters(self, width, rngs):
+        return Direction(width, rngs)
+
+    def score(self, scheme, stream, own, at, where, noise):
+        x = scheme.read(stream)
+        return jnp.einsum("btd,d->bt", x, own.weight[...].astype(x.dtype), preferred_element_type=jnp.float32)
+
+    def weigh(self, update, scores):
+        return scores[..., None].astype(update.dtype) * update

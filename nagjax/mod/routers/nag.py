@@ -1,0 +1,26 @@
+"""The NAG router: the angle a sublayer is about to turn a token."""
+
+import dataclasses
+from typing import ClassVar
+
+from nagjax.errors import UserError
+from nagjax.mod.routers import Router
+
+
+@dataclasses.dataclass(frozen=True)
+class NAGRouter(Router):
+    """`score = t = alpha_l m_l(r)`, the tangent of the coming rotation: no parameters of its own.
+
+    The modulator learns through the update it scales, so the score is on the gradient path as it stands. The idea is
+    of Figliolia & Millidge 2026, arXiv:2606.16112; capacities and thresholds on the angle are this project's design.
+    """
+
+    name: ClassVar[str] = "nag"
+
+    def check(self, scheme):
+        if not hasattr(scheme, "turn"):
+            fix = f"scheme {scheme.name} has no rotation angle to route by: use --mod.router linear, or --scheme nag"
+            raise UserError("mod.router", self.name, fix)
+
+    def score(self, scheme, stream, own, at, where, noise):
+        return scheme.turn(stream, at)

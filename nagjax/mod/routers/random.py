@@ -1,0 +1,35 @@
+"""The random router: the control that every other router must beat."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from nagjax.mod.routers import Router
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomRouter(Router):
+    """Scores uniform in [0, 1), independent between sublayers, rows, documents and positions.
+
+    A score is a hash of where the token stands and of the pass's noise, never of its neighbours: decoding token by
+    token meets the same scores as a pass over the whole text.
+    """
+
+    name: ClassVar[str] = "random"
+
+    def score(self, scheme, stream, own, at, where, noise):
+        rows = jnp.arange(where.positions.shape[0])[:, None]
+        word = noise.astype(jnp.uint32)
+        for part in (at.index, rows, where.segments, where.positions):
+            word = _mixed(word ^ jnp.asarray(part).astype(jnp.uint32))
+        return (word >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def _mixed(word: jax.Array) -> jax.Array:
+    """A bijection of 32-bit words in which every input bit reaches every output bit: multiply and shift, twice."""
+    word = word + jnp.uint32(0x9E3779B9)
+    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
+    word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
+    return word ^ (word >> 16)

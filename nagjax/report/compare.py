@@ -1,0 +1,36 @@
+"""The function behind `nagjax compare RUN RUN...`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from nagjax.errors import UserError
+from nagjax.report.report import build_report, save_report
+from nagjax.report.table import to_rich
+from nagjax.runs.log import load_run
+
+
+def compare(paths: Sequence[str | Path], out: str | Path, console: Console | None = None) -> Path:
+    """Print the comparison of two or more run folders and write it to `out` with its figures.
+
+    Writes `report.html`, `report.md` and `figures/*.png`; returns the path of the HTML page. Runs that differ
+    in data, model, seed, batch or token budget are compared all the same, and the differing fields are named.
+    Raises `UserError` for fewer than two runs, the same run twice, and whatever `load_run` refuses.
+    """
+    console = console or Console()
+    if len(paths) < 2:
+        raise UserError("runs", [str(path) for path in paths], "give two or more run folders to compare")
+    if len({Path(path).resolve() for path in paths}) < len(paths):
+        raise UserError("runs", [str(path) for path in paths], "give each run folder once")
+    report = build_report([load_run(path) for path in paths], "Comparison of runs")
+    page = save_report(report, out)
+    console.print(to_rich(report.table, console.width))
+    console.print(Text(report.verdict, style="bold"))
+    console.print(Text(report.learning_rates))
+    if report.unequal:
+        console.print(Text("Not a like-for-like comparison:", style="yellow"))
+        for line in report.unequal:
+            console.print(Text(f"  {line}", style="yellow"))
+    return page

@@ -1,0 +1,148 @@
+"""Two kinds of figure that depth is shown in: lines over depth, and a matrix of depths by depths."""
+
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from nagjax.report.style import RC, label_ends, new_figure
+
+ATTENTION, MLP, BLOCK, FIRST, MARK = "#0072b2", "#d55e00", "#4d4d4d", "#cc79a7", "#009e73"  # Okabe and Ito, and grey
+QUIET = "#777777"
+
+
+class Line(NamedTuple):
+    """One curve; `x` are block numbers from 0, counted from the first if not given."""
+
+    label: str
+    y: Sequence[float | None]
+    color: str
+    marker: str = "o"
+    x: Sequence[float] | None = None
+
+
+class Lines(NamedTuple):
+    """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
+    range, so that rounding errors are not blown up to a story."""
+
+    title: str
+    subtitle: str
+    lines: Sequence[Line]
+    log: bool = False
+    level: tuple[float, str] | None = None
+    bottom: float | None = None
+    span: float = 0.0
+    xlabel: str = "block (counted from 0)"
+    bars: bool = False
+
+
+class Grid(NamedTuple):
+    """A matrix, row by column, the first row at the bottom; `mask` leaves cells white."""
+
+    title: str
+    subtitle: str
+    values: np.ndarray
+    bar: str
+    x: str
+    y: str
+    log: bool = False
+    top: float | None = None
+    mask: np.ndarray | None = None
+
+
+def draw(what: Lines | Grid) -> bytes:
+    """PNG; the same data give the same bytes."""
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"}):
+        figure = _lines(what) if isinstance(what, Lines) else _grid(what)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def _lines(what: Lines) -> Figure:
+    figure, (ax,) = new_figure(what.title, what.subtitle)
+    ends, shown = [], []
+    for line in what.lines:
+        y = np.array([np.nan if v is None or (what.log and v <= 0) else v for v in line.y], float)
+        x = np.arange(len(y)) if line.x is None else np.asarray(line.x, float)
+        shown.append(y[np.isfinite(y)])
+        if what.bars:
+            ax.bar(x, y, color=line.color, width=0.75)
+            continue
+        every = max(1, round(len(y) / 20))
+        style = {"marker": line.marker, "markevery": every, "markeredgecolor": "white", "markeredgewidth": 0.6}
+        ax.plot(x, y, color=line.color, **style)
+        last = np.flatnonzero(np.isfinite(y))
+        if last.size:
+            ends.append((float(x[last[-1]]), float(y[last[-1]]), line.label, line.color))
+    shown = np.concatenate(shown) if shown else np.array([1.0])
+    if what.log and shown.size:
+        _log_axis(ax, float(shown.min()), float(shown.max()))
+    elif what.bottom is not None:
+        ax.set_ylim(bottom=min(what.bottom, shown.min(initial=0.0)))
+    if not what.log and np.diff(ax.get_ylim())[0] < what.span:
+        middle = float(np.mean(ax.get_ylim()))
+        ax.set_ylim(middle - what.span / 2, middle + what.span / 2)
+    longest = max(np.max(np.arange(len(line.y)) if line.x is None else line.x) for line in what.lines)
+    ax.set_xlim(-0.6, longest + 0.6)
+    if what.level is not None:
+        height, name = what.level
+        ax.axhline(height, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
+        ends.append((longest + 0.6, height, name, QUIET))
+    ax.set_xlabel(what.xlabel)
+    ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    label_ends(ax, ends)
+    return figure
+
+
+def _log_axis(ax: Axes, low: float, high: float) -> None:
+    ax.set_yscale("log")
+    low, high = (low / 1.3, high * 1.3) if high / low < 1.5 else (low / 1.1, high * 1.1)
+    ax.set_ylim(low, high)
+    subs = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0) if high / low > 5 else tuple(np.arange(10, 100) / 10)
+    ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=8) if len(subs) < 4 else MaxNLocator(6))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _grid(what: Grid) -> Figure:
+    figure = Figure(figsize=(7.2, 6.2))
+    ax = figure.add_axes((0.09, 0.09, 0.76, 0.76))
+    figure.text(0.012, 0.955, what.title, fontsize=13, fontweight="bold", va="center")
+    figure.text(0.012, 0.905, what.subtitle, fontsize=9.5, color=QUIET, va="center")
+    values = np.ma.masked_invalid(np.asarray(what.values, float))
+    if what.mask is not None:
+        values = np.ma.masked_where(what.mask, values)
+    if what.log:
+        values = np.ma.masked_less_equal(values, 0.0)
+    norm = matplotlib.colors.LogNorm if what.log else matplotlib.colors.Normalize
+    low, high = float(values.min()), float(what.top or values.max())
+    low = max(low, high / 1e4) if what.log else min(low, 0.0)
+    colors = matplotlib.colormaps["viridis"].with_extremes(bad="#ffffff")
+    drawn = ax.imshow(
+        values,
+        origin="lower",
+        aspect="auto",
+        interpolation="none",
+        cmap=colors,
+        norm=norm(low, high if high > low else low + 1),
+    )
+    ax.grid(False)
+    ax.set_xlabel(what.x)
+    ax.set_ylabel(what.y)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(10, integer=True))
+    bar = figure.colorbar(drawn, cax=figure.add_axes((0.875, 0.09, 0.022, 0.76)))
+    if what.log:
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.set_label(what.bar)
+    bar.outline.set_visible(False)
+    return figure

@@ -1,0 +1,75 @@
+"""A diagnosis as one HTML page that needs nothing else, and JSON beside it."""
+
+import base64
+import json
+from html import escape
+from pathlib import Path
+
+from nagjax.errors import UserError
+from nagjax.report.depth_figures import draw_diagnosis
+from nagjax.report.page import CSS
+from nagjax.report.plots import Plot
+from nagjax.report.verdict_depth import RISE, USED
+from nagjax.runs.folder import write_text
+
+PAGE, DATA = "diagnosis.html", "diagnosis.json"
+
+
+def write_diagnosis(record: dict, folder: str | Path) -> Path:
+    """Writes diagnosis.html and diagnosis.json into `folder`; returns the page's path. The same record gives the same
+    bytes. Raises UserError where the folder cannot be written."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / DATA, json.dumps(record))
+        write_text(folder / PAGE, diagnosis_page(record, draw_diagnosis(record)))
+    except OSError as error:
+        raise UserError("out", str(folder), f"cannot be written ({error.strerror}): give another folder") from None
+    return folder / PAGE
+
+
+def diagnosis_page(record: dict, plots: list[Plot]) -> str:
+    """One HTML page with inline style and figures."""
+    title = f"Inside {record['title']}, {record['depth']} blocks x {record['width']}"
+    told = (
+        f"{escape(record['run'])}, after {record['step']:,} steps; measured on {record['tokens']:,} validation tokens, "
+        f"loss {record['loss']:.4f} nats per token. Blocks count from 0. A block is used if its absence alone costs "
+        f"{USED:g} nats per token; blocks could go if together they cost at most {RISE:g}. No retraining anywhere. "
+        "One model and one text: how much of this is chance was not measured."
+    )
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="verdict">{escape(record["verdict"])}</p>', f"<p>{told}</p>"]
+    for plot in plots:
+        data, caption = base64.b64encode(plot.png).decode("ascii"), escape(plot.caption)
+        parts.append(
+            f'<figure id="{plot.name}"><img src="data:image/png;base64,{data}" alt="{caption}">'
+            f"<figcaption>{caption}</figcaption></figure>"
+        )
+    parts += ["<h2>Block by block</h2>", _table(record)]
+    parts.append(f'<p class="quiet">All numbers, with their matrices, are in {DATA} beside this page.</p>')
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _table(record: dict) -> str:
+    blocks, skips = record["blocks"], record["skips"]
+    columns = {
+        "loss added without it": skips["added_loss"],
+        "effect on the output": skips["output_effect"],
+        "influence": [value[0] for value in blocks["influence"]],
+        "contribution": [value[0] for value in blocks["contribution"]],
+        "cosine": [value[0] for value in blocks["cosine"]],
+        "Jacobian to identity": blocks["jacobian"],
+        "sink heads": record["attention"]["sinks"],
+    }
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("block", *columns))
+    shown = lambda value: "n/m" if value is None else f"{value:.4f}"  # noqa: E731
+    rows = "".join(
+        f"<tr><th>{block}</th>" + "".join(f"<td>{shown(values[block])}</td>" for values in columns.values()) + "</tr>"
+        for block in range(record["depth"])
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

@@ -1,0 +1,107 @@
+"""Figures of adaptive depth: the token-by-sublayer map, and loss against executed FLOPs."""
+
+import io
+import json
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from nagjax.report.style import RC
+
+SHOWN = 96  # tokens in one picture: more cannot be read
+SKIPPED = "#ffffff"
+MAP = "map.png"
+
+
+def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
+    """PNG: a column per token, a row per sublayer from the first (bottom) to the last, coloured by the angle by which
+    the sublayer turned the token; white where it was skipped. Beside it the share of tokens each sublayer ran."""
+    with matplotlib.rc_context(RC | {"axes.grid": False}):
+        ran, degrees = paths["ran"][:, :SHOWN], paths["degrees"][:, :SHOWN]
+        sublayers, tokens = ran.shape
+        figure = Figure(
+            figsize=(max(6.0, 1.9 + 0.115 * tokens), 1.5 + 0.085 * max(sublayers, 24)), layout="constrained"
+        )
+        picture, shares = figure.subplots(1, 2, sharey=True, width_ratios=(max(tokens, 24), 10))
+        colours = matplotlib.colormaps["viridis_r"].with_extremes(bad=SKIPPED)
+        top = float(np.percentile(degrees[ran], 98)) if ran.any() else 1.0
+        drawn = picture.imshow(
+            np.ma.masked_where(~ran, degrees),
+            origin="lower",
+            aspect="auto",
+            interpolation="none",
+            cmap=colours,
+            norm=Normalize(0.0, max(top, 1e-6)),
+            extent=(-0.5, tokens - 0.5, 0.5, sublayers + 0.5),
+        )
+        picture.set_xticks(range(tokens), [_shown(piece) for piece in paths["tokens"][:SHOWN]], fontsize=6)
+        picture.tick_params(axis="x", length=0, pad=1, labelrotation=90 if _wide(paths["tokens"]) else 0)
+        picture.set_ylabel("sublayer (odd: attention, even: MLP)")
+        picture.set_title(f"{title}\n{1 - ran.mean():.0%} of the (token, sublayer) pairs skipped (white)")
+        bar = figure.colorbar(drawn, ax=shares, pad=0.02, extend="max")
+        bar.set_label("turn (degrees)")
+        levels = np.arange(1, sublayers + 1)
+        for start, colour, kind in ((0, "#0072b2", "attention"), (1, "#d55e00", "MLP")):
+            shares.barh(levels[start::2], ran.mean(axis=1)[start::2], height=0.9, color=colour, label=kind)
+        shares.set_xlim(0, 1)
+        shares.set_xticks((0, 1), ("0", "100%"))
+        shares.set_xlabel("tokens that ran")
+        shares.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        return _png(figure, dpi)
+
+
+def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
+    """PNG of a calibrated dial: loss against executed forward FLOPs, by angle, at random, and without late blocks."""
+    with matplotlib.rc_context(RC):
+        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        axes = figure.subplots()
+        points, dense = dial["points"], dial["dense"]
+        curves = (
+            ("by angle", "loss", "flops", "#d55e00", "s"),
+            ("at random", "random_loss", "flops", "#4d4d4d", "o"),
+            ("last blocks whole", "late_loss", "late_flops", "#0072b2", "^"),
+        )
+        for label, loss, flops, colour, marker in curves:
+            x = [point[flops] / dense["flops"] for point in points]
+            axes.plot(x, [point[loss] for point in points], color=colour, marker=marker, label=label)
+        axes.plot(1.0, dense["loss"], color="#222222", marker="*", markersize=11, linestyle="none", label="dense")
+        for point in points:
+            if point["rate"] == dial["chosen"]:
+                axes.annotate(
+                    f"chosen: {point['rate']:g}",
+                    (point["flops"] / dense["flops"], point["loss"]),
+                    (0, -16),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                )
+        axes.set_xlabel("executed forward FLOPs, share of the dense model's")
+        axes.set_title("What skipping costs: validation loss (nats per token)")
+        axes.legend(frameon=False)
+        return _png(figure, dpi)
+
+
+def write_map(paths: dict, folder: Path, title: str) -> Path:
+    """Writes map.png and map.json into the folder and returns the picture's path."""
+    (folder / MAP).write_bytes(depth_map(paths, title))
+    content = {"tokens": paths["tokens"], "ran": paths["ran"].astype(int).tolist()}
+    content["degrees"] = np.round(paths["degrees"], 3).tolist()
+    (folder / "map.json").write_text(json.dumps(content))
+    return folder / MAP
+
+
+def _shown(piece: str) -> str:
+    return {" ": "␣", "\n": "↵", "\t": "→"}.get(piece, piece.strip() or "␣")
+
+
+def _wide(pieces: list[str]) -> bool:
+    return any(len(piece.strip()) > 1 for piece in pieces[:SHOWN])
+
+
+def _png(figure: Figure, dpi: int) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()

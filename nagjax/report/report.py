@@ -1,0 +1,114 @@
+"""One comparison gathered in a folder: `report.html`, which stands alone, and `report.md` with figures."""
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from nagjax.errors import UserError
+from nagjax.report.labels import listing, run_labels
+from nagjax.report.maps import MAP
+from nagjax.report.page import Report, html_page, markdown_page
+from nagjax.report.plots import Plot, draw_plots
+from nagjax.report.table import comparison_table
+from nagjax.report.verdict import differences, learning_rates, verdict
+from nagjax.runs.log import Run
+
+FIGURES = "figures"
+"""Folder of the PNGs, beside the report."""
+
+
+def write_report(runs: Sequence[Run], folder: str | Path, title: str, notes: Sequence[str] = ()) -> Path:
+    """Write `report.html`, `report.md` and `figures/*.png` into `folder`; return the path of the HTML page.
+
+    `notes` are paragraphs of plain text set below the verdict. The same runs give the same bytes. Raises
+    `UserError` without runs, for a run with no evaluation yet, and when the folder cannot be written.
+    """
+    return save_report(build_report(runs, title, notes), folder)
+
+
+def save_report(report: Report, folder: str | Path) -> Path:
+    """Lay the report out and write its files into `folder`; return the path of the HTML page."""
+    folder = Path(folder)
+    files = {f"{FIGURES}/{plot.name}.png": plot.png for plot in report.plots}
+    files["report.md"] = markdown_page(report, FIGURES).encode()
+    files["report.html"] = html_page(report).encode()
+    for name, content in files.items():
+        _write(folder / name, content)
+    return folder / "report.html"
+
+
+def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> Report:
+    """Everything the report says, computed from the runs."""
+    if not runs:
+        raise UserError("runs", [], "a report needs at least one run")
+    labels = run_labels(runs)
+    pairs = list(zip(labels, runs, strict=True))
+    return Report(
+        title=title,
+        verdict=verdict(runs),
+        learning_rates=learning_rates(runs),
+        notes=tuple(notes),
+        unequal=tuple(differences(runs)),
+        table=comparison_table(runs),
+        plots=(*draw_plots(runs), *_maps(pairs)),
+        samples=tuple((label, run.sample) for label, run in pairs if run.sample),
+        events=tuple(f"{label}, step {e.step}: {e.message}" for label, run in pairs for e in run.events),
+        origin=_origin(pairs),
+        commands=_commands(runs),
+        records=tuple(
+            (label, json.dumps({"config": run.config, "info": run.info}, indent=2, sort_keys=True))
+            for label, run in pairs
+        ),
+    )
+
+
+def _maps(pairs: Sequence[tuple[str, Run]]) -> list[Plot]:
+    """The depth maps that `nagjax map` has left in the runs' folders."""
+    caption = "which sublayers each token of a text went through (white: skipped), coloured by how far they turned it"
+    found = [(label, run.path / MAP) for label, run in pairs if (run.path / MAP).is_file()]
+    return [Plot(f"map-{i}", f"{label}: {caption}.", path.read_bytes()) for i, (label, path) in enumerate(found, 1)]
+
+
+def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:
+    """Where the runs were measured: one line for each distinct machine, versions, commit and day."""
+    lines: dict[str, list[str]] = {}
+    for label, run in pairs:
+        info = run.info
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(info.get("versions", {}).items()))
+        line = "; ".join(
+            [
+                f"{info.get('devices', '?')} x {info.get('device', 'unknown device')}",
+                versions or "versions not recorded",
+                f"commit {info.get('commit') or 'not recorded'}",
+                str(info.get("date", "date not recorded"))[:10],
+            ]
+        )
+        lines.setdefault(line, []).append(label)
+    if len(lines) == 1:
+        return tuple(lines)
+    return tuple(f"{listing(labels)}: {line}" for line, labels in lines.items())
+
+
+def _commands(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What to type next, with the runs as they were named."""
+    paths = [shlex.quote(str(run.path)) for run in runs]
+    best = min(runs, key=lambda run: (run.last_eval.loss != run.last_eval.loss, run.last_eval.bits_per_byte))
+    first = shlex.quote(str(best.path))
+    commands = [f'nagjax generate {first} --prompt "def "', f"nagjax eval {first}", f"nagjax info {first}"]
+    return tuple(commands + ([f"nagjax compare {' '.join(paths)}"] if len(paths) > 1 else []))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write all of the file or leave the old one."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise UserError("out", str(path), f"cannot be written ({error.strerror}): give another folder") from None

@@ -1,0 +1,170 @@
+"""One look for every figure: colours that survive colour blindness, quiet axes, names at line ends."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import offset_copy
+
+from nagjax.report.labels import count, run_labels
+from nagjax.runs.log import Run
+
+_INK, _QUIET, _RULE = "#222222", "#666666", "#dddddd"
+
+# Okabe and Ito's colours, and Tol's for schemes not named here.
+_SCHEMES = {
+    "plain": ("#4d4d4d", "o"),
+    "nag": ("#d55e00", "s"),
+    "review": ("#0072b2", "^"),
+    "lns": ("#009e73", "D"),
+}
+_OTHERS = (
+    ("#cc79a7", "v"),
+    ("#332288", "P"),
+    ("#e69f00", "X"),
+    ("#56b4e9", "p"),
+    ("#882255", "<"),
+    ("#999933", ">"),
+    ("#aa4499", "h"),
+)
+_WIDTH, _LEFT, _RIGHT = 8.2, 0.7, 6.9  # inches: the figure, and where the axes begin and end in it
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.labelcolor": _QUIET,
+    "axes.edgecolor": _RULE,
+    "axes.linewidth": 1.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "grid.color": "#eeeeee",
+    "xtick.color": _QUIET,
+    "ytick.color": _QUIET,
+    "xtick.direction": "out",
+    "ytick.left": False,
+    "ytick.minor.left": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "lines.solid_capstyle": "round",
+    "savefig.dpi": 160,
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one run is drawn and what it is called."""
+
+    label: str
+    color: str
+    marker: str
+    linestyle: object
+
+    def line(self, points: int) -> dict:
+        """Keyword arguments for `Axes.plot`, with about twenty markers however many points there are."""
+        return {
+            "color": self.color,
+            "linestyle": self.linestyle,
+            "marker": self.marker,
+            "markevery": max(1, round(points / 20)),
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.6,
+        }
+
+
+def run_styles(runs: Sequence[Run]) -> list[Style]:
+    """A colour and marker per scheme, the same in every figure; a dash pattern per repeat of a scheme."""
+    looks = dict(_SCHEMES)
+    taken: set[int] = set()
+    for name in sorted({run.scheme for run in runs} - set(_SCHEMES)):
+        at = zlib.crc32(name.encode()) % len(_OTHERS)
+        while at in taken and len(taken) < len(_OTHERS):
+            at = (at + 1) % len(_OTHERS)
+        taken.add(at)
+        looks[name] = _OTHERS[at]
+    seen: dict[str, int] = {}
+    styles = []
+    for run, label in zip(runs, run_labels(runs), strict=True):
+        nth = seen[run.scheme] = seen.get(run.scheme, -1) + 1
+        styles.append(Style(label, *looks[run.scheme], _DASHES[nth % len(_DASHES)]))
+    return styles
+
+
+def new_figure(title: str, subtitle: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure of one or two panels with a shared vertical axis and room for names on the right."""
+    figure = Figure(figsize=(_WIDTH, 4.4))
+    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    figure.subplots_adjust(left=0.085, right=0.84, top=0.80 if panels == 1 else 0.76, bottom=0.13, wspace=0.08)
+    figure.text(0.004, 0.945, title, fontsize=13, fontweight="bold", va="center")
+    figure.text(0.004, 0.88, subtitle, fontsize=9.5, color=_QUIET, va="center")
+    return figure, list(axes)
+
+
+def token_axis(ax: Axes, last: float) -> None:
+    """Training tokens along the bottom, ending at the last of them."""
+    ax.set_xlim(0, 1.01 * last)
+    ax.set_xlabel("training tokens")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]], gap: float = 0.062) -> None:
+    """Write each `(x, y, text, color)` right of the axes, with a hair line to (x, y).
+
+    No two texts are closer than `gap`, a share of the axes' height. Call it when the limits are final: it
+    makes room on the right for the longest text. An end that is not finite is named at the bottom.
+    """
+    if not ends:
+        return
+    figure = ax.figure
+    to_axes = ax.transData + ax.transAxes.inverted()
+    heights = [float(np.clip(to_axes.transform((x, y))[1], 0, 1)) if np.isfinite(y) else 0 for x, y, *_ in ends]
+    order = np.argsort(heights, kind="stable")
+    placed = _spread([heights[i] for i in order], gap)
+    beside = offset_copy(ax.transAxes, figure, x=16, units="points")
+    texts = []
+    for i, at in zip(order, placed, strict=True):
+        x, y, text, color = ends[i]
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkA": 2, "shrinkB": 3}
+        texts.append(
+            ax.annotate(
+                text,
+                xy=(x, np.clip(y, *ax.get_ylim())) if np.isfinite(y) else (1, at),
+                xycoords="data" if np.isfinite(y) else "axes fraction",
+                xytext=(1, at),
+                textcoords=beside,
+                color=color,
+                fontsize=9.5,
+                fontweight="bold",
+                va="center",
+                annotation_clip=False,
+                arrowprops=line if np.isfinite(y) else None,
+            )
+        )
+    widest = max(text.get_window_extent().width for text in texts) / figure.dpi
+    width = max(_WIDTH, _RIGHT + 16 / 72 + widest + 0.12)
+    figure.set_figwidth(width)
+    figure.subplots_adjust(left=_LEFT / width, right=_RIGHT / width)
+
+
+def _spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights moved as little as needed (least squares) to be at least `gap` apart."""
+    # With y_i = h_i - i * gap this is isotonic regression: pool neighbours that are out of order.
+    pools: list[list[float]] = []
+    for i, height in enumerate(heights):
+        pools.append([height - i * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    level = [float(np.mean(pool)) for pool in pools for _ in pool]
+    return [value + i * gap for i, value in enumerate(level)]

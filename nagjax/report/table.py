@@ -1,0 +1,157 @@
+"""The comparison of runs as one table: in the terminal, in Markdown, in HTML."""
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from nagjax.report.labels import NOT_MEASURED, count, factor, number, rate, run_labels
+from nagjax.runs.log import Run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry; `best` marks the lowest of a quantity that is better when lower."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row per run: `rows[i][j]` belongs under `columns[j]`, whose name carries the unit."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __repr__(self) -> str:
+        return to_markdown(self)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """The facts of each run. The best validation loss, bits per byte and step time are marked, ties included.
+
+    The step time also stands as a ratio to the plain run's where there is one of the same shape and device.
+    Raises `UserError` for a run with no evaluation yet.
+    """
+    evaluations = [run.last_eval for run in runs]
+    depth = [run.depth_facts for run in runs]
+    step_ms = [None if run.step_seconds is None else 1000 * run.step_seconds for run in runs]
+    columns: dict[str, list[Cell]] = {
+        "scheme": [Cell(label) for label in run_labels(runs)],
+        "depth (blocks)": [Cell(str(run.depth)) for run in runs],
+        "parameters": [Cell(count(run.info["parameters"])) for run in runs],
+        "training FLOPs/token": [Cell(count(run.info["train_flops_per_token"])) for run in runs],
+        "learning rate": [Cell(rate(run.lr)) for run in runs],
+        "step time (ms)": _marked(step_ms, lambda v: number(v, 0 if v is None or v >= 100 else 1)),
+    }
+    ratios = [step_time_ratio(run, runs) for run in runs]
+    if any(ratio is not None for ratio in ratios):
+        columns["step time / plain"] = [Cell(number(ratio, 2)) for ratio in ratios]
+    skipped = [(run.info.get("mod_rate") or {}).get("total", 0.0) for run in runs]
+    if any(skipped):
+        columns["skipped (token, sublayer) pairs"] = [Cell(f"{share:.1%}") for share in skipped]
+    columns |= {
+        "tokens": [Cell(count(e.tokens)) for e in evaluations],
+        "validation loss (nats/token)": _marked([e.loss for e in evaluations], lambda v: number(v, 4)),
+        "bits per byte": _marked([e.bits_per_byte for e in evaluations], lambda v: number(v, 4)),
+        "residual growth, last/first block": [Cell(NOT_MEASURED if d is None else factor(d.growth)) for d in depth],
+        "turn angle, last quarter (deg)": [
+            Cell(NOT_MEASURED if d is None else number(d.late_turn_degrees, 1)) for d in depth
+        ],
+        "dead gates (of sublayers)": [
+            Cell(NOT_MEASURED if d is None else f"{d.dead_gates}/{2 * run.depth}")
+            for run, d in zip(runs, depth, strict=True)
+        ],
+    }
+    return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def step_time_ratio(run: Run, runs: Sequence[Run]) -> float | None:
+    """Step time over that of the first plain run of the same model shape, batch and device, or None."""
+
+    def shape(r: Run) -> list:
+        return [
+            *(r.config["model"].get(key) for key in ("depth", "width", "vocab", "context")),
+            r.config.get("train", {}).get("batch"),
+            *(r.info.get(key) for key in ("device", "devices")),
+        ]
+
+    plain = next((r for r in runs if r.scheme == "plain" and shape(r) == shape(run)), None)
+    if plain is None or plain.step_seconds is None or run.step_seconds is None:
+        return None
+    return run.step_seconds / plain.step_seconds
+
+
+def to_rich(table: Table, width: int) -> Group:
+    """For the terminal: a row per quantity, and as many runs side by side as `width` characters allow."""
+    names = [Text(name) for name in table.columns[1:]]
+    first = max(map(len, table.columns))
+    tables, rows = [], list(table.rows)
+    while rows:
+        out = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+        out.add_column(table.columns[0], width=first)
+        shown, left = [], width - first
+        while rows and (not shown or _needed(rows[0]) + 3 <= left):
+            left -= _needed(rows[0]) + 3
+            shown.append(rows.pop(0))
+        for row in shown:
+            out.add_column(Text(row[0].text), width=_needed(row), justify="right", overflow="fold")
+        for j, name in enumerate(names, start=1):
+            out.add_row(name, *(_terminal(row[j]) for row in shown))
+        tables += [out, Text()]
+    return Group(*tables, Text("* lowest, where lower is better. n/m: not measured.", style="dim"))
+
+
+def to_markdown(table: Table) -> str:
+    """A Markdown table with a row per quantity, the best values in bold."""
+
+    def line(texts):
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+    rule = line([":--"] + ["--:"] * len(table.rows))
+    head, *lines = [
+        line([name, *(f"**{row[j].text}**" if row[j].best else row[j].text for row in table.rows)])
+        for j, name in enumerate(table.columns)
+    ]
+    return "\n".join([head, rule, *lines]) + "\n"
+
+
+def to_html(table: Table) -> str:
+    """An HTML table with a row per quantity, the best values in `<strong>`; every text escaped."""
+
+    def line(j: int, tag: str) -> str:
+        texts = [(html.escape(row[j].text), row[j].best) for row in table.rows]
+        cells = [f"<{tag}><strong>{t}</strong></{tag}>" if best else f"<{tag}>{t}</{tag}>" for t, best in texts]
+        return f"<tr><th>{html.escape(table.columns[j])}</th>{''.join(cells)}</tr>"
+
+    body = "\n".join(line(j, "td") for j in range(1, len(table.columns)))
+    return f"<table>\n<thead>{line(0, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _marked(values: Sequence[float | None], write: Callable[[float | None], str]) -> list[Cell]:
+    """Cells with the lowest marked; values written the same are equally good. One run alone is no best."""
+    texts = [write(value) for value in values]
+    measured = [
+        (value, text) for value, text in zip(values, texts, strict=True) if value is not None and value == value
+    ]
+    best = min(measured)[1] if len(measured) > 1 else None
+    return [Cell(text, best=text == best) for text in texts]
+
+
+def _needed(row: Sequence[Cell]) -> int:
+    """Characters a run's column needs; its name may be broken between words."""
+    words = row[0].text.split()
+    return max(*map(len, words), *(len(_terminal(cell)) for cell in row[1:]))
+
+
+def _terminal(cell: Cell) -> Text:
+    # The star keeps the mark where there is no colour; in front, it leaves the digits aligned.
+    return Text("*" + cell.text, style="bold green") if cell.best else Text(cell.text)

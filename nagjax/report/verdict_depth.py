@@ -1,0 +1,89 @@
+"""What a diagnosis says in words: how much of the depth is used, and which blocks could go."""
+
+from nagjax.report.labels import listing
+
+USED = 0.01  # nats per token that leaving out a block adds, from which on the block counts as used
+RISE = 0.02  # nats per token that removing several blocks may cost
+
+
+def depth_verdict(record: dict) -> str:
+    """A few sentences from the record of `diagnose`."""
+    return " ".join([_used(record), _score(record), _removable(record), *_gates(record)])
+
+
+def used_blocks(record: dict) -> int:
+    """Blocks whose absence alone adds at least `USED` nats per token."""
+    return sum(added is not None and added >= USED for added in record["skips"]["added_loss"])
+
+
+def removable(record: dict, rise: float = RISE) -> tuple[str, list[int], float]:
+    """The largest set of blocks on the pruning curves that costs at most `rise` nats per token: rule, blocks, cost.
+    Of equally large ones the cheapest."""
+    whole = record["curve"]["loss"]
+    sets = [
+        (len(gone), whole - loss, rule, gone)
+        for rule, points in record["curve"]["rules"].items()
+        for _, loss, gone in points
+        if loss is not None and loss - whole <= rise
+    ]
+    _, gain, rule, gone = max(sets, key=lambda found: found[:2])
+    return rule, gone, -gain
+
+
+def ranges(blocks: list[int]) -> str:
+    """Blocks in words, neighbours together, counted from 0 as `nagjax prune --blocks` does: 3, 5-9."""
+    runs: list[list[int]] = []
+    for block in sorted(blocks):
+        if runs and block == runs[-1][-1] + 1:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return listing([str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs])
+
+
+def _used(record: dict) -> str:
+    used, depth, skips = used_blocks(record), record["depth"], record["skips"]
+    errors = skips["standard_error"]
+    sure = sum(
+        added is not None and added >= USED and added > 2 * error
+        for added, error in zip(skips["added_loss"], errors or [0.0] * depth, strict=True)
+    )
+    told = (
+        "" if errors is None else f" ({sure} of them by more than two standard errors over {skips['batches']} batches)"
+    )
+    dearest = max(range(depth), key=lambda block: skips["added_loss"][block] or 0.0)
+    return (
+        f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
+        f"nats per token to a loss of {record['loss']:.3f}{told}. The damage is as uneven as if "
+        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest} "
+        f"(+{skips['added_loss'][dearest]:.2f})."
+    )
+
+
+def _score(record: dict) -> str:
+    score, even = record["skips"]["depth_score"], record["depth"] / 2
+    if score is None:
+        return "No block has an effect on a later one."
+    side = "shallow" if score < 0.9 * even else "deep" if score > 1.1 * even else "all"
+    return (
+        f"Depth score {score:.1f} ({even:g} would be even): later blocks build "
+        + {"shallow": "mostly on shallow ones.", "deep": "mostly on deep ones.", "all": "on all depths alike."}[side]
+    )
+
+
+def _removable(record: dict) -> str:
+    rule, gone, cost = removable(record)
+    if not gone:
+        fewest = min(points[1][0] for points in record["curve"]["rules"].values() if len(points) > 1)
+        return f"No rule finds even {fewest} block(s) that could go together for {RISE:g} nats per token."
+    return (
+        f"{len(gone)} blocks could go together for {cost:+.3f} nats per token: {ranges(gone)} "
+        f"(counted from 0, rule {rule!r})."
+    )
+
+
+def _gates(record: dict) -> list[str]:
+    if record["gates"] is None:
+        return []
+    dead, all_of = sum(record["gates"]["dead"]), len(record["gates"]["dead"])
+    return [f"{dead:.0f} of {all_of} modulators are dead (mean |t| below 0.05)."]

@@ -1,0 +1,88 @@
+"""Block Attention Residuals: every reader attends over what blocks of sublayers have written."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from nagjax.errors import UserError
+from nagjax.residual.protocol import Boundary, Place, gate_parameter, split_lanes
+from nagjax.residual.schemes.plain import Plain
+
+
+class Sources(NamedTuple):
+    """`values`: the embedding, then the sum of what each block wrote, the running one's so far. `written`: 1 where
+    there is a value yet, else 0. `normed`: what the next reader reads."""
+
+    values: Float[Array, "B T N D"]
+    written: Float[Array, "B T N"]
+    normed: Float[Array, "B T D"]
+
+
+class Query(nnx.Module):
+    """w of the reader behind this sublayer, zeros."""
+
+    def __init__(self, width: int):
+        self.query = gate_parameter(jnp.zeros((width,)), ("embed",))
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockAttnRes(Plain):
+    """`x_l = RMSNorm_l(sum_i a_i v_i)`, `a = softmax_i(w_l . RMSNorm(v_i))` over the embedding, the sums of what the
+    blocks before wrote, and the partial sum of this one's; each `f_l(x_l)` is added to its block's sum. The head reads
+    in the same way. Kimi Team 2026, "Attention Residuals", arXiv:2603.15031, Block AttnRes.
+
+    A block is `ceil(sublayers / blocks)` sublayers, the last may be shorter; with no more sublayers than blocks this is
+    Full AttnRes. Queries start at zero: at its start a model reads in the direction of the ordinary residual. The
+    keys' norm has no gain, w would take it in. The first sublayer has one source and needs no w, so that a reader's w
+    is kept with the sublayer in front of it. Telemetry sees the sum of all sources, the ordinary residual.
+    """
+
+    name: ClassVar[str] = "block_attn_res"
+    title: ClassVar[str] = "Block AttnRes"
+    learning_rate: ClassVar[float] = 8e-3
+
+    blocks: int = 8  # of sublayers, at most
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.blocks < 1:
+            raise UserError("scheme.blocks", self.blocks, "give a number of blocks of at least 1")
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Query(width)
+
+    def block_of(self, at: Boundary) -> Int[Array, ""]:
+        """1-based, of the committing sublayer."""
+        size = (at.sublayers + self.blocks - 1) // self.blocks
+        return (at.index - 1) // size + 1
+
+    def open(self, embedding, at: Boundary, ends) -> Sources:
+        room = ((0, 0), (0, 0), (0, self.blocks))
+        values = jnp.pad(embedding[..., None, :], (*room, (0, 0)))
+        written = jnp.pad(jnp.ones((*embedding.shape[:2], 1), jnp.float32), room)
+        return Sources(values, written, self.normalise(embedding, at))
+
+    def attend(self, values, written, at: Boundary) -> Sources:
+        wide = values.astype(jnp.float32)
+        length = jax.lax.rsqrt(jnp.mean(wide**2, axis=-1) + self.epsilon)
+        scores = jnp.sum(wide * at.gate.query[...], axis=-1) * length
+        weights = jax.nn.softmax(jnp.where(written > 0, scores, -jnp.inf), axis=-1)
+        read = jnp.sum(weights[..., None] * wide, axis=-2).astype(values.dtype)
+        return Sources(values, written, self.normalise(read, at))
+
+    def advance(self, stream: Sources, update, at: Boundary):
+        block = self.block_of(at)
+        own = jax.lax.dynamic_index_in_dim(stream.values, block, axis=2) + update[..., None, :]
+        values = jax.lax.dynamic_update_slice_in_dim(stream.values, own.astype(stream.values.dtype), block, axis=2)
+        written = jnp.maximum(stream.written, jax.nn.one_hot(block, self.blocks + 1))
+        return self.attend(values, written, at), jnp.ones((1, 1, 1), jnp.float32)
+
+    def skip(self, stream: Sources, at: Boundary) -> Sources:
+        return self.attend(stream.values, stream.written, at)
+
+    def lanes(self, stream: Sources):
+        return split_lanes(jnp.sum(stream.values.astype(jnp.float32), axis=-2))

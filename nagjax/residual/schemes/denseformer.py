@@ -1,0 +1,98 @@
+"""DenseFormer: now and then a block's output is averaged with those of earlier blocks."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.errors import UserError
+from nagjax.residual.protocol import Boundary, gate_parameter, split_lanes
+from nagjax.residual.schemes.plain import Plain
+
+
+class History(NamedTuple):
+    """`past`: the embedding and the outputs of the blocks at the averaging points so far, zeros for those to come.
+    `weights`: alpha, row after row, the same for every token: what moves a stream has no other way to it. `hidden`:
+    the residual. `normed`: what the next reader reads."""
+
+    past: Float[Array, "B T N D"]
+    weights: Float[Array, "B T W"]
+    hidden: Float[Array, "B T D"]
+    normed: Float[Array, "B T D"]
+
+
+class Weights(nnx.Module):
+    """alpha [points, points + 1]; row m is that of point m + 1: 1 for its own block, 0 for what is before."""
+
+    def __init__(self, points: int):
+        self.alpha = gate_parameter(jnp.eye(points, points + 1, 1), (None, None))
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseFormer(Plain):
+    """`X_i = block_i(Y_i-1)`, `Y_i = sum_j alpha_ij X_j`: the blocks are pre-norm; behind an averaging point the sum is
+    over the embedding X_0 and the points j <= i, elsewhere `Y_i = X_i`. Pagliardini et al. 2024, arXiv:2402.02622,
+    Section 3.
+
+    alpha starts as 1 for j = i and 0 else: a pre-norm model. Every `ceil(blocks / points)`-th block is a point, which
+    is the paper's k x p form with the dilation k equal to the period p (the paper's 4 x 5 has them apart), so that
+    what has to be kept does not grow with depth; with no more blocks than points it is the dense form.
+    """
+
+    name: ClassVar[str] = "denseformer"
+    title: ClassVar[str] = "DenseFormer"
+    learning_rate: ClassVar[float] = 8e-3
+
+    points: int = 8  # averaging points, at most
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.points < 1:
+            raise UserError("scheme.points", self.points, "give at least 1 averaging point")
+
+    def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
+        return Weights(self.points)
+
+    def point(self, at: Boundary) -> tuple[Bool[Array, ""], Int[Array, ""]]:
+        """Whether the committing sublayer ends a block that is a point; the point's number, 1-based."""
+        period = (at.sublayers // 2 + self.points - 1) // self.points
+        block = at.index // 2
+        return (at.index % 2 == 0) & (block % period == 0), block // period
+
+    def open(self, embedding, at: Boundary, ends) -> History:
+        past = jnp.pad(embedding[..., None, :], ((0, 0), (0, 0), (0, self.points), (0, 0)))
+        alpha = ends.alpha[...].reshape(-1)
+        weights = jnp.broadcast_to(alpha, (*embedding.shape[:2], alpha.size))
+        return History(past, weights, embedding, self.normalise(embedding, at))
+
+    def kept(self, past: Float[Array, "B T N D"], hidden, at: Boundary) -> Float[Array, "B T N D"]:
+        """The past with this block's output, at a point."""
+        here, number = self.point(at)
+        before = jax.lax.dynamic_index_in_dim(past, number, axis=2)
+        own = jnp.where(here, hidden[..., None, :], before)
+        return jax.lax.dynamic_update_slice_in_dim(past, own, number, axis=2)
+
+    def averaged(self, past: Float[Array, "B T N D"], stream: History, at: Boundary) -> Float[Array, "B T D"]:
+        _, number = self.point(at)
+        table = stream.weights.reshape(*stream.weights.shape[:2], self.points, self.points + 1)
+        row = jax.lax.dynamic_index_in_dim(table, number - 1, axis=2, keepdims=False)
+        return jnp.sum(row[..., None] * past.astype(jnp.float32), axis=-2).astype(past.dtype)
+
+    def advance(self, stream: History, update, at: Boundary):
+        output = stream.hidden + update
+        past = self.kept(stream.past, output, at)
+        hidden = jax.lax.cond(
+            self.point(at)[0], lambda past, _: self.averaged(past, stream, at), lambda _, output: output, past, output
+        )
+        after = History(past, stream.weights, hidden, self.normalise(hidden, at))
+        return after, jnp.ones((1, 1, 1), jnp.float32)
+
+    def skip(self, stream: History, at: Boundary) -> History:
+        past = self.kept(stream.past, stream.hidden, at)
+        return stream._replace(past=past, normed=self.normalise(stream.hidden, at))
+
+    def lanes(self, stream: History):
+        return split_lanes(stream.hidden)

@@ -1,0 +1,27 @@
+"""Plain pre-norm whose deep blocks start small."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from nagjax.residual.prenorm import PreNorm
+from nagjax.residual.protocol import Place
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthScaled(PreNorm):
+    """`h <- h + f_l(RMSNorm_l(h))`; the output projections of block b = 1, 2, ... start at 1/sqrt(2 b) of their usual
+    scale. The depth-scaled start that arXiv:2502.05795 compares (its Table 6), after Zhang, Titov & Sennrich 2019,
+    arXiv:1908.11365, who scale all matrices of a block by 1/sqrt(b).
+
+    Where the source is silent, output projections alone, the matrices that `plain` scales by the number of sublayers.
+    """
+
+    name: ClassVar[str] = "depth_scaled"
+    title: ClassVar[str] = "depth-scaled start"
+    learning_rate: ClassVar[float] = 8e-3
+
+    def output_scale(self, place: Place) -> Float[Array, ""]:
+        return jnp.asarray(2 * place.block, jnp.float32) ** -0.5

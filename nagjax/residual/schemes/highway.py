@@ -1,0 +1,49 @@
+"""Additive Highway residual: a gate that reads the state only."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nagjax.residual.prenorm import PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary, Place, gate_parameter
+
+
+class StateGate(nnx.Module):
+    """`sigmoid(W h + b)`, W [D, D] normal 0.02, b [D] zeros."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        weight = 0.02 * jax.random.normal(rngs.params(), (width, width))
+        self.weight = gate_parameter(weight, ("embed", "embed_out"))
+        self.bias = gate_parameter(jnp.zeros((width,)), ("embed_out",))
+
+    def __call__(self, state):
+        product = (state @ self.weight[...].astype(state.dtype)).astype(jnp.float32)
+        return jax.nn.sigmoid(product + self.bias[...])
+
+
+@dataclasses.dataclass(frozen=True)
+class Highway(PreNorm):
+    """`r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form that
+    arXiv:2606.31859 compares Review Residuals with."""
+
+    name: ClassVar[str] = "highway"
+    title: ClassVar[str] = "Highway (additive)"
+    learning_rate: ClassVar[float] = 8e-3
+
+    def gate(self, width, place, rngs):
+        return StateGate(width, rngs)
+
+    def output_scale(self, place: Place) -> float:
+        return place.sublayers**-0.5
+
+    def carry(self, gate):
+        """What is kept of the old state."""
+        return 1.0
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        gate = at.gate(stream.hidden)
+        hidden = (self.carry(gate) * stream.hidden + gate * update).astype(stream.hidden.dtype)
+        return PreNormStream(hidden, self.normalise(hidden, at)), gate

@@ -1,0 +1,85 @@
+"""Hyper-Connections: several residual streams, mixed by matrices that are learned and depend on the token."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.residual.multi_stream import MultiStream, unit
+from nagjax.residual.prenorm import Gain
+from nagjax.residual.protocol import Boundary, Place, gate_parameter
+
+DYNAMIC_START = 0.01  # s
+
+
+class Reading(Gain):
+    """The norm's gain, and A_m as its difference from where it starts."""
+
+    def __init__(self, width: int, streams: int):
+        super().__init__(width)
+        self.moved = gate_parameter(jnp.zeros((streams,)), (None,))
+        self.weight = gate_parameter(jnp.zeros((width,)), ("embed",))
+        self.scale = gate_parameter(jnp.float32(DYNAMIC_START), ())
+
+
+class Writing(nnx.Module):
+    """A_r and B."""
+
+    def __init__(self, width: int, streams: int):
+        self.mixing = gate_parameter(jnp.eye(streams), (None, None))
+        self.mixing_weight = gate_parameter(jnp.zeros((width, streams)), ("embed", None))
+        self.mixing_scale = gate_parameter(jnp.float32(DYNAMIC_START), ())
+        self.output = gate_parameter(jnp.ones((streams,)), (None,))
+        self.output_weight = gate_parameter(jnp.zeros((width,)), ("embed",))
+        self.output_scale = gate_parameter(jnp.float32(DYNAMIC_START), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class HyperConnections(MultiStream):
+    """`H <- A_r^T H + B^T f_l(RMSNorm_l(A_m^T H))`, H [n, D], with `A = A_static + s tanh(norm(H) W)` for A_m [n, 1],
+    A_r [n, n] and B [n]: dynamic Hyper-Connections (DHC), Zhu et al. 2024, arXiv:2409.19606, Section 2.
+
+    W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k reads stream k mod n: at its start every stream is the
+    ordinary pre-norm residual. Output projections start sqrt(n) larger, as in the paper. The head reads through
+    an A_m too, which starts as the paper's sum of all streams. `norm` has no gain: W would take it in. A_m has an s of
+    its own; the authors' code shares one between A_m and A_r.
+    """
+
+    name: ClassVar[str] = "hyper_connections"
+    title: ClassVar[str] = "Hyper-Connections"
+    learning_rate: ClassVar[float] = 8e-3
+
+    def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        return Reading(width, self.streams)
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Writing(width, self.streams)
+
+    def output_scale(self, place: Place) -> float:
+        return super().output_scale(place) * self.streams**0.5
+
+    def read_weights(self, hidden, at: Boundary):
+        own = at.entry
+        one = jax.nn.one_hot((at.following - 1) % self.streams, self.streams)
+        start = jnp.where(at.following == 0, jnp.ones_like(one), one)
+        dynamic = self.dynamic(hidden, own.weight[...][:, None], own.scale[...])[..., 0]
+        return start + own.moved[...] + dynamic
+
+    def write_weights(self, hidden, at: Boundary):
+        own = at.gate
+        mixing = own.mixing[...] + self.dynamic(hidden, own.mixing_weight[...], own.mixing_scale[...])
+        output = self.dynamic(hidden, own.output_weight[...][:, None], own.output_scale[...])[..., 0]
+        return mixing, own.output[...] + output
+
+    def dynamic(
+        self, hidden: Float[Array, "B T N D"], weight: Float[Array, "D M"], scale: Float[Array, ""]
+    ) -> Float[Array, "B T N M"]:
+        """`s tanh(norm(H) W)`."""
+        direction = unit(hidden, -1, self.epsilon)
+        product = jnp.einsum(
+            "btnd,dm->btnm", direction, weight.astype(hidden.dtype), preferred_element_type=jnp.float32
+        )
+        return scale * jnp.tanh(product)

@@ -1,0 +1,53 @@
+"""Pre-norm by LayerNorm with gain and bias: GPT-2's residual."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nagjax.residual.prenorm import PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary, Place, check_epsilon
+
+
+class Affine(nnx.Module):
+    """Gain and bias of one LayerNorm, start at 1 and 0."""
+
+    def __init__(self, width: int):
+        self.gain = nnx.Param(jnp.ones((width,), jnp.float32), axes=("embed",), role="norm")
+        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32), axes=("embed",), role="norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNorm(PreNorm):
+    """`h <- h + f_l(LN_l(h))`, `LN(h) = gain (h - mean(h)) / sqrt(var(h) + epsilon) + bias`.
+
+    Ba, Kiros & Hinton 2016, arXiv:1607.06450; in this place, GPT-2 (Radford et al. 2019). The statistics are float32.
+    """
+
+    name: ClassVar[str] = "layer_norm"
+    title: ClassVar[str] = "LayerNorm"
+    learning_rate: ClassVar[float] = 8e-3
+
+    epsilon: float = 1e-5
+    scaled_start: bool = True  # as in `plain`
+
+    def __post_init__(self):
+        check_epsilon(self.epsilon)
+
+    def output_scale(self, place: Place) -> float:
+        return place.sublayers**-0.5 if self.scaled_start else 1.0
+
+    def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        return Affine(width)
+
+    def normalise(self, hidden, at: Boundary):
+        wide = hidden.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        direction = centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + self.epsilon)
+        return (at.entry.gain[...] * direction + at.entry.bias[...]).astype(hidden.dtype)
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        hidden = stream.hidden + update
+        return PreNormStream(hidden, self.normalise(hidden, at)), jnp.ones((1, 1, 1), jnp.float32)

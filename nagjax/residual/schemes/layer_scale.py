@@ -1,0 +1,41 @@
+"""LayerScale: one learned factor per feature in front of every update."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+from nagjax.residual.prenorm import PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary, Place, gate_parameter
+
+
+class Factors(nnx.Module):
+    """One number per feature."""
+
+    def __init__(self, width: int, start: float):
+        self.value = gate_parameter(jnp.full((width,), start, jnp.float32), ("embed",))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerScale(PreNorm):
+    """`h <- h + lambda_l * f_l(RMSNorm_l(h))`, lambda_l [D]. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
+
+    lambda starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond; all other start values are ordinary. The factors
+    learn at the matrices' rate and do not decay.
+    """
+
+    name: ClassVar[str] = "layer_scale"
+    title: ClassVar[str] = "LayerScale"
+    learning_rate: ClassVar[float] = 8e-3
+
+    start: float | None = None  # None: by depth, as above
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        by_depth = 0.1 if place.blocks <= 18 else 1e-5 if place.blocks <= 24 else 1e-6
+        return Factors(width, by_depth if self.start is None else self.start)
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        gate = at.gate.value[...]
+        hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
+        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, -1)

@@ -1,0 +1,90 @@
+"""mHC: Hyper-Connections whose mixing neither amplifies nor forgets."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.residual.multi_stream import MultiStream, unit
+from nagjax.residual.prenorm import Gain
+from nagjax.residual.protocol import Boundary, Place, gate_parameter
+
+SINKHORN_STEPS = 20
+ALPHA_START = 0.01
+
+
+class Projection(nnx.Module):
+    """`alpha (x phi) + b`, x [n, D] of RMS 1: phi normal with variance 1/(n D), b zeros."""
+
+    def __init__(self, width: int, streams: int, outputs: int, rngs: nnx.Rngs):
+        phi = jax.random.normal(rngs.params(), (streams, width, outputs)) * (streams * width) ** -0.5
+        self.phi = gate_parameter(phi, (None, "embed", None))
+        self.bias = gate_parameter(jnp.zeros((outputs,)), (None,))
+        self.alpha = gate_parameter(jnp.float32(ALPHA_START), ())
+
+    def __call__(self, x: Float[Array, "B T N D"]) -> Float[Array, "B T M"]:
+        phi = self.phi[...].astype(x.dtype)
+        product = jnp.einsum("btnd,ndm->btm", x, phi, preferred_element_type=jnp.float32)
+        return self.alpha[...] * product + self.bias[...]
+
+
+class Reading(Gain):
+    """The norm's gain, and H_pre."""
+
+    def __init__(self, width: int, streams: int, rngs: nnx.Rngs):
+        super().__init__(width)
+        self.pre = Projection(width, streams, streams, rngs)
+
+
+class Writing(nnx.Module):
+    """H_post and H_res."""
+
+    def __init__(self, width: int, streams: int, rngs: nnx.Rngs):
+        self.post = Projection(width, streams, streams, rngs)
+        self.res = Projection(width, streams, streams**2, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class MHC(MultiStream):
+    """`X <- H_res X + H_post^T f_l(RMSNorm_l(H_pre X))`, X [n, D], Xie et al. 2025, arXiv:2512.24880:
+
+        H_pre = sigmoid(h_pre);  H_post = 2 sigmoid(h_post);  H_res = Sinkhorn(exp(h_res)), doubly stochastic
+        h     = alpha (RMSNorm(flat X) phi) + b,  each with its own phi, alpha = 0.01 and b
+
+    Sinkhorn: 20 times the columns, then the rows, are divided by their sums. Where the paper is silent this is as in
+    MaxText's implementation: phi starts with variance 1/(n D) and b at 0, so that a model starts close to a pre-norm
+    one of which every stream is a copy. But the head, which there reads the sum of the streams, reads here through an
+    H_pre of its own, which starts as half of that.
+    """
+
+    name: ClassVar[str] = "mhc"
+    title: ClassVar[str] = "mHC"
+    learning_rate: ClassVar[float] = 8e-3
+
+    def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        return Reading(width, self.streams, rngs)
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Writing(width, self.streams, rngs)
+
+    def read_weights(self, hidden, at: Boundary):
+        return jax.nn.sigmoid(at.entry.pre(unit(hidden, (-2, -1), self.epsilon)))
+
+    def write_weights(self, hidden, at: Boundary):
+        direction = unit(hidden, (-2, -1), self.epsilon)
+        logits = at.gate.res(direction).reshape(*hidden.shape[:2], self.streams, self.streams)
+        # H_res mixes by its rows, `MultiStream` by columns.
+        return jnp.swapaxes(sinkhorn(logits), -1, -2), 2.0 * jax.nn.sigmoid(at.gate.post(direction))
+
+
+def sinkhorn(logits: Float[Array, "... N N"]) -> Float[Array, "... N N"]:
+    """`exp(logits)` made doubly stochastic: rows sum to 1, columns nearly. Divides in log space, where nothing
+    vanishes however far the logits are apart."""
+
+    def step(logs, _):
+        return jax.nn.log_softmax(jax.nn.log_softmax(logs, axis=-2), axis=-1), None
+
+    return jnp.exp(jax.lax.scan(step, logits, length=SINKHORN_STEPS)[0])

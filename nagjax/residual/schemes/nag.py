@@ -1,0 +1,155 @@
+"""NAG: the norm-agnostic residual. Direction and log-norm in separate lanes, every update a controlled rotation."""
+
+import dataclasses
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.errors import UserError
+from nagjax.residual.protocol import Boundary, Scheme, gate_parameter, split_lanes
+from pallas_kernels import nag_update_modulated, nag_update_rows
+
+HEAD_SPREAD = 0.5  # standard deviation of the first logits: the start loss is about log V + 0.125 nats
+MIXTURE_FLOOR = 1e-6  # x ** beta has an infinite derivative at 0
+
+
+class NAGStream(NamedTuple):
+    """`direction` has unit RMS and no mean; the ordinary residual would be `exp(log_norm) * direction`."""
+
+    direction: Float[Array, "B T D"]
+    log_norm: Float[Array, "B T"]
+
+
+class Modulator(nnx.Module):
+    """`m(r) = (sum_c p_c sigmoid(<r, w_c> + b_c)) ** beta` in [0, 1], and the step size alpha (Eq. 13, 23-24)."""
+
+    def __init__(self, width: int, directions: int, alpha: Float[Array, ""], rngs: nnx.Rngs):
+        weight = jax.random.normal(rngs.params(), (width, directions)) * width**-0.5
+        self.weight = gate_parameter(weight, ("embed", None))
+        self.bias = gate_parameter(jnp.zeros((directions,)), (None,))
+        self.logits = gate_parameter(jnp.zeros((directions,)), (None,))
+        self.beta = gate_parameter(jnp.float32(math.log(math.e - 1.0)), ())  # softplus of it is 1
+        self.alpha = gate_parameter(jnp.asarray(alpha, jnp.float32), ())
+
+    def __call__(self, direction: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+        product = direction @ self.weight[...].astype(direction.dtype)
+        opened = jax.nn.sigmoid(product.astype(jnp.float32) + self.bias[...])
+        mixture = opened @ jax.nn.softmax(self.logits[...])
+        return jnp.maximum(mixture, MIXTURE_FLOOR) ** jax.nn.softplus(self.beta[...])
+
+
+class Ends(nnx.Module):
+    """log G_encode (starts at 0) and the head's log gain (see `NAG`)."""
+
+    def __init__(self, width: int, embedding_std: float):
+        self.encode = gate_parameter(jnp.float32(0.0), ())
+        start = 0.5 * math.log(width) - math.log(embedding_std) + math.log(HEAD_SPREAD)
+        self.decode = gate_parameter(jnp.float32(start), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class NAG(Scheme):
+    """The norm-agnostic residual network, Figliolia & Millidge 2026, arXiv:2606.16112, Eq. 3-18.
+
+        u      = f_l(r) - mean(f_l(r));   u_perp = u - (<u, r> / D) r;   n = u_perp / rms(u_perp)
+        t      = alpha_l m_l(r)                                           # tan of the rotation angle
+        r'     = (r + t n) / sqrt(1 + t^2);   s' = s + log(1 + t^2) / 2
+        logits = exp(s_L + g) <r_L, W_v> / D,  rows W_v centred and of norm sqrt(D)
+
+    Choices where the paper is silent: alpha rises linearly from 0 to its value over the first `ramp` of the training,
+    and all gate parameters learn at `gate_rate` of the matrices' rate without weight decay (both against early gate
+    collapse); the embedding is centred when it is looked up; the head's gain g is a learned scalar in log space that
+    starts where the first logits have a standard deviation of one half, at every width and depth.
+    """
+
+    name: ClassVar[str] = "nag"
+    title: ClassVar[str] = "NAG"
+    learning_rate: ClassVar[float] = 1.6e-2
+    gate_rate: ClassVar[float] = 1 / 12
+    router: ClassVar[str] = "nag"
+    scale_free: ClassVar[bool] = True
+
+    directions: int = 32  # C, directions of each modulator
+    alpha_power: float = 0.5  # p, alpha_l starts at l ** -p
+    ramp: float = 0.05  # share of the training over which alpha rises from 0
+
+    def __post_init__(self):
+        if self.directions < 1:
+            raise UserError("scheme.directions", self.directions, "a modulator needs at least 1 direction")
+        if not 0.0 <= self.ramp < 1.0:
+            raise UserError("scheme.ramp", self.ramp, "give a share of the training in [0, 1)")
+
+    def default_rate(self, width, depth):
+        """Lower with depth: every branch is scale-free, so all of them move at each step, whatever their number."""
+        return super().default_rate(width, depth) * min(1.0, 24 / depth)
+
+    def trained(self):
+        return dataclasses.replace(self, ramp=0.0)
+
+    def gate(self, width, place, rngs):
+        alpha = jnp.asarray(place.index, jnp.float32) ** -self.alpha_power
+        return Modulator(width, self.directions, alpha, rngs)
+
+    def embedding_std(self, width):
+        """Only the embedding's direction is read: its length just sets how fast the direction can learn."""
+        return width**-0.5
+
+    def ends(self, width, embedding_std, rngs):
+        return Ends(width, embedding_std)
+
+    def head_rows(self, table):
+        centred = table - jnp.mean(table, axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-12)
+
+    def open(self, embedding, at: Boundary, ends) -> NAGStream:
+        wide = embedding.astype(jnp.float32)
+        direction, log_norm = split_lanes(wide - jnp.mean(wide, axis=-1, keepdims=True))
+        return NAGStream(direction.astype(embedding.dtype), log_norm + ends.encode[...])
+
+    def rebuild(self, residual, at: Boundary, ends) -> NAGStream:
+        direction, log_norm = split_lanes(residual)
+        return NAGStream(direction.astype(residual.dtype), log_norm)
+
+    def read(self, stream: NAGStream):
+        return stream.direction
+
+    def alpha(self, at: Boundary) -> Float[Array, ""]:
+        """The sublayer's step size at this point of the training."""
+        ramp = jnp.minimum(at.progress / self.ramp, 1.0) if self.ramp else 1.0
+        return ramp * at.gate.alpha[...]
+
+    def turn(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
+        """tan of the angle the sublayer is going to turn each token: known before its branch runs."""
+        return self.alpha(at) * at.gate(stream.direction)
+
+    def advance(self, stream: NAGStream, update, at: Boundary):
+        own = at.gate
+        direction, log_norm, _ = nag_update_modulated(
+            stream.direction,
+            stream.log_norm,
+            update,
+            own.weight[...],
+            own.bias[...],
+            own.logits[...],
+            jax.nn.softplus(own.beta[...]),
+            self.alpha(at),
+        )
+        # The gate again, for telemetry: dead code unless it is read.
+        return NAGStream(direction, log_norm), own(stream.direction)[..., None]
+
+    def advance_rows(self, stream: NAGStream, rows: NAGStream, update, at: Boundary, indices):
+        turn = self.turn(rows, at)
+        direction, log_norm = nag_update_rows(stream.direction, stream.log_norm, update, turn, indices)
+        return NAGStream(direction, log_norm), at.gate(rows.direction)[..., None]
+
+    def close(self, stream: NAGStream, ends):
+        width = stream.direction.shape[-1]
+        return stream.direction, stream.log_norm + ends.decode[...] - math.log(width)
+
+    def lanes(self, stream: NAGStream):
+        direction, _ = split_lanes(stream.direction)
+        return direction, stream.log_norm

@@ -1,0 +1,98 @@
+"""nGPT: states and matrices on the sphere."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.errors import UserError
+from nagjax.residual.protocol import Boundary, Place, Scheme, gate_parameter, split_lanes
+
+TINY = 1e-12  # on a mean square: a row of zeros stays one
+
+
+def unit_rms(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """float32."""
+    wide = x.astype(jnp.float32)
+    return wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + TINY)
+
+
+class Scaled(nnx.Module):
+    """A learned factor, kept at 1/sqrt(D) where it stands for its start: Adam's steps, whose size does not know the
+    parameter's, move it sqrt(D) times as fast (Section 2.5 there)."""
+
+    def __init__(self, shape: tuple[int, ...], axes: tuple[str | None, ...], width: int):
+        self.scale = gate_parameter(jnp.full(shape, width**-0.5, jnp.float32), axes)
+
+    def __call__(self, start: float, width: int) -> Float[Array, "..."]:
+        return self.scale[...] * (start * width**0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class NGPT(Scheme):
+    """`h <- Norm(h + |alpha_l| (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows w_v.
+
+    Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere",
+    arXiv:2410.01131. At the start and after every step, all matrices and both tables are normalised along their
+    embedding axis: what reads the residual by column, what writes to it, and the tables, by row. alpha starts at
+    `start`, s_z at 1, both kept at 1/sqrt(D) where they stand for their start.
+
+    The stream here has unit RMS, sqrt(D) times the source's unit length. So a column of length 1 reads it as a product
+    of spread 1: the factor sqrt(D) that the source puts before the MLP's nonlinearity is in the stream. What attention
+    and the MLP write may have any scale, as Norm follows. Unit queries and keys under the softmax scale sqrt(d_head)
+    are the library's QK-norm (on by default) under 1/sqrt(d_head); its learned factor s_qk is `block.qk_gain`.
+
+    Weight decay does nothing to a matrix that is normalised after each step, except that the step becomes
+    1 / (1 - rate * decay) times as long. The source has neither decay nor warm-up; the latter is the optimizer's
+    option. Choices and omissions: s_z is one number and not one for every entry of the vocabulary, which a scheme
+    does not know; the factors s_u, s_v by hidden feature stay at 1. Gains and biases that a model's blocks may have
+    are not normalised.
+    """
+
+    name: ClassVar[str] = "ngpt"
+    title: ClassVar[str] = "nGPT"
+    learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
+    router: ClassVar[str] = "random"
+    scale_free: ClassVar[bool] = True
+
+    start: float = 0.05  # alpha's; the source's
+
+    def __post_init__(self):
+        if not 0.0 < self.start <= 1.0:
+            raise UserError("scheme.start", self.start, "give a share of the way to the update above 0, at most 1")
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Scaled((width,), ("embed",), width)
+
+    def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
+        return Scaled((), (), width)
+
+    def constrain(self, value, axes, role):
+        """Unit length along the embedding axis."""
+        if role not in ("matrix", "embedding") or "embed" not in axes:
+            return value
+        axis = axes.index("embed") - len(axes)
+        return value * jax.lax.rsqrt(jnp.sum(value**2, axis=axis, keepdims=True) + TINY)
+
+    def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
+        return unit_rms(embedding).astype(embedding.dtype)
+
+    def read(self, stream: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return stream
+
+    def advance(self, stream, update, at: Boundary):
+        h = stream.astype(jnp.float32)
+        alpha = jnp.abs(at.gate(self.start, h.shape[-1]))
+        return unit_rms(h + alpha * (unit_rms(update) - h)).astype(stream.dtype), alpha[None, None]
+
+    def close(self, stream, ends):
+        width = stream.shape[-1]
+        hidden = (ends(1.0, width) * stream.astype(jnp.float32)).astype(stream.dtype)
+        return hidden, jnp.full(stream.shape[:-1], -0.5 * math.log(width), jnp.float32)
+
+    def lanes(self, stream):
+        return split_lanes(stream)

@@ -1,0 +1,28 @@
+"""Parallel branches: attention and MLP of a block read the same residual."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from nagjax.residual.prenorm import PreNormStream
+from nagjax.residual.protocol import Boundary
+from nagjax.residual.schemes.layer_norm import LayerNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel(LayerNorm):
+    """`h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-J; GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1).
+
+    What attention wrote is in the residual at once; the MLP's normalised input is of the residual before it.
+    """
+
+    name: ClassVar[str] = "parallel"
+    title: ClassVar[str] = "parallel branches"
+    learning_rate: ClassVar[float] = 8e-3
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        hidden = stream.hidden + update
+        attention = at.index % 2 == 1
+        read = jnp.where(attention, stream.hidden, hidden)
+        return PreNormStream(hidden, self.normalise(read, at)), jnp.ones((1, 1, 1), jnp.float32)

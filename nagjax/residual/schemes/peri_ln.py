@@ -1,0 +1,32 @@
+"""Peri-LN: norms around every branch, and around the model."""
+
+import dataclasses
+from typing import ClassVar
+
+from flax import nnx
+
+from nagjax.residual.norm import rms_norm
+from nagjax.residual.prenorm import Gain, PreNormStream
+from nagjax.residual.protocol import Boundary
+from nagjax.residual.schemes.sandwich import Sandwich
+
+
+@dataclasses.dataclass(frozen=True)
+class PeriLN(Sandwich):
+    """`h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`. Kim et al. 2025, arXiv:2502.02732.
+
+    Sandwich-LN from a normalised embedding e, with a final norm. The outer norm is in front of the addition.
+    """
+
+    name: ClassVar[str] = "peri_ln"
+    title: ClassVar[str] = "Peri-LN"
+    learning_rate: ClassVar[float] = 8e-3
+
+    def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
+        return Gain(width)
+
+    def open(self, embedding, at: Boundary, ends) -> PreNormStream:
+        return self.rebuild(rms_norm(embedding, ends.gain[...], self.epsilon), at, ends)
+
+    def rebuild(self, residual, at: Boundary, ends) -> PreNormStream:
+        return super().open(residual, at, ends)

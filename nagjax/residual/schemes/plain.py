@@ -1,0 +1,26 @@
+"""Plain pre-norm: the residual stream every other scheme is judged against."""
+
+import dataclasses
+from typing import ClassVar
+
+from nagjax.residual.prenorm import PreNorm
+from nagjax.residual.protocol import Place, check_epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(PreNorm):
+    """`h <- h + f_l(RMSNorm_l(h))`. Pre-LN with RMSNorm (Zhang & Sennrich 2019; Xiong et al. 2020)."""
+
+    name: ClassVar[str] = "plain"
+    title: ClassVar[str] = "plain pre-norm"
+    learning_rate: ClassVar[float] = 8e-3
+
+    # GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline here
+    scaled_start: bool = True
+    epsilon: float = 1e-6  # in the norm
+
+    def __post_init__(self):
+        check_epsilon(self.epsilon)
+
+    def output_scale(self, place: Place) -> float:
+        return place.sublayers**-0.5 if self.scaled_start else 1.0

@@ -1,0 +1,51 @@
+"""Post-LN: the norm behind the addition, as in the first Transformer."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.residual.norm import rms_norm
+from nagjax.residual.prenorm import Gain
+from nagjax.residual.protocol import Boundary, Place, Scheme, split_lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class PostLN(Scheme):
+    """`h <- gain_l * unit(h + f_l(h))`, `unit(x) = x / sqrt(mean(x^2) + epsilon)`. Vaswani et al. 2017,
+    arXiv:1706.03762, with RMSNorm in LayerNorm's place.
+
+    The first branch reads the embedding as it is, and the head the last state: there is no norm besides the sublayers'
+    own. Start values are ordinary.
+    """
+
+    name: ClassVar[str] = "post_ln"
+    title: ClassVar[str] = "Post-LN"
+    learning_rate: ClassVar[float] = 8e-3
+    epsilon: ClassVar[float] = 1e-6
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Gain(width)
+
+    def kept(self, at: Boundary) -> Float[Array, ""] | float:
+        """Factor on the old state in the sum."""
+        return 1.0
+
+    def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
+        return embedding
+
+    def read(self, stream: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return stream
+
+    def advance(self, stream, update, at: Boundary):
+        total = self.kept(at) * stream.astype(jnp.float32) + update.astype(jnp.float32)
+        hidden = rms_norm(total, at.gate.gain[...], self.epsilon).astype(stream.dtype)
+        return hidden, jnp.ones((1, 1, 1), jnp.float32)
+
+    def close(self, stream, ends):
+        return stream, jnp.zeros(stream.shape[:-1], jnp.float32)
+
+    def lanes(self, stream):
+        return split_lanes(stream)

@@ -1,0 +1,51 @@
+"""Progressive residual warm-up: deeper blocks are let in later."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from nagjax.errors import UserError
+from nagjax.residual.prenorm import PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary
+
+
+@dataclasses.dataclass(frozen=True)
+class ProRes(PreNorm):
+    """`h <- h + a(b, t) f_l(RMSNorm_l(h))`, `a(b, t) = min(L t / (ramp b), 1)` for both sublayers of block b = 1 .. L;
+    t is the share of the training done.
+
+    Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining", arXiv:2603.05369, on pre-norm with
+    ordinary start values. There, `a = min(step / (T b), 1)` with T = 1000 steps (500 from 96 blocks on): the last
+    block is fully in after T L steps, whose share of the training is `ramp` here. So T steps per block in a training
+    of n steps is `ramp = T L / n`: 0.24 for T = 1000, 24 blocks and 100 000 steps.
+
+    Choices where the source is silent: a ramp longer than the training is refused, so that a finished model is the
+    plain forward pass, and the scheme of a further training is this one without its ramp. `ramp` 0 is pre-norm from
+    the first step. The first step, with t = 0, moves only the embedding and the head.
+    """
+
+    name: ClassVar[str] = "prores"
+    title: ClassVar[str] = "ProRes"
+    learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
+
+    ramp: float = 0.25  # share of the training until the last block is fully in; the source's T L / steps
+
+    def __post_init__(self):
+        if not 0.0 <= self.ramp <= 1.0:
+            fix = "give the share of the training until the last block is fully in, from 0 to 1"
+            raise UserError("scheme.ramp", self.ramp, fix)
+
+    def trained(self):
+        return dataclasses.replace(self, ramp=0.0)
+
+    def weight(self, at: Boundary) -> Float[Array, ""]:
+        """What the sublayer's update is multiplied by at this point of the training."""
+        if not self.ramp:
+            return jnp.float32(1.0)
+        block, blocks = jnp.maximum((at.index + 1) // 2, 1), at.sublayers // 2
+        return jnp.minimum(at.progress * blocks / (self.ramp * block), 1.0).astype(jnp.float32)
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        return super().advance(stream, (self.weight(at) * update).astype(update.dtype), at)

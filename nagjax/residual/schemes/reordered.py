@@ -1,0 +1,56 @@
+"""The norm at a branch's end: OLMo 2's residual."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.residual.norm import rms_norm
+from nagjax.residual.prenorm import Gain
+from nagjax.residual.protocol import Boundary, Place, Scheme, check_epsilon, split_lanes
+
+
+@dataclasses.dataclass(frozen=True)
+class Reordered(Scheme):
+    """`h <- h + gain_l * f_l(h) / rms(f_l(h))`; the head reads `gain * h / rms(h)`.
+
+    `rms(x) = sqrt(mean(x^2) + epsilon)`. OLMo 2 (2025), arXiv:2501.00656, Section 3.2: no branch's input is
+    normalised, its output is.
+    """
+
+    name: ClassVar[str] = "reordered"
+    title: ClassVar[str] = "norm on the branches"
+    learning_rate: ClassVar[float] = 8e-3
+    router: ClassVar[str] = "random"
+    scale_free: ClassVar[bool] = True
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self):
+        check_epsilon(self.epsilon)
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Gain(width)
+
+    def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
+        return Gain(width)
+
+    def normalise(self, x: Float[Array, "B T D"], own: Gain) -> Float[Array, "B T D"]:
+        return rms_norm(x, own.gain[...], self.epsilon)
+
+    def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
+        return embedding
+
+    def read(self, stream: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return stream
+
+    def advance(self, stream, update, at: Boundary):
+        return stream + self.normalise(update, at.gate), jnp.ones((1, 1, 1), jnp.float32)
+
+    def close(self, stream, ends):
+        return self.normalise(stream, ends), jnp.zeros(stream.shape[:-1], jnp.float32)
+
+    def lanes(self, stream):
+        return split_lanes(stream)

@@ -1,0 +1,90 @@
+"""Review Residuals: a gate that reads the state and the proposed update."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nagjax.errors import UserError
+from nagjax.residual.prenorm import PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from pallas_kernels import review_update
+
+
+class DenseGate(nnx.Module):
+    """`W_h`, `W_u` [D, D] and bias [D], all zeros: every gate starts at one half."""
+
+    def __init__(self, width: int):
+        self.state = gate_parameter(jnp.zeros((width, width)), ("embed", "embed_out"))
+        self.update = gate_parameter(jnp.zeros((width, width)), ("embed", "embed_out"))
+        self.bias = gate_parameter(jnp.zeros((width,)), ("embed_out",))
+
+    def __call__(self, state, update):
+        return state @ self.state[...].astype(state.dtype), update @ self.update[...].astype(update.dtype)
+
+
+class LowRankGate(nnx.Module):
+    """The same through a bottleneck: `W = A B`, A normal with variance 1/D, B zeros, so gates start at one half."""
+
+    def __init__(self, width: int, rank: int, rngs: nnx.Rngs):
+        down = jax.random.normal(rngs.params(), (2, width, rank)) * width**-0.5
+        self.down = gate_parameter(down, (None, "embed", None))
+        self.up = gate_parameter(jnp.zeros((2, rank, width)), (None, None, "embed_out"))
+        self.bias = gate_parameter(jnp.zeros((width,)), ("embed_out",))
+
+    def __call__(self, state, update):
+        down, up = self.down[...].astype(state.dtype), self.up[...].astype(state.dtype)
+        return (state @ down[0]) @ up[0], (update @ down[1]) @ up[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Review(PreNorm):
+    """`r = sigmoid(W_h rms(h) + W_u rms(u) + b)`; `h <- h + r * u`, per channel.
+
+    Kramer 2026, arXiv:2606.31859. `rms()` has no gain; the matrix products act on the raw rows, because a row's
+    rms factors out: `rms(h) W = (h W) / rms(h)`. Output projections start scaled by 1/sqrt(number of sublayers).
+    """
+
+    name: ClassVar[str] = "review"
+    title: ClassVar[str] = "Review Residuals"
+    learning_rate: ClassVar[float] = 8e-3
+    epsilon: ClassVar[float] = 1e-5
+
+    rank: int | None = None  # None: the paper's dense gate; a number: that rank, ours, cheaper
+
+    def __post_init__(self):
+        if self.rank is not None and self.rank < 1:
+            raise UserError("scheme.rank", self.rank, "give a rank of at least 1, or leave it out for the dense gate")
+
+    def gate(self, width, place, rngs):
+        return DenseGate(width) if self.rank is None else LowRankGate(width, self.rank, rngs)
+
+    def output_scale(self, place: Place) -> float:
+        return place.sublayers**-0.5
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        from_state, from_update = at.gate(stream.hidden, update)
+        hidden, normed = review_update(
+            stream.hidden,
+            update,
+            from_state,
+            from_update,
+            at.gate.bias[...],
+            at.entry.gain[...],
+            self.read_scale(at.following),
+            epsilon=self.epsilon,
+        )
+        gate = _gate(stream.hidden, update, from_state, from_update, at.gate.bias[...], self.epsilon)
+        return PreNormStream(hidden, normed), gate
+
+
+def _gate(state, update, from_state, from_update, bias, epsilon: float):
+    """The gate the fused update applied, recomputed for telemetry only (dead code unless it is read)."""
+
+    def over_rms(product, row):
+        mean_square = jnp.mean(row.astype(jnp.float32) ** 2, axis=-1, keepdims=True)
+        return product.astype(jnp.float32) * jax.lax.rsqrt(mean_square + epsilon)
+
+    return jax.nn.sigmoid(over_rms(from_state, state) + over_rms(from_update, update) + bias)

@@ -1,0 +1,29 @@
+"""Sandwich-LN: a norm at both ends of every branch."""
+
+import dataclasses
+from typing import ClassVar
+
+from flax import nnx
+
+from nagjax.residual.norm import rms_norm
+from nagjax.residual.prenorm import Gain, PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary, Place
+
+
+@dataclasses.dataclass(frozen=True)
+class Sandwich(PreNorm):
+    """`h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, and a final norm. Ding et al. 2021 (CogView), arXiv:2105.13290,
+    with RMSNorm in LayerNorm's place. The outer norm is in front of the addition; its gain starts at 1.
+    """
+
+    name: ClassVar[str] = "sandwich"
+    title: ClassVar[str] = "Sandwich-LN"
+    learning_rate: ClassVar[float] = 8e-3
+    router: ClassVar[str] = "random"
+    scale_free: ClassVar[bool] = True
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Gain(width)
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        return super().advance(stream, rms_norm(update, at.gate.gain[...], self.epsilon), at)

@@ -1,0 +1,41 @@
+"""SkipInit: one learned number in front of every update."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from flax import nnx
+
+from nagjax.residual.prenorm import PreNorm, PreNormStream
+from nagjax.residual.protocol import Boundary, Place, gate_parameter
+
+
+class Scalar(nnx.Module):
+    """One number."""
+
+    def __init__(self, start: float):
+        self.value = gate_parameter(jnp.float32(start), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipInit(PreNorm):
+    """`h <- h + a_l f_l(RMSNorm_l(h))`, a_l a learned number per sublayer. De & Smith 2020, arXiv:2002.10444.
+
+    They have no norm in the branch and start at 0; this is the form in which arXiv:2502.05795 compares it, pre-norm and
+    started at 1/sqrt(L), L blocks. Where the sources are silent: the numbers learn at the matrices' rate, and do not
+    decay.
+    """
+
+    name: ClassVar[str] = "skip_init"
+    title: ClassVar[str] = "SkipInit"
+    learning_rate: ClassVar[float] = 8e-3
+
+    start: float | None = None  # None: 1/sqrt(number of blocks)
+
+    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+        return Scalar(place.blocks**-0.5 if self.start is None else self.start)
+
+    def advance(self, stream: PreNormStream, update, at: Boundary):
+        gate = at.gate.value[...]
+        hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
+        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, 1)

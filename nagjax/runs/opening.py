@@ -1,0 +1,162 @@
+"""Opening what a training run left in its folder."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from nagjax.data import Tokenizer, load_tokenizer
+from nagjax.errors import UserError
+from nagjax.interop.tokenizer_files import NoTokenizer, added_in_front
+from nagjax.mod import ModConfig
+from nagjax.model.transformer import Transformer
+from nagjax.runs.config import MeshConfig, RunConfig
+from nagjax.runs.folder import TOKENIZER, read_config
+from nagjax.train.checkpoint.store import restore_params
+from nagjax.train.distributed.mesh import make_mesh
+from nagjax.train.state import Blueprint, Tree
+
+CALIBRATION = "calibration.json"
+ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A run as its newest checkpoint has it: the parameters, and all it takes to use them."""
+
+    folder: Path
+    blueprint: Blueprint
+    step: int  # training steps behind the parameters
+    params: Tree
+    mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
+    tokenizer: Tokenizer
+    calibrated: bool = False  # at a point of the dial: there are thresholds, but no capacities
+
+    @property
+    def config(self) -> RunConfig:
+        return self.blueprint.config
+
+    @property
+    def progress(self) -> float:
+        """Share of the configured training that is done."""
+        return self.step / self.config.train.steps
+
+    @cached_property
+    def model(self) -> Transformer:
+        return self.blueprint.model(self.params)
+
+    @cached_property
+    def beginning(self) -> list[int]:
+        """Token ids an imported model expects before every text, as its tokenizer.json has it; of other runs none."""
+        return added_in_front(self.folder / TOKENIZER)
+
+    def __repr__(self) -> str:
+        model, count = self.config.model, sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        facts = [
+            f"{self.config.scheme.title}, {model.depth} blocks x {model.width}",
+            f"{model.heads} heads of {model.head_width} on {model.kv_heads} keys",
+            f"{count:,} parameters",
+            f"context {model.context:,}",
+            f"vocabulary {model.vocab:,} ({self.tokenizer.name})",
+            f"computes in {model.compute_dtype.name}",
+            f"{self.step} steps trained",
+        ]
+        facts += ["Mixture-of-Depths"] if model.mod.active else []
+        return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
+
+    def routed(self, mod: ModConfig, cuts: Array | None = None) -> "OpenRun":
+        """The same parameters under another Mixture-of-Depths, which must not need parameters of its own.
+
+        Without Mixture-of-Depths this is the dense model. `cuts` [S] are its thresholds, none unless given.
+        """
+        model = dataclasses.replace(self.config.model, mod=mod)
+        blueprint = Blueprint.of(dataclasses.replace(self.config, model=model), self.blueprint.mesh)
+        blocks = {
+            kind: {name: own for name, own in parts.items() if name != "routing"}
+            for kind, parts in self.params["blocks"].items()
+        }
+        state = {} if cuts is None else {"cuts": jnp.asarray(cuts, jnp.float32)}
+        return dataclasses.replace(self, blueprint=blueprint, params=self.params | {"blocks": blocks}, mod=state)
+
+
+def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None, calibrated: bool = True) -> OpenRun:
+    """The run in `folder`, finished or not; nothing in the folder changes, even while the run is training.
+
+    A run that `nagjax calibrate` has put at a point of its dial is opened at that point, unless `calibrated` is False.
+    devices: parameters and batches are split over them; one local device unless given.
+
+    Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
+    checkpoint yet, or a tokenizer other than the one the run was trained with.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    devices = list(jax.local_devices()[:1] if devices is None else devices)
+    blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
+    state = restore_params(folder / "checkpoints", blueprint.abstract())
+    run = OpenRun(folder, blueprint, int(state.step), state.params, state.mod, _tokenizer(folder, config))
+    return at_point(run, folder) if calibrated else run
+
+
+def at_point(run: OpenRun, folder: Path) -> OpenRun:
+    """The run at the point of its dial that `nagjax calibrate` has saved in `folder`; as it is where there is none."""
+    point = read_calibration(folder)
+    if point is None:
+        return run
+    at = run.routed(dial(point["rate"]), [point["threshold"]] * run.config.model.sublayers)
+    return dataclasses.replace(at, calibrated=True)
+
+
+def dial(rate: float) -> ModConfig:
+    """The rule of a calibrated run: one threshold on NAG's angle for all sublayers. Its rate is the nominal one."""
+    return ModConfig(rate=(rate,), router="nag", decider="threshold", kv="all")
+
+
+def read_calibration(folder: Path) -> dict | None:
+    """The point `nagjax calibrate` has saved beside the checkpoints: `rate` and `threshold`; None where there is none.
+
+    Raises UserError where it cannot be read.
+    """
+    path = folder / CALIBRATION
+    try:
+        point = json.loads(path.read_text(encoding="utf-8"))
+        if not (0.0 < point["rate"] < 1.0 and math.isfinite(point["threshold"])):
+            raise ValueError("out of range")
+        return point
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        fix = f"cannot be read ({error!r}): remove it, or calibrate again (nagjax calibrate {folder})"
+        raise UserError("calibration", str(path), fix) from None
+
+
+def read_origin(folder: Path) -> dict | None:
+    """What `nagjax import` noted in a run's folder; None where the run was not imported."""
+    path = folder / ORIGIN
+    try:
+        origin = json.loads(path.read_text(encoding="utf-8"))
+        return {"tokenizer_vocab": origin["tokenizer_vocab"], "end_of_text": origin["end_of_text"], **origin}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError("run", str(path), f"cannot be read ({error!r}): bring it back, or import again") from None
+
+
+def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
+    """The run's own copy, so that a run can be used without its corpus."""
+    path, then = folder / TOKENIZER, config.model.vocab
+    if (origin := read_origin(folder)) is not None:
+        then = origin["tokenizer_vocab"]
+        if then is None:
+            return NoTokenizer(config.model.vocab, origin["end_of_text"])
+    tokenizer = load_tokenizer(str(path) if path.exists() else "bytes")
+    if tokenizer.vocab_size != then:
+        now = tokenizer.vocab_size
+        fix = f"{path} is missing or was changed: it has {now} tokens, the run was trained with {then}; bring it back"
+        raise UserError("tokenizer", tokenizer.name, fix)
+    return tokenizer

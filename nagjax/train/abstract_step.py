@@ -1,0 +1,65 @@
+"""The sharded training step, ready to be compiled for devices that are not there.
+
+`python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step` compiles it with the TPU and GPU compilers.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from nagjax.mod import ModConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
+from nagjax.train.distributed.mesh import batch_sharding, make_mesh
+from nagjax.train.loss import Batch
+from nagjax.train.state import Blueprint, TrainState
+from nagjax.train.step import jit_train_step
+
+
+def abstract_batch(blueprint: Blueprint) -> Batch:
+    """Shapes, dtypes and shardings of one training batch."""
+    shape = (blueprint.config.train.batch, blueprint.config.model.context)
+    sharding = batch_sharding(blueprint.mesh)
+    whole, real = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in (jnp.int32, jnp.float32))
+    return Batch(whole, whole, whole, whole, real)
+
+
+def training_step(config: RunConfig, devices: Sequence) -> tuple[Callable, tuple[TrainState, Batch], Mesh]:
+    """The jitted step of a run on these devices, what it takes, and its mesh."""
+    blueprint = Blueprint.of(config, make_mesh(config.mesh, devices))
+    return jit_train_step(blueprint), (blueprint.abstract(), abstract_batch(blueprint)), blueprint.mesh
+
+
+def nag_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
+    """NAG, 8 blocks x 512, bfloat16 with rematerialised blocks, the batch split over all devices: gradients are summed,
+    and nothing else may be communicated.
+
+    `implementation` is that of the residual updates; "best" leaves the choice to the platform.
+    """
+    attention = "splash" if devices[0].platform == "tpu" else "xla"
+    return _step_of(devices, implementation, attention, ModConfig())
+
+
+def routed_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
+    """The same model with half of the tokens skipping each sublayer."""
+    return _step_of(devices, implementation, "xla", ModConfig(rate=(0.5,)))
+
+
+def _step_of(devices: Sequence, implementation: str, attention: str, mod: ModConfig):
+    kernels = "auto" if implementation == "best" else implementation
+    model = ModelConfig(
+        depth=8,
+        width=512,
+        heads=4,
+        context=1024,
+        dtype="bfloat16",
+        remat="block",
+        attention=attention,
+        kernels=kernels,
+        mod=mod,
+    )
+    config = RunConfig(find_scheme("nag")(), model, train=TrainConfig(batch=8), mesh=MeshConfig())
+    return training_step(config, devices)

@@ -1,0 +1,78 @@
+"""The training batches of a run by step, and the record of those that are left out."""
+
+import json
+from pathlib import Path
+
+from nagjax.data import Dataset, batches
+from nagjax.errors import UserError
+from nagjax.train.checkpoint.manifest import write_durably
+from nagjax.train.distributed.consensus import from_first
+
+SKIPPED = "skipped.json"
+
+
+class Skipped:
+    """Numbers of the batches a run leaves out since it was rolled back from them, in `skipped.json` of its folder.
+
+    The file is on disk before the run goes on: what was once skipped stays skipped after any number of kills.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool):
+        self.path = folder / SKIPPED
+        self.batches: list[int] = from_first(self._clear if fresh else self._read)
+
+    def _clear(self) -> list[int]:
+        self.path.unlink(missing_ok=True)
+        return []
+
+    def _read(self) -> list[int]:
+        if not self.path.exists():
+            return []
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))["batches"]
+            return sorted(int(number) for number in found)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fix = f"cannot be read ({error}): bring it back, or start over with --fresh"
+            raise UserError("out", str(self.path), fix) from None
+
+    def add(self, batch: int) -> None:
+        self.batches = sorted({*self.batches, batch})
+        from_first(lambda: write_durably(self.path, json.dumps({"batches": self.batches})))
+
+    def batch_of(self, step: int) -> int:
+        """Number, from 0, of the batch that step `step` (from 1) takes."""
+        batch = step - 1
+        for left_out in self.batches:
+            batch += left_out <= batch
+        return batch
+
+    def after(self, step: int) -> int:
+        """How many batches are left out after the one that `step` took."""
+        taken = self.batch_of(step) if step else -1
+        return sum(batch > taken for batch in self.batches)
+
+
+class TrainStream:
+    """Batches in the order of steps. Where it stands follows from the step and the skipped batches alone, whatever
+    the number of processes or workers."""
+
+    def __init__(self, dataset: Dataset, batch: int, context: int, **share: int):
+        self._open = lambda start: batches(dataset, batch=batch, context=context, start=start, **share)
+        self._rows, self._next = self._open(0), 0
+
+    def take(self, number: int) -> dict:
+        """This process' part of batch `number`; cheap if it is the one after the last, or soon after it."""
+        if not self._next <= number < self._next + 16:
+            self.close()
+            self._rows, self._next = self._open(number), number
+        while self._next < number:
+            next(self._rows)
+            self._next += 1
+        self._next += 1
+        return next(self._rows)
+
+    def close(self) -> None:
+        """Ends the workers, if any; nothing can be taken any more."""
+        if hasattr(self._rows, "close"):
+            self._rows.close()
+        self._rows = None  # ends now, not in the middle of the interpreter's end

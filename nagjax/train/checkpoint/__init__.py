@@ -1,0 +1,1 @@
+"""Checkpoints: the store, the manifest that says what is whole, and which of them stay."""

@@ -1,0 +1,53 @@
+"""When a run saves, and which of its checkpoints stay."""
+
+import dataclasses
+import time
+from collections.abc import Iterable
+
+from nagjax.runs.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint: steps done, and the validation loss at that step if there was an evaluation."""
+
+    step: int
+    score: float | None = None
+
+
+def kept(saved: Iterable[Saved], latest: int, best: int = 0, every: int = 0) -> set[int]:
+    """Steps of the checkpoints that stay: the `latest` newest, the `best` of lowest score (the earlier of equals),
+    and those whose step divides by `every` (0: none)."""
+    saved = sorted(saved, key=lambda s: s.step)
+    regular = {s.step for s in saved if every and s.step % every == 0}
+    return {s.step for s in saved[-latest:]} | best_of(saved, best) | regular
+
+
+def best_of(saved: Iterable[Saved], best: int) -> set[int]:
+    """Steps of the `best` checkpoints of lowest score."""
+    scored = sorted((s.score, s.step) for s in saved if s.score is not None)
+    return {step for _, step in scored[:best]}
+
+
+class SaveClock:
+    """Says at which steps to save: every so many steps, every so many minutes, at a new best, and at the end."""
+
+    def __init__(self, config: TrainConfig, now=time.monotonic):
+        self.config, self.now = config, now
+        self.last = now()
+
+    def overdue(self) -> bool:
+        """Whether `save_minutes` have passed by this host's clock."""
+        return 0 < 60 * self.config.save_minutes <= self.now() - self.last
+
+    def due(self, step: int, score: float | None, saved: Iterable[Saved], overdue: bool) -> bool:
+        """`score` is the validation loss at this step, None where there was no evaluation.
+        `overdue` is what the hosts agreed on; everything else is the same on every host.
+        """
+        config = self.config
+        if step == config.steps or step % config.save_every == 0 or overdue:
+            return True
+        return score is not None and step in best_of([*saved, Saved(step, score)], config.keep_best)
+
+    def restart(self) -> None:
+        self.last = self.now()

@@ -1,0 +1,263 @@
+"""Checkpoints of the whole state: written in the background, complete and sealed or not there."""
+
+import concurrent.futures
+import contextlib
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from nagjax.errors import UserError
+from nagjax.train.checkpoint.manifest import Damaged, read_seal, reseal, seal, sync_folder, verify
+from nagjax.train.checkpoint.retention import Saved, kept
+from nagjax.train.distributed.consensus import from_first, together
+from nagjax.train.state import TrainState
+
+SAVING, DELETING, DAMAGED = ".saving", ".deleting", ".damaged"
+WRITTEN = (
+    "config.json",
+    "corpus.json",
+    "info.json",
+    "metrics.jsonl",
+    "sample.txt",
+    "skipped.json",
+    "tokenizer.json",
+)
+SPARE = 1 << 20  # bytes of a checkpoint besides its arrays
+
+
+class Checkpoints:
+    """A folder of checkpoints, each a folder named by the steps done.
+
+    A save is written beside its place, sealed (sizes and SHA-256 of all files), and renamed into its place: a folder
+    with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep: the
+    `latest` newest, the `best` of lowest score, and every step that divides by `every`.
+
+    In a run of several processes all of them call the same methods in the same order. The first one seals, removes and
+    reads the seals; what fails on one of them raises on all. They share the folder.
+    """
+
+    def __init__(self, folder: Path, latest: int = 2, best: int = 0, every: int = 0):
+        self.folder = Path(folder).absolute()
+        self._policy = {"latest": latest, "best": best, "every": every}
+        self._first = jax.process_index() == 0
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[Saved, concurrent.futures.Future] | None = None
+        self._done = [Saved(*found) for found in from_first(self._open)]
+
+    def _open(self) -> list[tuple[int, float | None]]:
+        for left in self.folder.glob("*.*"):  # by a process that was killed
+            step, _, state = left.name.partition(".")
+            if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
+                shutil.rmtree(left, ignore_errors=True)
+        return [(step, _facts(self.folder / str(step)).get("score")) for step in steps_saved(self.folder)]
+
+    @property
+    def latest(self) -> int | None:
+        """Steps done at the newest complete checkpoint, or None."""
+        return max((s.step for s in self._done), default=None)
+
+    @property
+    def saved(self) -> list[Saved]:
+        """The checkpoints, with the one being written."""
+        done, pending = self._done, self._pending
+        return done if pending is None or pending[0] in done else [*done, pending[0]]
+
+    def save(self, step: int, state: TrainState, facts: dict | None = None) -> None:
+        """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save.
+
+        `facts` are JSON values kept with it; its `score` is what the best are chosen by. If the step is saved
+        already only they are. Raises UserError if the disk has no room for it, and if the previous save failed.
+        """
+        self.wait()
+        saved, facts = Saved(step, (facts or {}).get("score")), facts or {}
+        if step in {s.step for s in self._done}:
+            self._note(saved, facts)
+            return
+        with self._saving():
+            together(lambda: self._check_room(state))
+            writing = ocp.save_async(self.folder / f"{step}{SAVING}", state._asdict(), overwrite=True)
+        self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
+
+    def _note(self, saved: Saved, facts: dict) -> None:
+        """An evaluation that was interrupted before a save has been made after it."""
+        path = self.folder / str(saved.step)
+        known = self.facts(saved.step)
+        if known.get("evaluated") is False and facts.get("evaluated"):
+            self._done = [saved if s.step == saved.step else s for s in self._done]
+            from_first(lambda: reseal(path, facts))
+
+    def _finish(self, writing, saved: Saved, facts: dict) -> None:
+        writing.result()
+        stays = kept([*self._done, saved], **self._policy)
+        if self._first:
+            place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{SAVING}"
+            seal(scratch, facts)
+            scratch.rename(place)
+            sync_folder(self.folder)
+            for old in {s.step for s in self._done} - stays:
+                self._remove(old)
+        self._done = [s for s in [*self._done, saved] if s.step in stays]
+
+    def _remove(self, step: int) -> None:
+        gone = self.folder / f"{step}{DELETING}"  # a half-removed checkpoint never has a checkpoint's name
+        (self.folder / str(step)).rename(gone)
+        shutil.rmtree(gone)
+
+    def _check_room(self, state: TrainState) -> None:
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        if self._first and free < needed:
+            raise OSError(f"it takes up to {needed:,} bytes and {free:,} are free")
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process' part of the save in the background has failed: `wait` then raises. Does not wait."""
+        return self._pending is not None and self._pending[1].done() and self._pending[1].exception() is not None
+
+    def wait(self) -> None:
+        """Waits until everything is on disk. Raises UserError if that failed: the save is then not counted as done."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with self._saving():
+                try:
+                    together(pending[1].result)
+                except Exception:
+                    self._done = [saved for saved in self._done if saved != pending[0]]
+                    raise
+
+    def newest(self, skip_damaged: bool = False) -> int | None:
+        """The newest checkpoint, verified; None where there is none at all.
+
+        Raises UserError naming the damaged file if it is not as it was saved. With `skip_damaged` such checkpoints are
+        named on stderr, put aside as N.damaged, and the newest intact one is taken; there must be one.
+        """
+        found = from_first(lambda: self._newest(skip_damaged))
+        self._done = [s for s in self._done if found is not None and s.step <= found]
+        return found
+
+    def _newest(self, skip_damaged: bool) -> int | None:
+        for step in sorted((s.step for s in self._done), reverse=True):
+            try:
+                verify(self.folder / str(step))
+                return step
+            except Damaged as damage:
+                if not skip_damaged:
+                    raise _damaged(self.folder / str(step), damage) from damage
+                print(f"nagjax: checkpoint {self.folder / str(step)} is damaged and skipped: {damage}", file=sys.stderr)
+                self._put_aside(step)
+        if steps_aside(self.folder):
+            fix = "no intact checkpoint is left in it; start over with --fresh"
+            raise UserError("checkpoint", str(self.folder), fix)
+        return None
+
+    def _put_aside(self, step: int) -> None:
+        aside = self.folder / f"{step}{DAMAGED}"
+        shutil.rmtree(aside, ignore_errors=True)
+        (self.folder / str(step)).rename(aside)
+
+    def facts(self, step: int) -> dict:
+        """What was given to `save` with this step."""
+        return from_first(lambda: _facts(self.folder / str(step)))
+
+    def restore(self, abstract: TrainState, step: int | None = None) -> TrainState:
+        """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
+        path = self.folder / str(self.latest if step is None else step)
+        return TrainState(**_load(path, abstract._asdict()))
+
+    def close(self) -> None:
+        """Waits until everything is on disk."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+
+    @contextlib.contextmanager
+    def _saving(self):
+        """A save that failed, now or in the background, becomes one line; complete checkpoints are untouched."""
+        try:
+            yield
+        except Exception as error:  # tensorstore, orbax and the file system each raise types of their own
+            fix = f"could not be written ({_reason(error)}): free some space or move the run; complete ones are kept"
+            raise UserError("checkpoint", str(self.folder), fix) from error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            return self.close()
+        with contextlib.suppress(Exception):  # the other hosts may have failed elsewhere, so they are not waited for
+            if self._pending is not None:
+                self._pending[1].result()
+        self._worker.shutdown()
+
+
+def restore_params(folder: Path, abstract: TrainState) -> TrainState:
+    """Step and parameters of the newest state in a folder of checkpoints; the optimizer's moments stay on disk.
+
+    Only reads: a run that is saving into the folder at the same time is not disturbed.
+    Raises UserError where there is no checkpoint, or it is damaged.
+    """
+    folder = Path(folder).absolute()
+    wanted = {name: leaf for name, leaf in abstract._asdict().items() if name != "optimizer"}
+    while True:
+        newest = max(steps_saved(folder), default=None)
+        if newest is None:
+            raise UserError("run", str(folder.parent), "has no checkpoint yet: train it first (nagjax train)")
+        path = folder / str(newest)
+        try:
+            verify(path)
+            return TrainState(**_load(path, wanted, partial=True), optimizer=None)
+        except (Damaged, UserError) as error:
+            if not path.exists():
+                continue  # the run has just replaced it by a newer one
+            raise _damaged(path, error) if isinstance(error, Damaged) else error from error
+
+
+def _load(path: Path, wanted: dict, partial: bool = False) -> dict:
+    context = ocp.Context()
+    context.pytree.loading.partial_load = partial
+    try:
+        with context:
+            return ocp.load(path, wanted)
+    except Exception as error:  # orbax and tensorstore raise types of their own
+        fix = f"cannot be read ({_reason(error)}): it is of another model"
+        raise UserError("checkpoint", str(path), fix) from error
+
+
+def _damaged(path: Path, damage: Damaged) -> UserError:
+    fix = f"is damaged: {damage}; bring it back, or go on from the one before with --resume=previous"
+    return UserError("checkpoint", str(path), fix)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _facts(path: Path) -> dict:
+    with contextlib.suppress(Damaged):  # `newest` tells, when it comes to use it
+        return read_seal(path)
+    return {}
+
+
+def steps_saved(folder: Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder, in order; reads names only."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+
+
+def steps_aside(folder: Path) -> list[int]:
+    """Steps of checkpoints that were found damaged and put aside."""
+    names = (path.name.removesuffix(DAMAGED) for path in folder.glob(f"*{DAMAGED}"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def clear(folder: Path) -> None:
+    """Removes a run's checkpoints and metrics, and nothing else that may lie in its folder."""
+    if jax.process_index() == 0:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        for name in WRITTEN:
+            (folder / name).unlink(missing_ok=True)

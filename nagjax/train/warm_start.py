@@ -1,0 +1,40 @@
+"""Beginning with the parameters of another run: one that was trained, pruned or imported."""
+
+import dataclasses
+from pathlib import Path
+
+from nagjax.data import Tokenizer, load_tokenizer
+from nagjax.errors import UserError
+from nagjax.runs.config import RunConfig
+from nagjax.runs.folder import TOKENIZER, read_config
+from nagjax.train.checkpoint.store import restore_params
+from nagjax.train.state import Blueprint, TrainState
+
+OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
+
+
+def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus.
+
+    Raises UserError: no run there, or one of another tokenizer.
+    """
+    folder = Path(config.start)
+    before = read_config(folder)
+    path = folder / TOKENIZER
+    own = load_tokenizer(str(path) if path.is_file() else "bytes")
+    if own.fingerprint != tokenizer.fingerprint:
+        fix = f"reads {own.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
+        raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
+    given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
+    model = dataclasses.replace(before.model, **{name: value for name, value in given.items() if value != "auto"})
+    return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
+
+
+def begin(blueprint: Blueprint) -> TrainState:
+    """The state before the first step: start values, or the parameters of the run in `config.start`."""
+    state, start = blueprint.create(), blueprint.config.start
+    if not start:
+        return state
+    before = Blueprint.of(dataclasses.replace(read_config(Path(start)), mesh=blueprint.config.mesh), blueprint.mesh)
+    found = restore_params(Path(start) / "checkpoints", before.abstract())
+    return state._replace(params=found.params, mod=found.mod)

@@ -1,0 +1,74 @@
+"""Small routed models with parameters that hide nothing, and the same sublayers written out without any gathering."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+from flax import nnx
+
+from nagjax.layers.where import Where
+from nagjax.mod import ModConfig, kept
+from nagjax.model.transformer import Transformer
+from nagjax.residual import Boundary
+
+HIDDEN = -1
+
+
+@functools.cache
+def make(scheme, mod: ModConfig, **changes) -> Transformer:
+    """3 blocks x 16, context 8."""
+    graph, params = nnx.split(Transformer(tiny.model_config(mod=mod, **changes), scheme, nnx.Rngs(0)))
+    return nnx.merge(graph, tiny.moved(params, 0.3))
+
+
+def run(model: Transformer, batch=None, **options):
+    """The output, its logits, and nothing kept of the compilation."""
+    batch = tiny.packed_batch() if batch is None else batch
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def forward(params):
+        model = nnx.merge(graph, params)
+        output = model(batch.tokens, batch.where, **options)
+        return output, model.logits(output)
+
+    return forward(params)
+
+
+def masked_reference(model: Transformer, batch, chosen):
+    """Logits, and scores [S, B, T], by sublayers that compute every token and then keep those of `chosen`."""
+    config, scheme, depth = model.config, model.scheme, model.depth
+    rates = [r for pair in config.mod.rates(config.depth) for r in pair]
+    blocks = [jax.tree.map(lambda x, i=i: x[i], model.blocks) for i in range(config.depth)]
+    parts = [part for block in blocks for part in (block.attention, block.mlp)]
+    entries = [part.entry for part in parts] + [model.entry]
+    at = lambda gate, i, entry, following: Boundary(  # noqa: E731
+        gate, entry, jnp.int32(i), jnp.int32(following), jnp.float32(1.0), config.sublayers_before
+    )
+    where, all_scores = Where(*map(jnp.asarray, batch.where)), []
+    stream = scheme.open(model.embedding(batch.tokens, where, jnp.float32), at(None, 0, entries[0], 1), model.ends)
+    for i, (part, rate) in enumerate(zip(parts, rates, strict=True)):
+        here = at(part.gate, i + 1, entries[i + 1], i + 2 if i + 1 < len(parts) else 0)
+        k, x = kept(rate, config.context), scheme.read(stream)
+        if 0 < k < config.context:
+            scores = depth.router.score(scheme, stream, part.routing.router, here, where, jnp.uint32(0))
+        else:
+            scores = jnp.ones(x.shape[:2])
+        mask = chosen[i]
+        all_scores.append(scores)
+        if i % 2 == 0:
+            hidden = mask if config.mod.kv == "selected" else np.ones_like(mask)
+            seen = Where(jnp.where(hidden, where.segments, HIDDEN), where.positions)
+            update = part.branch.mix(x, where, part.branch.keys_values(x, where), seen, "xla")
+        else:
+            update = part.branch(x)
+        if 0 < k < config.context:
+            update = depth.router.weigh(update, scores)
+        after, _ = scheme.advance(stream, update, here)
+        keep = lambda new, old, m=mask: jnp.where(m.reshape(*m.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
+        stream = jax.tree.map(keep, after, scheme.skip(stream, here))
+    hidden, log_scale = scheme.close(stream, model.ends)
+    logits = jnp.exp(log_scale)[..., None] * (hidden @ model.head_rows().T)
+    return np.asarray(logits), np.stack(all_scores)

@@ -1,0 +1,87 @@
+"""What a routed token costs, against XLA's count of the compiled step."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+import tiny
+
+from nagjax.commands.bench_mod import BenchMod, compiled_flops
+from nagjax.mod import ModConfig
+from nagjax.mod.costs import costs, mod_rates
+from nagjax.residual import find_scheme
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.facts import model_costs, parameters_by_part, run_facts
+from nagjax.train.step import train_step
+
+SEQUENCES, TOKENS = 32, 128  # so many that the optimizer's work does not count; nothing is run
+SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=64)
+
+
+@functools.cache
+def counted(scheme: str, mod: ModConfig) -> tuple[float, float]:
+    """Training FLOPs per token that a second block adds: XLA's count, and the closed form."""
+    both = []
+    for depth in (1, 2):
+        bp = tiny.blueprint(
+            tiny.run_config(find_scheme(scheme)(), train={"batch": SEQUENCES}, depth=depth, mod=mod, **SHAPE)
+        )
+
+        def step(state, batch, bp=bp):
+            with jax.disable_jit():  # unrolled: XLA counts a loop's body once
+                return train_step(bp)(state, batch)
+
+        flops = jax.jit(step).lower(bp.abstract(), abstract_batch(bp)).cost_analysis()["flops"] / (SEQUENCES * TOKENS)
+        rules = bp.model(bp.abstract().params).depth
+        known = costs(bp.config.model, bp.parameters, rules.router.name, rules.decider.name, keys="computed").train
+        both.append((flops, known))
+    return both[1][0] - both[0][0], both[1][1] - both[0][1]
+
+
+@pytest.mark.parametrize(
+    "scheme, mod",
+    [
+        ("nag", ModConfig()),
+        ("nag", ModConfig(rate=(0.5,))),
+        ("plain", ModConfig(rate=(0.5,), kv="selected")),
+        ("review", ModConfig(rate=(0.25,), skip="mlp")),
+        ("plain", ModConfig(mlp_rate=(1.0,), rate=(0.5,), decider="predictor")),
+        ("mhc", ModConfig()),  # has matrices before the norm as well
+    ],
+    ids=lambda v: v if isinstance(v, str) else f"{v.rate}{v.kv}{v.skip}{v.decider}",
+)
+def test_training_flops_are_those_xla_counts(scheme, mod):
+    count, known = counted(scheme, mod)
+    assert count == pytest.approx(known, rel=0.02)
+
+
+def test_half_the_tokens_cost_at_most_six_tenths():
+    """Of the whole compiled training step, by XLA's own count, with keys and values of all tokens."""
+    bench = BenchMod(depth=24, width=256, context=1024, batch=8)
+    ratio = compiled_flops(bench, bench.mod) / compiled_flops(bench, ModConfig())
+    assert 0.5 < ratio <= 0.6
+    closed = [model_costs(bench.blueprint(mod)).train for mod in (bench.mod, ModConfig())]
+    assert ratio == pytest.approx(closed[0] / closed[1], abs=0.03)
+
+
+def test_rates_parameters_and_cache_by_hand():
+    mod = ModConfig(rate=(0.0, 0.5), attention_rate=(0.25,), every=2, kv="selected")
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), depth=4, mod=mod))
+    rates = mod_rates(bp.config.model)
+    assert rates["sublayers"] == [0, 0, 0.25, 0, 0, 0, 0.25, 0.5]
+    assert rates["attention"] == 0.125 and rates["mlp"] == 0.125 and rates["total"] == 0.125
+    each, dense = model_costs(bp), model_costs(_dense(bp))
+    attention, mlp = 16 * 16 * 2 + 16 * 8 * 2, 3 * 16 * bp.config.model.hidden
+    assert dense.executed_parameters == sum(parameters_by_part(bp).values())
+    assert dense.executed_parameters - each.executed_parameters == 0.5 * attention + 0.5 * mlp
+    assert dense.kv_bytes == 4 * 2 * 8 * 4 and each.kv_bytes == dense.kv_bytes * (1 + 0.75 + 1 + 0.75) / 4
+    facts = run_facts(bp)
+    assert facts["mod_rate"] == rates and facts["train_flops_per_token"] == each.train < dense.train
+    everything = dataclasses.replace(bp.config.model, mod=dataclasses.replace(mod, kv="all"))
+    assert costs(everything, bp.parameters, "nag", "threshold").kv_bytes == dense.kv_bytes
+
+
+def _dense(bp):
+    model = dataclasses.replace(bp.config.model, mod=ModConfig())
+    return tiny.blueprint(dataclasses.replace(bp.config, model=model))

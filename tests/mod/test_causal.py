@@ -1,0 +1,107 @@
+"""Causal deciders: nothing of the future, and what they decide by."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from routing_models import make
+
+from nagjax.layers.where import Where
+from nagjax.mod import ModConfig, kept
+from nagjax.mod.cache import with_room
+from nagjax.residual import find_scheme
+
+CASES = {
+    "nag threshold": ("nag", ModConfig(rate=(0.5,))),
+    "nag threshold, selected keys": ("nag", ModConfig(rate=(0.5,), kv="selected")),
+    "nag predictor": ("nag", ModConfig(rate=(0.5,), decider="predictor")),
+    "plain threshold, random": ("plain", ModConfig(rate=(0.5,), router="random")),
+    "plain aux_loss, selected keys": ("plain", ModConfig(rate=(0.5,), decider="aux_loss", kv="selected")),
+    "lns predictor, every other": ("lns", ModConfig(rate=(0.5,), decider="predictor", every=2)),
+}
+
+
+def cuts_of(model, tokens):
+    """The cuts top-k makes on this text: thresholds that let about half of it in."""
+    graph, params = nnx.split(model)
+    where = Where.whole(*tokens.shape)
+    return jax.jit(lambda p: nnx.merge(graph, p)(tokens, where).routing["cut"])(params)
+
+
+def causal(model, tokens, cuts):
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def run(params, tokens):
+        model = nnx.merge(graph, params)
+        output = model(tokens, Where.whole(*tokens.shape), cuts=cuts, causal=True, mapped=True)
+        return model.logits(output), output.paths["ran"]
+
+    return lambda tokens: jax.device_get(run(params, tokens))
+
+
+@pytest.mark.parametrize("name, mod", CASES.values(), ids=list(CASES))
+def test_the_past_does_not_move(name, mod):
+    model = make(find_scheme(name)(), mod)
+    tokens = jnp.asarray(tiny.packed_batch().tokens)
+    run = causal(model, tokens, cuts_of(model, tokens))
+    logits, ran = run(tokens)
+    routed = np.ravel(model.config.mod.rates(model.config.depth)) > 0
+    assert 0.05 < ran[routed].mean() < 0.95 and ran[~routed].all()
+    for t in (3, 6):
+        other, others_ran = run(tokens.at[:, t:].set((tokens[:, t:] + 7) % tiny.VOCAB))
+        np.testing.assert_array_equal(other[:, :t], logits[:, :t])
+        np.testing.assert_array_equal(others_ran[..., :t], ran[..., :t])
+        assert np.abs(other[:, t:] - logits[:, t:]).max() > 1e-3
+
+
+def test_top_k_does_look_ahead():
+    """What makes a causal rule necessary: under top-k the past moves."""
+    model = make(find_scheme("nag")(), ModConfig(rate=(0.5,)))
+    tokens, (graph, params) = jnp.asarray(tiny.packed_batch().tokens), nnx.split(model)
+    run = jax.jit(lambda p, x: nnx.merge(graph, p)(x, Where.whole(*x.shape), mapped=True).paths["ran"])
+    assert np.any(run(params, tokens)[..., :6] != run(params, tokens.at[:, 6:].set(1))[..., :6])
+
+
+def test_a_token_runs_when_its_score_reaches_the_cut():
+    """With one sequence's own cuts, and nothing routed before, the threshold lets in exactly the top k."""
+    model = make(find_scheme("nag")(), ModConfig(mlp_rate=(0.0, 0.0, 0.5), skip="mlp"))
+    tokens = jnp.asarray(tiny.packed_batch().tokens)[:1]
+    _, ran = causal(model, tokens, cuts_of(model, tokens))(tokens)
+    assert ran[-1].sum() == kept(0.5, tiny.TOKENS) and ran[:-1].all()
+
+
+def test_thresholds_of_minus_infinity_let_everyone_in():
+    model, dense = (make(find_scheme("nag")(), ModConfig(rate=rate)) for rate in ((0.5,), (0.0,)))
+    tokens = jnp.asarray(tiny.packed_batch().tokens)
+    logits, ran = causal(model, tokens, jnp.full(6, -jnp.inf))(tokens)
+    want, _ = causal(dense, tokens, None)(tokens)
+    assert ran.all()
+    np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
+
+
+def test_when_the_cache_is_full_later_tokens_skip():
+    wanted = np.array([[1, 0, 1, 1, 1], [0, 0, 0, 1, 1]], bool)
+    np.testing.assert_array_equal(with_room(wanted, 2), [[1, 0, 1, 0, 0], [0, 0, 0, 1, 1]])
+    np.testing.assert_array_equal(with_room(wanted, 2, jnp.array([1, 2])), [[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+
+
+def test_random_scores_are_uniform_and_know_only_their_place():
+    model = make(find_scheme("plain")(), ModConfig(rate=(0.5,), router="random"))
+    from nagjax.residual import Boundary
+
+    def scores(where, index=1, noise=0):
+        at = Boundary(None, None, jnp.int32(index), jnp.int32(0), None, 8)
+        return np.asarray(model.depth.router.score(None, None, None, at, where, jnp.uint32(noise)))
+
+    whole = Where.whole(64, 256)
+    all_of_them = scores(whole)
+    assert abs(all_of_them.mean() - 0.5) < 0.01 and abs(all_of_them.std() - 12**-0.5) < 0.005
+    for axis_corr in (np.corrcoef(all_of_them[:, 0], all_of_them[:, 1]), np.corrcoef(all_of_them[0], all_of_them[1])):
+        assert abs(axis_corr[0, 1]) < 0.4
+    assert abs(np.corrcoef(all_of_them.ravel(), scores(whole, 2).ravel())[0, 1]) < 0.03
+    assert abs(np.corrcoef(all_of_them.ravel(), scores(whole, noise=1).ravel())[0, 1]) < 0.03
+    later = Where(*(x[:, 100:101] for x in whole))
+    np.testing.assert_array_equal(scores(later)[:, 0], all_of_them[:, 100])

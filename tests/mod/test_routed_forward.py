@@ -1,0 +1,133 @@
+"""Running some of the tokens is running all of them and keeping some: for every scheme, router and kind of cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from routing_models import make, masked_reference, run
+from streams import one_per_stream
+
+from nagjax.layers.where import Where
+from nagjax.mod import ModConfig, kept
+from nagjax.residual import find_scheme, schemes
+
+SOME = {
+    "half": ModConfig(rate=(0.5,)),
+    "selected keys": ModConfig(rate=(0.5,), kv="selected"),
+    "every other block, random": ModConfig(rate=(0.25,), every=2, router="random"),
+    "stages, one kind removed": ModConfig(rate=(0.0, 0.5, 0.75), mlp_rate=(0.25, 1.0)),
+    "attention only": ModConfig(rate=(0.6,), skip="attention", kv="selected"),
+}
+
+
+CASES = [
+    (name, kind) for name in one_per_stream() for kind in SOME if name in ("plain", "nag") or kind.startswith("stages")
+]
+
+
+@pytest.mark.parametrize("name, kind", CASES)
+def test_capacity_equals_masking(name, kind):
+    """Packed documents and padding included: positions, document masks and causality are the original ones."""
+    model, batch = make(find_scheme(name)(), SOME[kind]), tiny.packed_batch()
+    output, got = run(model, batch, mapped=True)
+    ran, real = np.asarray(output.paths["ran"]), batch.segment_ids > 0
+    want, scores = masked_reference(model, batch, ran)
+    np.testing.assert_allclose(got[real], want[real], rtol=2e-4, atol=2e-4)
+    assert np.std(want[real]) > 0.05
+    rates = np.ravel(model.config.mod.rates(model.config.depth))
+    assert [row.sum(-1).tolist() for row in ran] == [[kept(r, tiny.TOKENS)] * tiny.BATCH for r in rates]
+    for own, mask in zip(scores, ran, strict=True):  # by the highest scores, padding last
+        worst, best = np.where(mask & real, own, np.inf).min(-1), np.where(~mask & real, own, -np.inf).max(-1)
+        assert np.all(worst >= best - 1e-4)
+
+
+@pytest.mark.parametrize("name", ["plain", "nag"])
+def test_all_tokens_is_bit_for_bit_the_dense_model(name):
+    """Rate 0, and a rate so low that every token is kept."""
+    scheme = find_scheme(name)()
+    dense = make(scheme, ModConfig())
+    _, want = run(dense)
+    _, got = run(make(scheme, ModConfig(rate=(0.0, 0.0))))
+    np.testing.assert_array_equal(got, want)
+    low = make(scheme, ModConfig(rate=(0.1,)))
+    graph, own = nnx.split(low)
+    same = nnx.to_pure_dict(own)
+    _restore(same, nnx.to_pure_dict(nnx.split(dense)[1]))
+    nnx.replace_by_pure_dict(own, same)
+    assert kept(0.1, tiny.TOKENS) == tiny.TOKENS
+    output, got = run(nnx.merge(graph, own))
+    np.testing.assert_array_equal(got, want)
+    assert np.all(output.routing["executed"] == 1.0)
+
+
+def _restore(into: dict, values: dict) -> None:
+    for name, value in values.items():
+        _restore(into[name], value) if isinstance(value, dict) else into.__setitem__(name, value)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_skipped_tokens_keep_their_residual(name):
+    """No router's weight, no copy through another dtype, touches the skip path."""
+    model = make(find_scheme(name)(), ModConfig(rate=(0.5,)))
+    output, _ = run(model, mapped=True)
+    skipped = ~np.asarray(output.paths["ran"])
+    assert skipped.any() and np.all(np.asarray(output.paths["turn"])[skipped] == 0.0)
+    assert np.all(np.asarray(output.paths["turn"])[~skipped] > 0.0)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_skip_leaves_the_residual_and_serves_the_next_reader(name):
+    """A stream that has skipped to a reader is the stream opened for that reader."""
+    scheme = find_scheme(name)()
+    model = make(scheme, ModConfig(rate=(0.5,)))
+    stream, here, opened = _at_second_reader(model)
+    skipped = scheme.skip(stream, here)
+    for was, now in zip(scheme.lanes(stream), scheme.lanes(skipped), strict=True):
+        np.testing.assert_array_equal(was, now)
+    np.testing.assert_array_equal(scheme.read(skipped), scheme.read(opened))
+
+
+def _at_second_reader(model):
+    from nagjax.residual import Boundary
+
+    block = jax.tree.map(lambda x: x[0], model.blocks)
+
+    def at(gate, entry, i):
+        return Boundary(gate, entry, jnp.int32(i), jnp.int32(i + 1), jnp.float32(1.0), model.config.sublayers)
+
+    embedding = jax.random.normal(jax.random.key(0), (2, 4, model.config.width))
+    stream = model.scheme.open(embedding, at(None, block.attention.entry, 0), model.ends)
+    opened = model.scheme.open(embedding, at(None, block.mlp.entry, 1), model.ends)
+    return stream, at(block.attention.gate, block.mlp.entry, 1), opened
+
+
+def test_the_batch_is_not_a_python_loop():
+    """A program for eight sequences has as many operations as one for two."""
+    model = make(find_scheme("nag")(), ModConfig(rate=(0.5,)))
+    graph, params = nnx.split(model)
+
+    def size(batch):
+        def forward(params, tokens):
+            return nnx.merge(graph, params)(tokens, Where.whole(batch, tiny.TOKENS)).hidden
+
+        return str(jax.make_jaxpr(forward)(params, jnp.zeros((batch, tiny.TOKENS), jnp.int32))).count(" = ")
+
+    assert size(2) == size(8)
+
+
+def test_every_sublayer_has_its_own_router():
+    params = nnx.to_pure_dict(nnx.split(make(find_scheme("plain")(), ModConfig(rate=(0.5,))))[1])
+    routers = [params["blocks"][kind]["routing"]["router"]["weight"] for kind in ("attention", "mlp")]
+    rows = np.concatenate(routers)
+    assert rows.shape == (6, 16) and len(np.unique(rows[:, 0])) == 6
+
+
+def test_blocks_of_one_rate_share_a_scan():
+    """Two stages over 12 blocks are two loops, whatever the depth; alternate blocks are one."""
+    for depth in (12, 24):
+        assert [g.repeats for g in ModConfig(rate=(0.0, 0.5)).groups(depth)] == [depth // 2] * 2
+        (group,) = ModConfig(rate=(0.5,), every=2).groups(depth)
+        assert group.repeats == depth // 2 and group.rates == ((0.0, 0.0), (0.5, 0.5))
+    assert [g[:2] for g in ModConfig(rate=(0.5,), every=2).groups(5)] == [(0, 2), (4, 1)]

@@ -1,0 +1,197 @@
+"""What training adds: gradients through the router, average cuts, and the deciders' own losses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import meshes
+import numpy as np
+import optax
+import pytest
+import tiny
+from flax import nnx
+from routing_models import make
+from streams import one_per_stream
+
+from nagjax.layers.where import Where
+from nagjax.mod import ModConfig
+from nagjax.mod.routed import Pass, Site
+from nagjax.residual import Boundary, find_scheme, schemes
+from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.train.distributed.mesh import batch_sharding
+from nagjax.train.step import jit_eval_step, jit_train_step, train_step
+
+HALF = ModConfig(rate=(0.5,))
+
+
+def config(name="nag", mod=HALF, **options):
+    return tiny.run_config(find_scheme(name)(), mod=mod, **options)
+
+
+def distinct_batch(seed: int):
+    """No token twice in a row: equal rows tie, and a rounding would say which of them runs."""
+    batch = tiny.packed_batch(seed)
+    noise = np.random.default_rng(seed)
+    rows = [noise.permutation(tiny.VOCAB)[: tiny.TOKENS] for _ in range(tiny.BATCH)]
+    return batch._replace(tokens=np.array(rows, np.int32))
+
+
+@functools.cache
+def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
+    """Loss and gradient norm of a few steps, and the state behind them."""
+    state = jax.device_get(tiny.blueprint(config).create())
+    bp = tiny.blueprint(config, *mesh)
+    state, step, seen = jax.device_put(state, bp.shardings()), jit_train_step(bp), []
+    for seed in range(steps):
+        state, metrics = step(state, jax.device_put(distinct_batch(seed), batch_sharding(bp.mesh)))
+        seen.append((float(metrics.loss), float(metrics.grad_norm)))
+    assert step._cache_size() == 1
+    return np.array(seen), jax.device_get(state)
+
+
+NAMES = schemes() if meshes.EVERY else one_per_stream()
+
+
+@pytest.mark.parametrize("name, mesh", meshes.pairs(NAMES, ("data", "fsdp", "tensor"), ("nag",), ("tensor",)))
+def test_any_mesh_gives_the_losses_of_one_device(name, mesh):
+    """Two steps: later a rounding may let another token in, which is another model."""
+    changes = {"lns": {"kv": "selected"}, "plain": {"decider": "predictor"}}.get(name, {})
+    own = config(name, ModConfig(rate=(0.5,), **changes))
+    alone, together = losses(own, steps=2), losses(own, mesh, steps=2)
+    np.testing.assert_allclose(together[0], alone[0], rtol=1e-4)
+    np.testing.assert_allclose(together[0][:, 0], alone[0][:, 0], rtol=1e-5)
+    np.testing.assert_allclose(together[1].mod["cuts"], alone[1].mod["cuts"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"remat": "block"}, {"remat": "dots"}, {"train": {"accumulate": 4}}], ids=str)
+def test_rematerialisation_and_accumulation_change_nothing(change):
+    usual, other = losses(config()), losses(config(**change))
+    np.testing.assert_allclose(other[0], usual[0], rtol=2e-5)
+    np.testing.assert_allclose(other[1].mod["cuts"], usual[1].mod["cuts"], rtol=1e-5)
+
+
+def test_cuts_are_a_moving_average_that_starts_at_the_first():
+    own = config(mod=ModConfig(rate=(0.0, 0.5, 0.5)))
+    bp, state, cuts = tiny.blueprint(own), None, []
+    for steps in (1, 2, 3):
+        _, state = losses(own, steps=steps)
+        cuts.append(state.mod["cuts"])
+    assert np.all(cuts[0][:2] == -np.inf) and np.all(np.isfinite(cuts[0][2:]))
+    _, before = losses(own, steps=2)
+    batch = distinct_batch(2)
+    model = bp.model(before.params)
+    seen = model(batch.tokens, batch.where, progress=2 / own.train.steps).routing["cut"]
+    decay = 2 / 12
+    np.testing.assert_allclose(cuts[2][2:], decay * cuts[1][2:] + (1 - decay) * seen[2:], rtol=1e-4)
+
+
+def test_the_predictor_does_not_touch_the_language_model():
+    """Same losses and parameters as without it, and its own loss falls."""
+    plain, learned = ModConfig(rate=(0.5,)), ModConfig(rate=(0.5,), decider="predictor", aux_weight=1.0)
+    gradients = []
+    for mod in (plain, learned):
+        bp = tiny.blueprint(config(mod=mod))
+        state, batch = bp.init(0), tiny.packed_batch()
+        step = train_step(bp)
+        params = jax.jit(step)(state, batch)[0].params
+        gradients.append((bp, state, params))
+    (_, _, want), (bp, state, got) = gradients
+    own = got["blocks"]["mlp"]["routing"]["decider"]
+    assert np.any(own["bias"] != state.params["blocks"]["mlp"]["routing"]["decider"]["bias"])
+
+    def loss(params, batch):
+        return jnp.mean(bp.model(params)(batch.tokens, batch.where).routing["loss"])
+
+    grads = jax.jit(jax.grad(loss))(tiny.moved(state.params), tiny.packed_batch())
+    touched = {
+        jax.tree_util.keystr(path)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(grads)
+        if np.any(np.asarray(leaf) != 0)
+    }
+    assert touched and all("decider" in name for name in touched)
+
+
+def test_the_auxiliary_loss_trains_the_router():
+    mod = ModConfig(rate=(0.5,), decider="aux_loss", aux_weight=1.0)
+    bp = tiny.blueprint(config("plain", mod))
+    batch = tiny.packed_batch()
+
+    def loss(params):
+        return jnp.mean(bp.model(params)(batch.tokens, batch.where).routing["loss"])
+
+    params, falling = bp.init(0).params, []
+    optimizer = optax.adam(0.03)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state):
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state)
+        return optax.apply_updates(params, updates), state, value
+
+    for _ in range(30):
+        params, state, value = step(params, state)
+        falling.append(float(value))
+    assert falling[-1] < 0.6 * falling[0]
+
+
+@pytest.mark.parametrize("name", ["nag", "plain"])
+def test_the_routers_gradient_against_finite_differences(name):
+    """One routed sublayer, at a point where a small step changes no choice."""
+    model = make(find_scheme(name)(), HALF)
+    block = jax.tree.map(lambda x: x[1], model.blocks)
+    own, where = block.mlp, Where.whole(2, 8)
+    embedding, target = jax.random.normal(jax.random.key(3), (2, 2, 8, model.config.width))
+    graph, params = nnx.split(own)
+    params = nnx.to_pure_dict(params)
+    router = params["gate"] if name == "nag" else params["routing"]["router"]
+
+    @jax.jit
+    def value(weight):
+        own = nnx.merge(graph, _replaced(params, router, weight))
+        at = Boundary(
+            own.gate, block.attention.entry, jnp.int32(4), jnp.int32(5), jnp.float32(1.0), model.config.sublayers
+        )
+        stream = model.scheme.open(embedding, at._replace(gate=None), model.ends)
+        site = Site(own.branch, own.routing, at, jnp.float32(0.0), 0.5)
+        result = model.depth.run(stream, site, None, Pass(where, jnp.float32(1.0), jnp.uint32(0), False))
+        return jnp.sum(target * model.scheme.lanes(result.stream)[0]), result.ran
+
+    weight = router["weight"]
+    gradient, ran = jax.jit(jax.grad(value, has_aux=True))(weight)
+    direction, step = gradient / jnp.linalg.norm(gradient), 0.02
+    (up, ran_up), (down, ran_down) = value(weight + step * direction), value(weight - step * direction)
+    assert np.array_equal(ran, ran_up) and np.array_equal(ran, ran_down)
+    slope = float((up - down) / (2 * step))
+    assert slope > 0.1
+    np.testing.assert_allclose(jnp.sum(gradient * direction), slope, rtol=5e-3)
+
+
+def _replaced(params: dict, router: dict, weight) -> dict:
+    """The parameters with another router weight."""
+    changed = router | {"weight": weight}
+    return jax.tree.map(lambda p: changed if p is router else p, params, is_leaf=lambda p: p is router)
+
+
+def test_evaluation_under_both_rules():
+    """Top-k, and the causal rule with the averaged cuts: realised shares and agreement by sublayer."""
+    own = config(train=dict(eval_batches=1))
+    bp = tiny.blueprint(own)
+    _, state = losses(own)
+    batch = tiny.packed_batch(1)
+    token_bytes = jnp.ones(tiny.VOCAB)
+    by_rule = [
+        jit_eval_step(bp, causal=causal)(state.params, state.mod, state.step, batch, token_bytes)
+        for causal in (False, True)
+    ]
+    top_k, decided = (result.routing for result in by_rule)
+    share = (batch.segment_ids > 0).mean()
+    np.testing.assert_allclose(top_k["executed"], 0.5 / share, rtol=0.1)
+    assert np.all(decided["executed"] >= 0) and np.all(decided["executed"] <= 1)
+    assert 0.5 < np.mean(top_k["agreement"]) <= 1.0
+    assert all(np.isfinite(result.sums.nats) for result in by_rule)
+    assert float(by_rule[0].sums.nats) != float(by_rule[1].sums.nats)
+
+
+def test_training_config_reaches_the_model():
+    assert TrainConfig().steps == 300 and config().model.mod == HALF
