@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 
 # Every scheme, with and without Mixture-of-Depths, on every mesh; `make test` leaves most pairs out.
 test-meshes: $(VENV)/.dev
-	EVERY_MESH=1 $(BIN)/python -m pytest -n $(JOBS) -k "eight_devices or any_mesh" tests/contracts tests/depth
+	EVERY_MESH=1 $(BIN)/python -m pytest -n $(JOBS) -k "eight_devices or any_mesh" tests/contracts tests/mod
 
 # The same library on the newest jax 0.12: kernels, contracts on one device with one scheme per kind of stream, training.
 test-newest: .venv-newest/.dev

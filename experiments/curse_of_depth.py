@@ -170,13 +170,13 @@ def variances(run: OpenRun, batches: Sequence[Batch]) -> Float[np.ndarray, "L+1"
     """Mean over the counted tokens."""
     graph, params = nnx.split(run.model)
 
-    def visit(model, stream, crossing):
-        after = through(model, stream, crossing)
+    def intervene(model, stream, call):
+        after = through(model, stream, call)
         return after, tuple(variance(residual(model.scheme, one)) for one in (stream, after))
 
     @jax.jit
     def look(params, batch: Batch) -> Float[Array, "L+1"]:
-        before, after = nnx.merge(graph, params)(batch.tokens, batch.where, visit=visit).seen
+        before, after = nnx.merge(graph, params)(batch.tokens, batch.where, intervene=intervene).seen
         values = jnp.concatenate([before, after[-1:]])
         return jnp.sum(values * batch.weights, axis=(1, 2)) / jnp.sum(batch.weights)
 

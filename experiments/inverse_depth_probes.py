@@ -153,12 +153,12 @@ def looking(run: OpenRun) -> Callable[[Tree, Batch], dict[str, Float[Array, " _"
 
     @jax.jit
     def look(params, batch: Batch, chosen):
-        def visit(model, stream, crossing):
-            after = through(model, stream, crossing)
+        def intervene(model, stream, call):
+            after = through(model, stream, call)
             rows = [residual(model.scheme, each).reshape(-1, model.config.width)[chosen] for each in (stream, after)]
             return after, rows
 
-        before, after = run.blueprint.model(params)(batch.tokens, batch.where, visit=visit, **options).seen
+        before, after = run.blueprint.model(params)(batch.tokens, batch.where, intervene=intervene, **options).seen
         return profiles(jnp.concatenate([before[:1], after]))
 
     def sampled(params, batch: Batch):

@@ -8,20 +8,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted(p for package in ("pallas_kernels", "nagjax") for p in (ROOT / package).rglob("*.py"))
 
-# What each part of the house may import of the house, besides itself.
+# What each part of the house may import of the house, besides itself: its own line and all that its line names.
+ERRORS = {"nagjax.errors"}
 BELOW = {
     "pallas_kernels": set(),
     "nagjax.errors": set(),
-    "nagjax.discovery": {"nagjax.errors"},
-    "nagjax.data": {"nagjax.errors"},
-    "nagjax.residual": {"nagjax.errors", "nagjax.discovery", "pallas_kernels"},
-    "nagjax.layers": {"nagjax.errors", "pallas_kernels"},
+    "nagjax.discovery": ERRORS,
+    "nagjax.data": ERRORS,
+    "nagjax.residual": ERRORS | {"nagjax.discovery", "pallas_kernels"},
+    "nagjax.layers": ERRORS | {"pallas_kernels"},
 }
 BELOW["nagjax.mod"] = BELOW["nagjax.residual"] | {"nagjax.layers", "nagjax.residual"}
 BELOW["nagjax.model"] = BELOW["nagjax.mod"] | {"nagjax.mod"}
-BELOW["nagjax.train"] = BELOW["nagjax.model"] | {"nagjax.model", "nagjax.data"}
+BELOW["nagjax.runs"] = BELOW["nagjax.model"] | {"nagjax.model", "nagjax.data", "nagjax.train", "nagjax.interop"}
+BELOW["nagjax.train"] = BELOW["nagjax.runs"] | {"nagjax.runs"}
+BELOW["nagjax.measure"] = BELOW["nagjax.train"] | {"nagjax.train"}
 MIDDLE = ("nagjax.generate", "nagjax.report", "nagjax.plan", "nagjax.interop")
-BELOW |= {part: BELOW["nagjax.train"] | {"nagjax.train", *MIDDLE} for part in MIDDLE}
+BELOW |= {part: BELOW["nagjax.measure"] | {"nagjax.measure", *MIDDLE} for part in MIDDLE}
+BELOW["nagjax.commands"] = BELOW["nagjax.plan"] | {*MIDDLE, "nagjax.notebook"}
 FOREIGN = {"pallas_kernels": {"flax", "optax", "orbax", "grain"}, "nagjax.data": {"jax", "flax"}}
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from nagjax.residual import register
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place
+from nagjax.residual.protocol import Boundary, SublayerIndex
 from nagjax.residual.schemes.lns import LNS
 
 factor = LNS().read_scale  # 1/sqrt of the sublayer's block; 1 for the head, whose index is 0
@@ -91,5 +91,5 @@ class ScaledStart(LNS):
     name: ClassVar[str] = "lns_scaled_start"
     title: ClassVar[str] = "LNS and scaled start"
 
-    def output_scale(self, place: Place) -> float:
-        return place.sublayers**-0.5
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return sublayer.sublayers**-0.5

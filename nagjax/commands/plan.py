@@ -51,7 +51,7 @@ def plan(args: Sequence[str]) -> None:
         results = sort(search(config, topology, one, given.tries))
         if not results:
             raise UserError(
-                "batch", config.train.batch, f"divides by no mesh of {topology.size} chips: try {topology.size}"
+                "batch", config.train.batch, f"is divisible by no mesh of {topology.size} chips: try {topology.size}"
             )
         print(ranking(results))
     else:

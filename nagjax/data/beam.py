@@ -17,7 +17,7 @@ import numpy as np
 from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
 from nagjax.data.prepare import Request, describe_request, finish
-from nagjax.data.storage import Place, RemoteArray, RemotePath
+from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.data.store import (
     PROGRESS,
     SPLITS,
@@ -40,13 +40,13 @@ STAGE = ".beam"
 class Work:
     """What every worker knows."""
 
-    folder: Place
+    folder: StoragePath
     tokenizer: Tokenizer
     validation: float
     field: str
 
     @property
-    def stage(self) -> Place:
+    def stage(self) -> StoragePath:
         return self.folder / STAGE
 
 

@@ -12,7 +12,7 @@ from typing import IO
 
 import zstandard
 
-from nagjax.data.storage import Place, files_under, place
+from nagjax.data.storage import StoragePath, files_under, storage_path
 from nagjax.errors import UserError
 
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
@@ -34,7 +34,7 @@ def split_name(document: str, validation: float) -> str:
     return "validation" if draw < validation * 2**64 else "train"
 
 
-def format_of(path: Place) -> str | None:
+def format_of(path: StoragePath) -> str | None:
     """The format suffix of a file name (`.jsonl` for `a.jsonl.xz`), or None when it is not readable here."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _OPENERS:
@@ -42,14 +42,14 @@ def format_of(path: Place) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in _FORMATS else None
 
 
-def find_files(inputs: Sequence[str]) -> list[Place]:
+def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     """Every readable file under `inputs` (files and folders), in an order the file system cannot change.
 
     Raises UserError for an absent path, an unknown format, or a folder with nothing readable in it.
     """
     found = []
     for name in inputs:
-        path = place(name)
+        path = storage_path(name)
         if path.is_dir():
             inside = [p for _, p in files_under(path) if format_of(p) and not p.name.startswith(".")]
             if not inside:
@@ -78,7 +78,7 @@ def read_documents(inputs: Sequence[str], *, field: str = "text") -> Iterator[st
                 yield from map(_valid_unicode, _file_documents(path, field))
 
 
-def _file_documents(path: Place, field: str) -> Iterator[str]:
+def _file_documents(path: StoragePath, field: str) -> Iterator[str]:
     kind = format_of(path)
     with _readable(path):
         if kind == ".parquet":
@@ -94,7 +94,7 @@ def _pieces(file: IO[str]) -> Iterator[str]:
         yield piece + file.readline(TEXT_PIECE)
 
 
-def _json_lines(file: IO[str], path: Place, field: str) -> Iterator[str]:
+def _json_lines(file: IO[str], path: StoragePath, field: str) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
@@ -110,7 +110,7 @@ def _json_lines(file: IO[str], path: Place, field: str) -> Iterator[str]:
         yield value
 
 
-def _parquet_documents(path: Place, field: str) -> Iterator[str]:
+def _parquet_documents(path: StoragePath, field: str) -> Iterator[str]:
     import pyarrow.parquet
 
     if path.suffix.lower() in _OPENERS:
@@ -155,7 +155,7 @@ def _hub_documents(name: str, field: str) -> Iterator[str]:
 
 
 @contextmanager
-def _readable(path: Place) -> Iterator[None]:
+def _readable(path: StoragePath) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from jaxtyping import Float32
 
 from nagjax.data.rows import Rows
 from nagjax.data.stdlib import open_stdlib
-from nagjax.data.storage import place
+from nagjax.data.storage import storage_path
 from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
@@ -105,7 +105,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)
         stream = open_stdlib(split, tokenizer)
     else:
-        folder = place(config.path)
+        folder = storage_path(config.path)
         manifest = read_manifest(folder)
         own = open_tokenizer(folder, manifest)
         if tokenizer is not None and tokenizer.fingerprint != own.fingerprint:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
-from nagjax.data.storage import Place, place, size_of
+from nagjax.data.storage import StoragePath, size_of, storage_path
 from nagjax.data.store import (
     MANIFEST,
     PROGRESS,
@@ -36,7 +36,7 @@ from nagjax.errors import UserError
 class Request(NamedTuple):
     """What is to be prepared, and where: `source` is what the manifest keeps of it."""
 
-    folder: Place
+    folder: StoragePath
     tokenizer: Tokenizer
     source: dict
 
@@ -132,7 +132,7 @@ def describe_request(
         raise UserError("validation", validation, "use a share from 0 up to, not including, 1")
     if shard_tokens < 1:
         raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
-    folder, encoder = place(out), load_tokenizer(tokenizer)
+    folder, encoder = storage_path(out), load_tokenizer(tokenizer)
     source = {
         "inputs": _described(inputs),
         "held_out": _described(held_out),

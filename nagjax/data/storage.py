@@ -104,10 +104,10 @@ class RemotePath:
             self._store.delete_file(self.key)
 
 
-Place = Path | RemotePath
+StoragePath = Path | RemotePath
 
 
-def place(name: str | os.PathLike | RemotePath) -> Place:
+def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
     """A path of this machine, or of an object store by its URL. Raises UserError for an unknown store."""
     if isinstance(name, RemotePath):
         return name
@@ -119,12 +119,12 @@ def place(name: str | os.PathLike | RemotePath) -> Place:
     return RemotePath(scheme, key.rstrip("/"))
 
 
-def size_of(path: Place) -> int:
+def size_of(path: StoragePath) -> int:
     """Size in bytes. Raises FileNotFoundError on this machine."""
     return path.size() if isinstance(path, RemotePath) else path.stat().st_size
 
 
-def files_under(folder: Place) -> list[tuple[str, Place]]:
+def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
     """Every file in a folder and below it with its name from there, in an order the file system cannot change."""
     if isinstance(folder, RemotePath):
         found = [(str(PurePosixPath(p.key).relative_to(folder.key)), p) for p in folder.files()]

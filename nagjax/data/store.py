@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from nagjax.data.storage import Place, RemoteArray, RemotePath, place, size_of
+from nagjax.data.storage import RemoteArray, RemotePath, StoragePath, size_of, storage_path
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
 
@@ -106,7 +106,7 @@ class ArrayFile:
 
     Copies of it (in worker processes) carry only the name."""
 
-    path: Place
+    path: StoragePath
     dtype: str
     shape: tuple[int, ...]
 
@@ -181,7 +181,7 @@ def in_memory(documents: Sequence[Document], tokenizer: Tokenizer) -> TokenStrea
 
 
 def write_shard(
-    folder: Place, split: str, number: int, documents: Sequence[Document], tokenizer: Tokenizer
+    folder: StoragePath, split: str, number: int, documents: Sequence[Document], tokenizer: Tokenizer
 ) -> ShardRecord:
     """Write documents as shard `number` of `split`; both files are whole on disk when this returns."""
     stem, index = f"{split}-{number:05d}", _index(documents)
@@ -195,7 +195,7 @@ def write_shard(
     )
 
 
-def write_file(folder: Place, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
+def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
     """Write `folder/name` so that no reader ever sees a part of it. Raises UserError, removing the part."""
     digest, size, partial, here = sha256(), 0, folder / f".{name}.partial", isinstance(folder, Path)
     with cannot_write(folder):
@@ -215,11 +215,13 @@ def write_file(folder: Place, name: str, parts: Iterable[bytes | np.ndarray]) ->
     return FileRecord(name, size, digest.hexdigest())
 
 
-def write_json(folder: Place, name: str, data: dict) -> FileRecord:
+def write_json(folder: StoragePath, name: str, data: dict) -> FileRecord:
     return write_file(folder, name, [(json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()])
 
 
-def write_manifest(folder: Place, tokenizer: Tokenizer, source: dict, splits: dict[str, list[ShardRecord]]) -> Manifest:
+def write_manifest(
+    folder: StoragePath, tokenizer: Tokenizer, source: dict, splits: dict[str, list[ShardRecord]]
+) -> Manifest:
     """Save the tokenizer beside the shards, then the manifest: from then on the folder is a corpus."""
     manifest = Manifest(tokenizer.name, tokenizer.fingerprint, token_dtype(tokenizer), source, splits)
     if (text := tokenizer.to_json()) is not None:
@@ -230,7 +232,7 @@ def write_manifest(folder: Place, tokenizer: Tokenizer, source: dict, splits: di
 
 def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
-    folder = place(folder)
+    folder = storage_path(folder)
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -253,7 +255,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     return manifest
 
 
-def open_tokenizer(folder: Place, manifest: Manifest) -> Tokenizer:
+def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
     """The tokenizer a folder was prepared with; refuses one that was changed since."""
     tokenizer: Tokenizer = ByteTokenizer()
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -267,7 +269,7 @@ def open_tokenizer(folder: Place, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def open_stream(folder: Place, manifest: Manifest, split: str) -> TokenStream:
+def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStream:
     """Map a split's shards. Raises UserError naming the first file whose size is not the recorded one."""
     shards = []
     for shard in manifest.splits.get(split, ()):
@@ -294,7 +296,7 @@ def open_stream(folder: Place, manifest: Manifest, split: str) -> TokenStream:
 
 def verify(folder: str | os.PathLike) -> Manifest:
     """Read every shard and compare its SHA-256 with the manifest; raises UserError naming a damaged file."""
-    folder = place(folder)
+    folder = storage_path(folder)
     manifest = read_manifest(folder)
     for split, shards in manifest.splits.items():
         open_stream(folder, manifest, split)
@@ -309,7 +311,7 @@ def verify(folder: str | os.PathLike) -> Manifest:
 
 
 @contextmanager
-def cannot_write(folder: Place) -> Iterator[None]:
+def cannot_write(folder: StoragePath) -> Iterator[None]:
     """Turn the operating system's refusals to write into a UserError that says what to do."""
     try:
         yield

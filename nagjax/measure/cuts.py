@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
 from nagjax.measure.interventions import without
-from nagjax.model.transformer import Crossing, Output, Transformer
+from nagjax.model.transformer import BlockCall, Output, Transformer
 from nagjax.runs.opening import OpenRun
 from nagjax.train.loss import Batch, cross_entropy
 
@@ -51,11 +51,11 @@ def forward_without(
     leave_out = without(stays)
     direction = lambda stream: model.scheme.lanes(stream)[0][:ROWS]  # noqa: E731
 
-    def visit(model: Transformer, stream, crossing: Crossing):
-        after, _ = leave_out(model, stream, crossing)
+    def intervene(model: Transformer, stream, call: BlockCall):
+        after, _ = leave_out(model, stream, call)
         return after, (direction(stream), direction(after))
 
-    output = model(batch.tokens, batch.where, visit=visit, **options)
+    output = model(batch.tokens, batch.where, intervene=intervene, **options)
     before, after = output.seen
     return model.logits(output), jnp.concatenate([before[:1], after])
 
@@ -114,7 +114,7 @@ class Cutter:
 
 def _sums(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
     model = nnx.merge(graph, params)
-    output: Output = model(batch.tokens, batch.where, visit=without(stays), **options)
+    output: Output = model(batch.tokens, batch.where, intervene=without(stays), **options)
     sums = cross_entropy(model.logits(output), batch)
     return sums.nats, sums.count
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.measure.damage import skip_effect
 from nagjax.measure.gradients import tap
-from nagjax.model.transformer import Crossing, Transformer, Visit
+from nagjax.model.transformer import BlockCall, Intervention, Transformer
 from nagjax.residual import Scheme, Stream
 
 
@@ -16,59 +16,59 @@ def residual(scheme: Scheme, stream: Stream) -> Float[Array, "B T D"]:
     return jnp.exp(log_rms)[..., None] * direction
 
 
-def through(model: Transformer, stream: Stream, crossing: Crossing) -> Stream:
+def through(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
     """The stream behind the block."""
-    return model.sublayers(stream, *crossing)[1].stream
+    return model.sublayers(stream, *call)[1].stream
 
 
-def past(model: Transformer, stream: Stream, crossing: Crossing) -> Stream:
+def past(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
     """The stream behind a block that was left out: the same residual, made ready for the next reader."""
-    return through(model, stream, crossing._replace(rates=(1.0, 1.0)))
+    return through(model, stream, call._replace(rates=(1.0, 1.0)))
 
 
-def rebuilt(model: Transformer, h: Float[Array, "B T D"], crossing: Crossing) -> Stream:
+def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
     """The stream in front of a block, from its residual."""
-    layer = crossing.layer
-    at = model.boundary(None, layer.block.attention.entry, 0, layer.index[0], crossing.going.progress)
+    layer = call.layer
+    at = model.boundary(None, layer.block.attention.entry, 0, layer.index[0], call.ctx.progress)
     return model.scheme.rebuild(h.astype(model.config.compute_dtype), at, model.ends)
 
 
-def without(stays: Bool[Array, " L"]) -> Visit:
+def without(stays: Bool[Array, " L"]) -> Intervention:
     """Leaves blocks out; gathers nothing."""
 
-    def visit(model, stream, crossing):
-        run, skip = (lambda s: through(model, s, crossing)), (lambda s: past(model, s, crossing))
-        return jax.lax.cond(stays[crossing.layer.place], run, skip, stream), ()
+    def intervene(model, stream, call):
+        run, skip = (lambda s: through(model, s, call)), (lambda s: past(model, s, call))
+        return jax.lax.cond(stays[call.layer.block_index], run, skip, stream), ()
 
-    return visit
+    return intervene
 
 
-def tapped(meters: Float[Array, " L"]) -> Visit:
+def tapped(meters: Float[Array, " L"]) -> Intervention:
     """The pass as it is; the gradient of `meters` [L] is `||dL/dh_l||^2` in front of every block."""
 
-    def visit(model, stream, crossing):
-        h = tap(residual(model.scheme, stream), meters[crossing.layer.place])
-        return through(model, rebuilt(model, h, crossing), crossing), ()
+    def intervene(model, stream, call):
+        h = tap(residual(model.scheme, stream), meters[call.layer.block_index])
+        return through(model, rebuilt(model, h, call), call), ()
 
-    return visit
+    return intervene
 
 
-def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Visit:
+def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
     """Puts the mean residual of the counted tokens in every token's place in front of one block (residual erasure,
     Csordas et al. 2025, arXiv:2505.13898)."""
 
-    def visit(model, stream, crossing):
+    def intervene(model, stream, call):
         h = residual(model.scheme, stream)
         mean = jnp.einsum("btd,bt->d", h, counted) / jnp.maximum(jnp.sum(counted), 1.0)
-        blank = rebuilt(model, jnp.broadcast_to(mean, h.shape), crossing)
-        here = crossing.layer.place == block
+        blank = rebuilt(model, jnp.broadcast_to(mean, h.shape), call)
+        here = call.layer.block_index == block
         stream = jax.tree.map(lambda a, b: jnp.where(here, a, b), blank, stream)
-        return through(model, stream, crossing), ()
+        return through(model, stream, call), ()
 
-    return visit
+    return intervene
 
 
-def skipping(block: Int[Array, ""], before: int | None = None, local: bool = False) -> Visit:
+def skipping(block: Int[Array, ""], before: int | None = None, local: bool = False) -> Intervention:
     """For a batch whose second half repeats the first: the second half goes without one block. Gathers by later block
     how much its update changes, `skip_effect` by token [L, B, T], comparing the halves as they go.
 
@@ -77,31 +77,31 @@ def skipping(block: Int[Array, ""], before: int | None = None, local: bool = Fal
     effect is the direct one, not that through other blocks.
     """
 
-    def visit(model, stream, crossing):
+    def intervene(model, stream, call):
         scheme = model.scheme
         h = residual(scheme, stream)
         batch, tokens = h.shape[0] // 2, h.shape[1]
         second = (jnp.arange(2 * batch) >= batch)[:, None]
         skips = second if before is None else second & (jnp.arange(tokens) < before)
-        place = crossing.layer.place
-        run, skip = through(model, stream, crossing), past(model, stream, crossing)
+        place = call.layer.block_index
+        run, skip = through(model, stream, call), past(model, stream, call)
         after = jax.tree.map(lambda a, b: _where(skips & (place == block), a, b), skip, run)
         changed = residual(scheme, after) - h
         effect = skip_effect(changed[:batch], changed[batch:])
         if local:
             missing = jnp.where(place == block, -changed[batch:] + changed[:batch], h[:batch] - h[batch:])
             whole = residual(scheme, after)[:batch]
-            direct = _behind(model, jnp.concatenate([whole, whole - missing]), crossing)
+            direct = _behind(model, jnp.concatenate([whole, whole - missing]), call)
             after = jax.tree.map(lambda a, b: jnp.where(place >= block, a, b), direct, after)
         return after, effect
 
-    return visit
+    return intervene
 
 
-def _behind(model: Transformer, h: Float[Array, "B T D"], crossing: Crossing) -> Stream:
+def _behind(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
     """The stream behind a block, from its residual."""
-    layer = crossing.layer
-    at = model.boundary(None, layer.entry, 0, layer.following[1], crossing.going.progress)
+    layer = call.layer
+    at = model.boundary(None, layer.entry, 0, layer.following[1], call.ctx.progress)
     return model.scheme.rebuild(h.astype(model.config.compute_dtype), at, model.ends)
 
 

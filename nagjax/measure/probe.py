@@ -15,7 +15,7 @@ from nagjax.layers.where import causal_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
 from nagjax.measure.interventions import rebuilt, residual, through
 from nagjax.measure.jacobian import identity_distance
-from nagjax.model.transformer import Crossing, Transformer
+from nagjax.model.transformer import BlockCall, Transformer
 from nagjax.residual import Boundary
 from nagjax.train.distributed.mesh import BATCH, pin_rows, row_axes
 from nagjax.train.loss import Batch
@@ -88,7 +88,7 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
         model = nnx.merge(graph, params)
         options = {"progress": progress, "cuts": cuts, "causal": causal}
         options |= {} if mesh is None else {"pin": pin_rows(mesh)}
-        output = model(batch.tokens, batch.where, visit=_watch(batch, chosen, full, shards), **options)
+        output = model(batch.tokens, batch.where, intervene=_watch(batch, chosen, full, shards), **options)
         return _gathered(model, batch, chosen, output)
 
     split = mesh is not None and mesh.size > 1
@@ -96,7 +96,7 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
 
 
 def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
-    """The visitor that makes the statistics."""
+    """The intervention that gathers the statistics and changes nothing."""
     counted = batch.weights > 0
     rows = min(max(ROWS, shards), len(batch.tokens))
     groups = jnp.stack([counted & (batch.positions > 0), counted & (batch.positions == 0)]).astype(jnp.float32)
@@ -116,8 +116,8 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
         }
         return jax.tree.map(mean, stats), jnp.max(groups * massive, axis=(1, 2))
 
-    def visit(model: Transformer, stream, crossing: Crossing):
-        first, second = model.sublayers(stream, *crossing)
+    def intervene(model: Transformer, stream, call: BlockCall):
+        first, second = model.sublayers(stream, *call)
         h = [residual(model.scheme, s) for s in (stream, first.stream, second.stream)]
         stats = (around(h[0], h[1], first.ran), around(h[1], h[2], second.ran))
         sublayers, massive = jax.tree.map(lambda *pair: jnp.stack(pair), *stats)
@@ -126,19 +126,19 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
             "sublayers": sublayers,
             "massive_max": massive,
             "blocks": jax.tree.map(mean, whole),
-            "attention": _sinks(model, stream, crossing, first.ran & (groups[0] > 0)),
-            "jacobian": _jacobian(model, h[0][:rows], crossing, groups[0][:rows]),
+            "attention": _sinks(model, stream, call, first.ran & (groups[0] > 0)),
+            "jacobian": _jacobian(model, h[0][:rows], call, groups[0][:rows]),
             "sample": (_rows(h[0], chosen), _rows(h[2], chosen)),
-            "read": _read(model, stream, crossing, chosen),
+            "read": _read(model, stream, call, chosen),
         }
         if hasattr(model.scheme, "turn"):
-            gates = [_gate(model, *where, groups[0]) for where in _modulated(model, stream, first.stream, crossing)]
+            gates = [_gate(model, *where, groups[0]) for where in _modulated(model, stream, first.stream, call)]
             seen["gates"] = jax.tree.map(lambda *pair: jnp.stack(pair), *gates)
         if full:
             seen["full"] = (jnp.stack(h[:2]), jnp.stack(h[1:]))
         return second.stream, seen
 
-    return visit
+    return intervene
 
 
 def _step(h0, h1) -> dict:
@@ -154,17 +154,17 @@ def _rows(x: Float[Array, "B T ..."], chosen: Int[Array, " N"]) -> Float[Array, 
     return x.reshape(-1, *x.shape[2:])[chosen]
 
 
-def _read(model: Transformer, stream, crossing: Crossing, chosen) -> tuple[Array, Array]:
+def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, Array]:
     """What the head would read in front of this block, of the sampled tokens."""
     rows = jax.tree.map(lambda x: _rows(x, chosen)[None], stream)
-    at = model.boundary(None, model.entry, 0, 0, crossing.going.progress)
+    at = model.boundary(None, model.entry, 0, 0, call.ctx.progress)
     hidden, log_scale = model.scheme.close(model.scheme.skip(rows, at), model.ends)
     return hidden[0], log_scale[0]
 
 
-def _sinks(model: Transformer, stream, crossing: Crossing, queries) -> Float[Array, " H"]:
+def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array, " H"]:
     """One head at a time, so that no more than one [B, T, T] is there at once."""
-    branch, where = crossing.layer.block.attention.branch, crossing.going.where
+    branch, where = call.layer.block.attention.branch, call.ctx.where
     x = model.scheme.read(stream)
     q, k = branch.queries(x, where), branch.keys_values(x, where).keys
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
@@ -178,17 +178,17 @@ def _sinks(model: Transformer, stream, crossing: Crossing, queries) -> Float[Arr
     return jax.lax.map(head, (jnp.moveaxis(q, 2, 0), jnp.moveaxis(k, 2, 0)))
 
 
-def _jacobian(model: Transformer, h, crossing: Crossing, counted) -> Float[Array, ""]:
+def _jacobian(model: Transformer, h, call: BlockCall, counted) -> Float[Array, ""]:
     """Of the block as a map of some sequences' residuals."""
-    where = jax.tree.map(lambda x: x[: len(h)], crossing.going.where)
-    own = crossing._replace(going=crossing.going._replace(where=where))
+    where = jax.tree.map(lambda x: x[: len(h)], call.ctx.where)
+    own = call._replace(ctx=call.ctx._replace(where=where))
     block = lambda h: residual(model.scheme, through(model, rebuilt(model, h, own), own))  # noqa: E731
-    distance = identity_distance(block, h, jax.random.fold_in(jax.random.key(0), crossing.layer.place))
+    distance = identity_distance(block, h, jax.random.fold_in(jax.random.key(0), call.layer.block_index))
     return jnp.sqrt(jnp.sum(distance * counted) / jnp.maximum(jnp.sum(counted), 1.0))
 
 
-def _modulated(model: Transformer, stream, middle, crossing: Crossing):
-    layer, progress = crossing.layer, crossing.going.progress
+def _modulated(model: Transformer, stream, middle, call: BlockCall):
+    layer, progress = call.layer, call.ctx.progress
     for i, (own, at) in enumerate(((layer.block.attention, stream), (layer.block.mlp, middle))):
         yield at, model.boundary(own.gate, layer.entry, layer.index[i], layer.following[i], progress)
 

@@ -24,7 +24,7 @@ from nagjax.residual.rows import take
 Cache = KVCache | SelectedCache | None
 
 
-class Pass(NamedTuple):
+class ForwardContext(NamedTuple):
     """What is the same for all sublayers of one forward pass."""
 
     where: Where
@@ -67,7 +67,7 @@ class Result(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Depth:
+class MoD:
     """The rules by which the sublayers of one model run.
 
     Updates are pinned: left to choose, XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output split
@@ -81,7 +81,7 @@ class Depth:
     decider: Decider
 
     @classmethod
-    def of(cls, scheme: Scheme, config: ModConfig, context: int) -> "Depth":
+    def of(cls, scheme: Scheme, config: ModConfig, context: int) -> "MoD":
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
         router = find_router(config.router, scheme)
         return cls(scheme, config, context, router, find_decider(config.decider, router))
@@ -90,59 +90,59 @@ class Depth:
         """One sublayer's. Blocks are stacked, so that those between routed ones have them as well."""
         return Routing(self.router, self.decider, width, rngs) if self.config.routes(kind) else Nothing()
 
-    def run(self, stream: Stream, site: Site, cache: Cache, going: Pass) -> Result:
+    def run(self, stream: Stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         """One sublayer: all tokens where its rate is 0, none where it is 1, else those the rule chooses."""
-        tokens = going.where.positions.shape[1]
+        tokens = ctx.where.positions.shape[1]
         if site.rate == 0.0:
-            return self._all(stream, site, cache, going)
+            return self._all(stream, site, cache, ctx)
         if site.rate == 1.0:
-            return self._none(stream, site, cache, going)
-        if going.causal:
-            return self._decided(stream, site, cache, going)
+            return self._none(stream, site, cache, ctx)
+        if ctx.causal:
+            return self._decided(stream, site, cache, ctx)
         if cache is not None:
             raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
         k = kept(site.rate, tokens)
-        return self._all(stream, site, cache, going) if k == tokens else self._capacity(stream, site, going, k)
+        return self._all(stream, site, cache, ctx) if k == tokens else self._capacity(stream, site, ctx, k)
 
-    def _all(self, stream, site: Site, cache: Cache, going: Pass) -> Result:
+    def _all(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         x = self.scheme.read(stream)
         if isinstance(site.branch, Attention):
-            update, cache = site.branch(x, going.where, cache)
+            update, cache = site.branch(x, ctx.where, cache)
         else:
             update = site.branch(x)
         with jax.named_scope("residual"):
-            after, gate = self.scheme.advance(stream, going.pin(update), site.at)
+            after, gate = self.scheme.advance(stream, ctx.pin(update), site.at)
         everyone = jnp.ones(x.shape[:2], bool)
         return Result(after, cache, gate, everyone, _notes(everyone, executed=1.0, agreement=1.0))
 
-    def _none(self, stream, site: Site, cache: Cache, going: Pass) -> Result:
-        nobody = jnp.zeros(going.where.positions.shape, bool)
+    def _none(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
+        nobody = jnp.zeros(ctx.where.positions.shape, bool)
         gate = jnp.zeros((*nobody.shape, 1))
         return Result(
             self.scheme.skip(stream, site.at), cache, gate, nobody, _notes(nobody, executed=0.0, agreement=1.0)
         )
 
-    def _scores(self, stream, site: Site, going: Pass) -> Float[Array, "B T"]:
+    def _scores(self, stream, site: Site, ctx: ForwardContext) -> Float[Array, "B T"]:
         with jax.named_scope("routing"):
-            return self.router.score(self.scheme, stream, site.routing.router, site.at, going.where, going.noise)
+            return self.router.score(self.scheme, stream, site.routing.router, site.at, ctx.where, ctx.noise)
 
-    def _capacity(self, stream, site: Site, going: Pass, k: int) -> Result:
+    def _capacity(self, stream, site: Site, ctx: ForwardContext, k: int) -> Result:
         """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
-        x, scores = self.scheme.read(stream), self._scores(stream, site, going)
+        x, scores = self.scheme.read(stream), self._scores(stream, site, ctx)
         with jax.named_scope("routing"):
-            chosen = top_tokens(scores, going.where, k)
-            rows, there = jax.tree.map(going.pin, take((stream, going.where), chosen.indices))
+            chosen = top_tokens(scores, ctx.where, k)
+            rows, there = jax.tree.map(ctx.pin, take((stream, ctx.where), chosen.indices))
         picked = self.scheme.read(rows)
         if isinstance(site.branch, Attention):
-            source, seen = (x, going.where) if self.config.kv == "all" else (picked, there)
+            source, seen = (x, ctx.where) if self.config.kv == "all" else (picked, there)
             update = site.branch.mix(picked, there, site.branch.keys_values(source, seen), seen)
         else:
             update = site.branch(picked)
-        update = self.router.weigh(going.pin(update), take(scores, chosen.indices))
+        update = self.router.weigh(ctx.pin(update), take(scores, chosen.indices))
         with jax.named_scope("residual"):
             after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
 
-        ran, real = is_chosen(chosen.indices, x.shape[1]), going.where.segments > 0
+        ran, real = is_chosen(chosen.indices, x.shape[1]), ctx.where.segments > 0
         logits = self.decider.logits(site.routing.decider, x, scores, site.cut)
         notes = _notes(
             ran,
@@ -155,11 +155,11 @@ class Depth:
         gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
         return Result(after, None, gate, ran, notes)
 
-    def _decided(self, stream, site: Site, cache: Cache, going: Pass) -> Result:
+    def _decided(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         """The tokens the causal decider lets in. Their number is data, so all are computed and some are kept; a
         sublayer that nobody of the batch enters is not run at all."""
-        scheme, where = self.scheme, going.where
-        x, scores = scheme.read(stream), self._scores(stream, site, going)
+        scheme, where = self.scheme, ctx.where
+        x, scores = scheme.read(stream), self._scores(stream, site, ctx)
         real = where.segments > 0
         ran = (self.decider.logits(site.routing.decider, x, scores, site.cut) >= 0) & real
         attention = isinstance(site.branch, Attention)
@@ -169,7 +169,7 @@ class Depth:
 
         def enter(stream):
             update = site.branch.mix(x, where, known, seen, backend) if attention else site.branch(x)
-            after, gate = scheme.advance(stream, self.router.weigh(going.pin(update), scores), site.at)
+            after, gate = scheme.advance(stream, self.router.weigh(ctx.pin(update), scores), site.at)
             keep = lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
             after = jax.tree.map(keep, after, scheme.skip(stream, site.at))
             return after, ran[..., None] * _mean_gate(gate, x)

@@ -63,9 +63,9 @@ class ModelConfig:
         if self.heads < 1 or (self.block.head_width is None and self.width % self.heads):
             fits = [h for h in range(1, min(self.width, 256) + 1) if self.width % h == 0]
             nearest = min(fits, key=lambda h: abs(h - self.heads))
-            raise UserError("heads", self.heads, f"width {self.width} must divide by heads; nearest: {nearest}")
+            raise UserError("heads", self.heads, f"width {self.width} must be divisible by heads; nearest: {nearest}")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must divide by kv_heads")
+            raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must be divisible by kv_heads")
         if self.hidden < 1:
             raise UserError("hidden", self.hidden, "give a whole number of at least 1")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):

@@ -17,10 +17,10 @@ from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group, kept
-from nagjax.mod.routed import Cache, Depth, Pass, Result, Site
+from nagjax.mod.routed import Cache, ForwardContext, MoD, Result, Site
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.protocol import Place, observe, turn_angle
+from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
 from pallas_kernels import using
 
 POLICIES = {
@@ -38,16 +38,16 @@ POLICIES = {
 class Output(NamedTuple):
     """`hidden` and `log_scale` are what the head reads.
 
-    depth: telemetry by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
+    telemetry: by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
     `nagjax.mod.routed.Result`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
-    mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual. seen: what a
-    visitor gathered, leaves [L, ...].
+    mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual. seen: what an
+    intervention gathered, leaves [L, ...].
     """
 
     hidden: Float[Array, "B T D"]
     log_scale: Float[Array, "B T"]
     cache: tuple | None
-    depth: dict[str, Float[Array, " S"]] | None
+    telemetry: dict[str, Float[Array, " S"]] | None
     routing: dict[str, Float[Array, " S"]] | None = None
     paths: dict[str, Array] | None = None
     seen: Any = None
@@ -56,24 +56,24 @@ class Output(NamedTuple):
 class Sublayer(nnx.Module):
     """A branch with the scheme's parameters at its two ends, and Mixture-of-Depths' at its door."""
 
-    def __init__(self, kind: str, branch, depth: Depth, width: int, place: Place, rngs: nnx.Rngs):
+    def __init__(self, kind: str, branch, mod: MoD, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs):
         self.branch = branch
-        self.entry = depth.scheme.entry(width, rngs)
-        self.gate = depth.scheme.gate(width, place, rngs)
-        self.routing = depth.parameters(kind, width, rngs)
+        self.entry = mod.scheme.entry(width, rngs)
+        self.gate = mod.scheme.gate(width, sublayer, rngs)
+        self.routing = mod.parameters(kind, width, rngs)
 
 
 class Block(nnx.Module):
     """Attention, then MLP. `index` (0-based, may be traced) only sets start values."""
 
-    def __init__(self, config: ModelConfig, depth: Depth, index: Int[Array, ""], rngs: nnx.Rngs):
-        scheme, total = depth.scheme, config.sublayers_before
-        first, second = Place(2 * index + 1, total), Place(2 * index + 2, total)
-        scales = lambda place: Scales(scheme.output_scale(place), scheme.inner_scale(place))  # noqa: E731
+    def __init__(self, config: ModelConfig, mod: MoD, index: Int[Array, ""], rngs: nnx.Rngs):
+        scheme, total = mod.scheme, config.sublayers_before
+        first, second = SublayerIndex(2 * index + 1, total), SublayerIndex(2 * index + 2, total)
+        scales = lambda sublayer: Scales(scheme.output_scale(sublayer), scheme.inner_scale(sublayer))  # noqa: E731
         mlp = MLPS[config.mlp](config.width, config.hidden, scales(second), rngs, "mlp" in config.block.biases)
         attention = Attention(config, scales(first), rngs)
-        self.attention = Sublayer("attention", attention, depth, config.width, first, rngs)
-        self.mlp = Sublayer("mlp", mlp, depth, config.width, second, rngs)
+        self.attention = Sublayer("attention", attention, mod, config.width, first, rngs)
+        self.mlp = Sublayer("mlp", mlp, mod, config.width, second, rngs)
 
 
 class Layer(NamedTuple):
@@ -85,29 +85,29 @@ class Layer(NamedTuple):
     index: Int[Array, " 2"]
     following: Int[Array, " 2"]
     cuts: Float[Array, " 2"]
-    place: Int[Array, ""]
+    block_index: Int[Array, ""]
 
 
-class Crossing(NamedTuple):
-    """One block as a visitor meets it: `model.sublayers(stream, *crossing)` runs it."""
+class BlockCall(NamedTuple):
+    """One block as an intervention is handed it: `model.sublayers(stream, *call)` runs it."""
 
     layer: Layer
-    going: Pass
+    ctx: ForwardContext
     rates: tuple[float, float]
 
 
-Visit = Callable[["Transformer", Stream, Crossing], tuple[Stream, Any]]
+Intervention = Callable[["Transformer", Stream, BlockCall], tuple[Stream, Any]]
 
 
-class Look(NamedTuple):
+class Observe(NamedTuple):
     """What a forward pass tells besides its result."""
 
-    observed: bool = False
-    mapped: bool = False
-    visit: Visit | None = None
+    telemetry: bool = False  # by sublayer
+    paths: bool = False  # by sublayer and token
+    intervene: Intervention | None = None
 
 
-NOTHING = Look()
+NOTHING = Observe()
 
 
 class Transformer(nnx.Module):
@@ -116,11 +116,11 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, scheme: Scheme, rngs: nnx.Rngs):
         self.config, self.scheme = config, scheme
-        self.depth = Depth.of(scheme, config.mod, config.context)
+        self.mod = MoD.of(scheme, config.mod, config.context)
         self.groups = config.mod.groups(config.depth)
         std = head_std(config.width) if config.tied else scheme.embedding_std(config.width)
         self.embedding = Embedding(config, std, rngs)
-        make = nnx.vmap(lambda index, rngs: Block(config, self.depth, index, rngs))
+        make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs))
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
         self.ends = scheme.ends(config.width, std, rngs)
@@ -151,7 +151,7 @@ class Transformer(nnx.Module):
         self,
         stream: Stream,
         layer: Layer,
-        going: Pass,
+        ctx: ForwardContext,
         rates: tuple[float, float] = (0.0, 0.0),
         cache: Cache = None,
     ) -> tuple[Result, Result]:
@@ -160,40 +160,40 @@ class Transformer(nnx.Module):
         site = lambda i, own, entry: Site(  # noqa: E731
             own.branch,
             own.routing,
-            self.boundary(own.gate, entry, layer.index[i], layer.following[i], going.progress),
+            self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress),
             layer.cuts[i],
             rates[i],
         )
         with jax.named_scope("attention"):
-            first = self.depth.run(stream, site(0, attention, mlp.entry), cache, going)
+            first = self.mod.run(stream, site(0, attention, mlp.entry), cache, ctx)
         with jax.named_scope("mlp"):
-            second = self.depth.run(first.stream, site(1, mlp, layer.entry), None, going)
+            second = self.mod.run(first.stream, site(1, mlp, layer.entry), None, ctx)
         return first, second
 
     def step(
         self,
         stream,
         layer: Layer,
-        going: Pass,
+        ctx: ForwardContext,
         *,
         rates: tuple[float, float] = (0.0, 0.0),
         cache: Cache = None,
-        look: Look = NOTHING,
+        observe: Observe = NOTHING,
     ):
         """One block: the stream, the layer's new cache, and notes on its two sublayers, stacked: telemetry, routing,
         paths."""
-        first, second = self.sublayers(stream, layer, going, rates, cache)
-        both = (self._notes(stream, first, look), self._notes(first.stream, second, look))
+        first, second = self.sublayers(stream, layer, ctx, rates, cache)
+        both = (self._notes(stream, first, observe), self._notes(first.stream, second, observe))
         return second.stream, first.cache, jax.tree.map(lambda *pair: jnp.stack(pair), *both)
 
-    def _notes(self, before, result: Result, look: Look) -> tuple[dict, dict, dict]:
+    def _notes(self, before, result: Result, observe: Observe) -> tuple[dict, dict, dict]:
         after = result.stream
-        telemetry = observe(self.scheme, before, after, result.gate) if look.observed else {}
+        notes = telemetry(self.scheme, before, after, result.gate) if observe.telemetry else {}
         paths = {}
-        if look.mapped:
+        if observe.paths:
             (d0, _), (d1, _) = self.scheme.lanes(before), self.scheme.lanes(after)
             paths = {"ran": result.ran, "turn": turn_angle(d0, d1)}
-        return telemetry, result.notes if self.config.mod.active else {}, paths
+        return notes, result.notes if self.config.mod.active else {}, paths
 
     def __call__(
         self,
@@ -207,14 +207,14 @@ class Transformer(nnx.Module):
         noise: int | UInt32[Array, ""] = 0,
         observed: bool = False,
         mapped: bool = False,
-        visit: Visit | None = None,
+        intervene: Intervention | None = None,
         pin: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
         """Tokens [B, T] to what the head reads.
 
         `where` says which document and position each token is at; `progress` is the share of the training done;
         `cache` (from `empty_cache`) makes the pass incremental; `observed` adds telemetry by sublayer, `mapped` by
-        token as well; `visit` takes the stream through each block in the model's place, and may look at it, change
+        token as well; `intervene` takes the stream through each block in the model's place, and may look at it, change
         it or pass the block by: it returns the stream behind the block and what it gathered; `pin` is applied to
         activations [B, T, ...] between blocks (the trainer pins their sharding with it).
 
@@ -224,35 +224,35 @@ class Transformer(nnx.Module):
         Raises UserError where `causal` needs cuts and there are none.
         """
         progress = jnp.asarray(progress, jnp.float32)
-        if causal and cuts is None and self.depth.decider.needs_cuts and self.config.mod.active:
+        if causal and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
-            raise UserError("mod.decider", self.depth.decider.name, fix)
-        going = Pass(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
+            raise UserError("mod.decider", self.mod.decider.name, fix)
+        ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
             stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
-        layers, look = self.layers(cuts), Look(observed, mapped, visit)
+        layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
         written, notes, seen = [], [], []
         with using(None if self.config.kernels == "auto" else self.config.kernels):
             for group, own in zip(self.groups, caches, strict=True):
-                stream, (now, note, found) = self._scan(group, stream, layers, own, going, look)
+                stream, (now, note, found) = self._scan(group, stream, layers, own, ctx, observe)
                 written.append(now)
                 notes.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), note))
                 seen.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found))
-        depth, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
+        by_sublayer, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
         seen = jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen)
         routing = jax.tree.map(lambda note: jnp.mean(note, axis=-1), routing)
         with jax.named_scope("head"):
             hidden, log_scale = self.scheme.close(stream, self.ends)
         cache = tuple(written) if cache else None
-        return Output(hidden, log_scale, cache, depth or None, routing or None, paths or None, seen)
+        return Output(hidden, log_scale, cache, by_sublayer or None, routing or None, paths or None, seen)
 
-    def _scan(self, group: Group, stream, layers: Layer, cache: tuple, going: Pass, look: Look):
-        """The blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what a visitor saw,
-        [repeats, pattern, ...]."""
+    def _scan(self, group: Group, stream, layers: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
+        """The blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an intervention
+        gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
         fold = lambda x: x[group.start : group.stop].reshape(group.repeats, size, *x.shape[1:])  # noqa: E731
 
@@ -261,12 +261,12 @@ class Transformer(nnx.Module):
             written, notes, seen = [], [], []
             for i, rates in enumerate(group.rates):
                 block = jax.tree.map(lambda x, i=i: x[i], layer)
-                stream = jax.tree.map(lambda x: checkpoint_name(going.pin(x), "stream"), stream)
+                stream = jax.tree.map(lambda x: checkpoint_name(ctx.pin(x), "stream"), stream)
                 now, note, found = None, ({}, {}, {}), ()
-                if look.visit is None:
-                    stream, now, note = self.step(stream, block, going, rates=rates, cache=caches[i], look=look)
+                if observe.intervene is None:
+                    stream, now, note = self.step(stream, block, ctx, rates=rates, cache=caches[i], observe=observe)
                 else:
-                    stream, found = look.visit(self, stream, Crossing(block, going, rates))
+                    stream, found = observe.intervene(self, stream, BlockCall(block, ctx, rates))
                 written.append(now)
                 notes.append(note)
                 seen.append(found)

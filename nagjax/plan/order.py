@@ -65,7 +65,7 @@ def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool,
 def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
     """Devices along every axis of the run's mesh, in its order.
 
-    Raises UserError where the mesh does not fill the topology, or batch or context do not divide by it.
+    Raises UserError where the mesh does not fill the topology, or batch or context are not divisible by it.
     """
     given = {field.name: getattr(config.mesh, field.name) for field in dataclasses.fields(config.mesh)}
     rest = math.prod(size for size in given.values() if size is not None)
@@ -80,7 +80,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
     if train.batch // train.accumulate % shards:
         fitting = max(train.batch // train.accumulate // shards, 1) * shards * train.accumulate
         raise UserError(
-            "batch", train.batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}"
+            "batch", train.batch, f"batch / accumulate must be divisible by data x fsdp = {shards}; try {fitting}"
         )
     check_sequence(config.model, shape)
     return shape

@@ -105,7 +105,7 @@ def _gradients(graph, options, params, batch: Batch) -> dict[str, Float[Array, "
 
     def loss(params, meters):
         model = nnx.merge(graph, params)
-        sums = cross_entropy(model.logits(model(batch.tokens, batch.where, visit=tapped(meters), **options)), batch)
+        sums = cross_entropy(model.logits(model(batch.tokens, batch.where, intervene=tapped(meters), **options)), batch)
         return sums.nats / jnp.maximum(sums.count, 1.0)
 
     depth = nnx.merge(graph, params).config.depth
@@ -138,7 +138,7 @@ def _skip(graph, options, params, batch: Batch, block: Int[Array, ""]) -> dict[s
     model, size = nnx.merge(graph, params), batch.tokens.shape[0]
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
     where = Where(twice.segment_ids, twice.positions)
-    output = model(twice.tokens, where, visit=skipping(block), **options)
+    output = model(twice.tokens, where, intervene=skipping(block), **options)
     logits = model.logits(output)
     whole, less = cross_entropy(logits[:size], batch), cross_entropy(logits[size:], batch)
     inside = (batch.weights > 0) & (batch.positions > 0)

@@ -35,7 +35,7 @@ class Nothing(nnx.Module):
     """No parameters."""
 
 
-class Place(NamedTuple):
+class SublayerIndex(NamedTuple):
     """Where a sublayer stands, for what start values depend on it."""
 
     index: Int[Array, ""] | int  # 1-based; traced while the blocks are made
@@ -84,17 +84,17 @@ class Scheme:
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Nothing()
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Nothing()
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
         return Nothing()
 
-    def output_scale(self, place: Place) -> Float[Array, ""] | float:
+    def output_scale(self, sublayer: SublayerIndex) -> Float[Array, ""] | float:
         """Factor on the start of a branch's output projection."""
         return 1.0
 
-    def inner_scale(self, place: Place) -> Float[Array, ""] | float:
+    def inner_scale(self, sublayer: SublayerIndex) -> Float[Array, ""] | float:
         """Factor on the start of what a branch's output is linear in: attention's values, the MLP's up projection."""
         return 1.0
 
@@ -164,7 +164,7 @@ def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> F
     return 2.0 * jnp.arcsin(jnp.clip(half_chord, 0.0, 1.0))
 
 
-def observe(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dict[str, Float[Array, ""]]:
+def telemetry(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dict[str, Float[Array, ""]]:
     """Telemetry of one sublayer, averaged over tokens (float32 scalars).
 
     turn: angle the residual turned, radians. ratio: length of the written step over the length of the residual it

@@ -56,7 +56,7 @@ class TrainConfig:
     save_minutes: float = 0.0  # also save when so many minutes have passed since the last save; 0: never for that
     keep: int = 2  # newest checkpoints kept
     keep_best: int = 0  # checkpoints of the lowest validation loss kept besides; an evaluation among them is saved
-    keep_every: int = 0  # checkpoints whose step divides by this are kept besides; 0: none
+    keep_every: int = 0  # checkpoints whose step is a multiple of this are kept besides; 0: none
     on_bad_step: Literal["raise", "skip", "rollback"] = "raise"  # loss or gradient not finite, or a spike
     spike: float = 0.0  # a loss so many robust deviations above the median of the last 64 is bad too; 0: never
     max_bad_steps: int = 5  # bad steps in a row, or rollbacks to one checkpoint, before the run gives up
@@ -71,7 +71,7 @@ class TrainConfig:
             if not getattr(self, field) >= 0:
                 raise UserError(field, getattr(self, field), "give a number of at least 0; 0 turns it off")
         if self.batch % self.accumulate:
-            raise UserError("accumulate", self.accumulate, f"batch {self.batch} must divide by it")
+            raise UserError("accumulate", self.accumulate, f"batch {self.batch} must be divisible by it")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Evaluator:
             "accuracy": total["correct"] / total["count"],
             "targets": int(total["count"]),
         }
-        depth = {name: np.mean([r.depth[name] for r in results], axis=0) for name in results[0].depth}
+        depth = {name: np.mean([r.telemetry[name] for r in results], axis=0) for name in results[0].telemetry}
         first = depth["log_norm"][:1] - depth["growth"][:1]
         depth["log_norm"] = np.concatenate([first, depth["log_norm"]])
         if results[0].routing is not None:

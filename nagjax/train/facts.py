@@ -11,7 +11,7 @@ import jax
 
 from nagjax.data import open_dataset
 from nagjax.mod.costs import Costs, costs, mod_rates
-from nagjax.mod.routed import Depth
+from nagjax.mod.routed import MoD
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
@@ -62,8 +62,8 @@ def parameters_by_part(blueprint: Blueprint) -> dict[str, int]:
 
 def model_costs(blueprint: Blueprint) -> Costs:
     """FLOPs, executed parameters and cache per token, with what Mixture-of-Depths skips left out."""
-    depth = Depth.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
-    return costs(blueprint.config.model, blueprint.parameters, depth.router.name, depth.decider.name)
+    mod = MoD.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
+    return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name)
 
 
 def state_bytes(blueprint: Blueprint) -> dict[str, int]:

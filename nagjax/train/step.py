@@ -29,12 +29,12 @@ class StepMetrics(NamedTuple):
 
 
 class EvalSums(NamedTuple):
-    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; `depth` is telemetry [S],
+    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; `telemetry` is by sublayer, [S],
     `routing` what Mixture-of-Depths did."""
 
     sums: Sums
     bytes: Float[Array, ""]
-    depth: dict[str, Float[Array, " S"]]
+    telemetry: dict[str, Float[Array, " S"]]
     routing: dict[str, Float[Array, " S"]] | None
 
 
@@ -50,7 +50,7 @@ def noise(state: TrainState) -> UInt32[Array, ""]:
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
     """Weighted cross-entropy of a trained causal decider, mean over sublayers, nats."""
-    if output.routing is None or not model.depth.decider.trained:
+    if output.routing is None or not model.mod.decider.trained:
         return 0.0
     return model.config.mod.aux_weight * jnp.mean(output.routing["loss"])
 
@@ -141,7 +141,7 @@ def jit_eval_step(blueprint: Blueprint, *, causal: bool = False):
         sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
-        return EvalSums(sums, read, output.depth, output.routing)
+        return EvalSums(sums, read, output.telemetry, output.routing)
 
     if mesh.size > 1:
         step = shard_rows(step, mesh, row_axes(mesh))

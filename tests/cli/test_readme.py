@@ -33,7 +33,7 @@ def test_the_example_scheme_works():
     embedding = np.asarray(model.embedding.tokens[...])[np.asarray(tokens)]
     expected = embedding / np.sqrt(np.mean(embedding**2, axis=-1, keepdims=True))
     np.testing.assert_allclose(output.hidden, expected, atol=1e-4)
-    assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(jnp.isfinite(x))), output.depth))
+    assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.all(jnp.isfinite(x))), output.telemetry))
 
 
 def test_every_named_path_exists():

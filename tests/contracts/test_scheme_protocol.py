@@ -13,10 +13,10 @@ import tiny
 from flax import nnx
 
 from nagjax.layers.attention import Where
-from nagjax.mod.routed import Pass
-from nagjax.model.transformer import Look, Transformer
+from nagjax.mod.routed import ForwardContext
+from nagjax.model.transformer import Observe, Transformer
 from nagjax.residual import Boundary, Scheme, find_scheme, schemes
-from nagjax.residual.protocol import observe
+from nagjax.residual.protocol import telemetry
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 
 TELEMETRY = {"turn", "ratio", "growth", "log_norm", "gate", "closed"}
@@ -54,7 +54,7 @@ def forward(scheme, observed):
     def run(params):
         model = nnx.merge(graph, params)
         output = model(batch.tokens, batch.where, observed=observed)
-        return model.logits(output), output.depth
+        return model.logits(output), output.telemetry
 
     return run(params)
 
@@ -88,7 +88,7 @@ def test_scan_equals_unrolled_with_telemetry_of_every_sublayer(scheme):
 
     def commit(stream, update, at):
         after, gate = scheme.advance(stream, update, boundary(*at))
-        return after, observe(scheme, stream, after, gate)
+        return after, telemetry(scheme, stream, after, gate)
 
     stream, notes = open_(model.embedding(batch.tokens, batch.where, jnp.float32)), []
     for index, sublayer in enumerate(sublayers, 1):
@@ -159,8 +159,8 @@ def test_telemetry_costs_nothing_when_off(scheme):
             first = jax.tree.map(lambda x: x[0], model.blocks.attention.entry)
             at = Boundary(None, first, jnp.int32(0), jnp.int32(1), jnp.float32(1.0), model.config.sublayers)
             stream = scheme.open(model.embedding(tokens, where, jnp.float32), at, model.ends)
-            going = Pass(where, jnp.float32(1.0), jnp.uint32(0), causal=False)
-            return model.step(stream, layer, going, look=Look(observed))
+            ctx = ForwardContext(where, jnp.float32(1.0), jnp.uint32(0), causal=False)
+            return model.step(stream, layer, ctx, observe=Observe(observed))
 
         text = jax.jit(block).lower(params, jnp.zeros((2, 4), jnp.int32)).compile().as_text()
         return text.count(" = ")

@@ -15,7 +15,7 @@ from streams import one_per_stream
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
-from nagjax.mod.routed import Pass, Site
+from nagjax.mod.routed import ForwardContext, Site
 from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.train.distributed.mesh import batch_sharding
@@ -154,7 +154,7 @@ def test_the_routers_gradient_against_finite_differences(name):
         )
         stream = model.scheme.open(embedding, at._replace(gate=None), model.ends)
         site = Site(own.branch, own.routing, at, jnp.float32(0.0), 0.5)
-        result = model.depth.run(stream, site, None, Pass(where, jnp.float32(1.0), jnp.uint32(0), False))
+        result = model.mod.run(stream, site, None, ForwardContext(where, jnp.float32(1.0), jnp.uint32(0), False))
         return jnp.sum(target * model.scheme.lanes(result.stream)[0]), result.ran
 
     weight = router["weight"]

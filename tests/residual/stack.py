@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from nagjax.residual import Boundary, Scheme
-from nagjax.residual.protocol import Place
+from nagjax.residual.protocol import SublayerIndex
 
 
 class Stack(NamedTuple):
@@ -24,7 +24,7 @@ def build(scheme: Scheme, *, width: int, sublayers: int, moved: float = 0.2, see
     stack = Stack(
         scheme,
         [scheme.entry(width, rngs) for _ in range(sublayers + 1)],
-        [scheme.gate(width, Place(jnp.int32(index), sublayers), rngs) for index in range(1, sublayers + 1)],
+        [scheme.gate(width, SublayerIndex(jnp.int32(index), sublayers), rngs) for index in range(1, sublayers + 1)],
         scheme.ends(width, 1.0, rngs),
     )
     noise = np.random.default_rng(seed)

@@ -130,8 +130,8 @@ def test_nag(progress):
 
 
 def test_telemetry_is_what_it_says():
-    """observe() of one update against the vectors themselves."""
-    from nagjax.residual.protocol import observe
+    """telemetry() of one update against the vectors themselves."""
+    from nagjax.residual.protocol import telemetry
 
     embedding, updates, _ = inputs()
     for scheme in (find_scheme("plain")(), find_scheme("nag")()):
@@ -139,7 +139,7 @@ def test_telemetry_is_what_it_says():
         _, before, after = streams(stack, embedding, updates[:2])
         gate = np.full((BATCH, TOKENS, 1), 0.04, np.float32)
         gate[0, 0] = 0.5
-        notes = observe(scheme, before, after, gate)
+        notes = telemetry(scheme, before, after, gate)
 
         def residual(stream, scheme=scheme):
             if scheme.name == "plain":

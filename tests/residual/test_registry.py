@@ -13,10 +13,10 @@ from nagjax.errors import UserError
 from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
-from nagjax.residual.protocol import Nothing, Place, Scheme, split_lanes
+from nagjax.residual.protocol import Nothing, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
-PLACE = Place(3, 48)
+PLACE = SublayerIndex(3, 48)
 
 
 def test_the_schemes_of_the_papers_and_their_baselines_are_there():
@@ -62,7 +62,7 @@ def test_a_registered_scheme_is_known_and_runs(monkeypatch):
     model = Transformer(config, Post(), nnx.Rngs(0))
     output = model(jnp.array([[1, 2, 3, 4]]), Where.whole(1, 4), observed=True)
     np.testing.assert_allclose(np.mean(np.square(output.hidden), -1), 1.0, rtol=1e-5)
-    assert output.depth["turn"].shape == (4,)
+    assert output.telemetry["turn"].shape == (4,)
     with pytest.raises(UserError, match="name"):
         residual.register(type("Nameless", (Scheme,), {}))
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from nagjax.residual import schemes
-from nagjax.residual.protocol import Nothing, Place
+from nagjax.residual.protocol import Nothing, SublayerIndex
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "nagjax" / "residual"
@@ -48,7 +48,7 @@ def test_a_section_has_the_options_and_the_modules_a_scheme_adds(sections, name)
     options = re.findall(r"^\| `(\w+)` \| `(.+?)` \| .*\|$", section, flags=re.MULTILINE)
     defaults = {field.name: field.default for field in dataclasses.fields(scheme)}
     assert {field: ast.literal_eval(value) for field, value in options} == defaults
-    made = (scheme.entry(8, rngs), scheme.gate(8, Place(1, 4), rngs), scheme.ends(8, 1.0, rngs))
+    made = (scheme.entry(8, rngs), scheme.gate(8, SublayerIndex(1, 4), rngs), scheme.ends(8, 1.0, rngs))
     listed = dict.fromkeys(re.findall(r"^- by .*?, `(\w+)`", section, flags=re.MULTILINE))
     added = {type(module).__name__ for module in made if not isinstance(module, Nothing)}
     assert added <= set(listed) and bool(added) == bool(listed)

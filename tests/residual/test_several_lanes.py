@@ -10,7 +10,7 @@ from stack import assert_rows_close, build, normal, streams
 from nagjax.errors import UserError
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
-from nagjax.residual.protocol import Place
+from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.schemes.mhc import sinkhorn
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
@@ -171,11 +171,11 @@ def test_a_source_nobody_wrote_to_has_no_weight():
 
 
 def test_start_scales_and_options():
-    place = Place(3, 16)
-    assert find_scheme("hyper_connections")(streams=4).output_scale(place) == pytest.approx(2 * 16**-0.5)
-    assert find_scheme("hyper_connections")(scaled_start=False).output_scale(place) == pytest.approx(2.0)
+    sublayer = SublayerIndex(3, 16)
+    assert find_scheme("hyper_connections")(streams=4).output_scale(sublayer) == pytest.approx(2 * 16**-0.5)
+    assert find_scheme("hyper_connections")(scaled_start=False).output_scale(sublayer) == pytest.approx(2.0)
     for name in ("mhc", "block_attn_res", "denseformer"):
-        assert find_scheme(name)().output_scale(place) == pytest.approx(16**-0.5)
+        assert find_scheme(name)().output_scale(sublayer) == pytest.approx(16**-0.5)
     for name, field in {"hyper_connections": "streams", "mhc": "streams", "block_attn_res": "blocks"}.items():
         with pytest.raises(UserError, match=f"scheme.{field} = 0"):
             find_scheme(name)(**{field: 0})

@@ -11,7 +11,7 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
-from nagjax.residual.protocol import Place, observe
+from nagjax.residual.protocol import SublayerIndex, telemetry
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 3, 24, 8
 
@@ -148,14 +148,14 @@ def test_start_values():
 def test_factors_of_the_start_by_depth():
     deepnorm, scaled = find_scheme("deepnorm")(), find_scheme("depth_scaled")()
     for blocks in (2, 32):
-        place = Place(3, 2 * blocks)
-        assert deepnorm.output_scale(place) == deepnorm.inner_scale(place) == pytest.approx((8 * blocks) ** -0.25)
+        sublayer = SublayerIndex(3, 2 * blocks)
+        assert deepnorm.output_scale(sublayer) == deepnorm.inner_scale(sublayer) == pytest.approx((8 * blocks) ** -0.25)
         assert deepnorm.kept(boundary(build(deepnorm, width=4, sublayers=2 * blocks), 1)) == pytest.approx(
             (2 * blocks) ** 0.25
         )
-    by_sublayer = [float(scaled.output_scale(Place(jnp.int32(index), 6))) for index in range(1, 7)]
+    by_sublayer = [float(scaled.output_scale(SublayerIndex(jnp.int32(index), 6))) for index in range(1, 7)]
     np.testing.assert_allclose(by_sublayer, np.array([2, 2, 4, 4, 6, 6]) ** -0.5, rtol=1e-6)
-    assert scaled.inner_scale(Place(3, 6)) == 1.0
+    assert scaled.inner_scale(SublayerIndex(3, 6)) == 1.0
 
 
 def test_starts_reach_the_matrices_they_are_for():
@@ -235,5 +235,5 @@ def test_a_post_norm_state_does_not_grow():
     for name in ("post_ln", "deepnorm"):
         stack = build(find_scheme(name)(), width=WIDTH, sublayers=SUBLAYERS, moved=0.0)
         seen = streams(stack, *inputs(20.0))
-        notes = observe(stack.scheme, seen[3], seen[4], jnp.ones((1, 1, 1)))
+        notes = telemetry(stack.scheme, seen[3], seen[4], jnp.ones((1, 1, 1)))
         assert abs(notes["growth"]) < 1e-5 and abs(notes["log_norm"]) < 1e-5 and notes["turn"] > 0.5

@@ -13,7 +13,7 @@ from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
-from nagjax.residual.protocol import Place
+from nagjax.residual.protocol import SublayerIndex
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import batch_sharding
 
@@ -100,7 +100,7 @@ def test_ngpt():
 
 def test_ngpt_starts_where_the_source_does():
     scheme = find_scheme("ngpt")()
-    gate, ends = scheme.gate(WIDTH, Place(3, SUBLAYERS), None), scheme.ends(WIDTH, 1.0, None)
+    gate, ends = scheme.gate(WIDTH, SublayerIndex(3, SUBLAYERS), None), scheme.ends(WIDTH, 1.0, None)
     np.testing.assert_allclose(gate.scale[...], WIDTH**-0.5)
     np.testing.assert_allclose(gate(scheme.start, WIDTH), 0.05, rtol=1e-6)
     np.testing.assert_allclose(ends(1.0, WIDTH), 1.0, rtol=1e-6)

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
-from nagjax.residual.protocol import Boundary, Place, gate_parameter, split_lanes
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
 
@@ -52,7 +52,7 @@ class BlockAttnRes(Plain):
         if self.blocks < 1:
             raise UserError("scheme.blocks", self.blocks, "give a number of blocks of at least 1")
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Query(width)
 
     def block_of(self, at: Boundary) -> Int[Array, ""]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from nagjax.residual.protocol import Boundary, Place
+from nagjax.residual.protocol import Boundary, SublayerIndex
 from nagjax.residual.schemes.post_ln import PostLN
 
 
@@ -30,8 +30,8 @@ class DeepNorm(PostLN):
     def kept(self, at: Boundary) -> Float[Array, ""]:
         return jnp.asarray(at.sublayers, jnp.float32) ** 0.25
 
-    def output_scale(self, place: Place) -> float:
-        return (8 * place.blocks) ** -0.25
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return (8 * sublayer.blocks) ** -0.25
 
-    def inner_scale(self, place: Place) -> float:
-        return (8 * place.blocks) ** -0.25
+    def inner_scale(self, sublayer: SublayerIndex) -> float:
+        return (8 * sublayer.blocks) ** -0.25

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nagjax.residual.prenorm import PreNorm
-from nagjax.residual.protocol import Place
+from nagjax.residual.protocol import SublayerIndex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,5 +23,5 @@ class DepthScaled(PreNorm):
     title: ClassVar[str] = "depth-scaled start"
     learning_rate: ClassVar[float] = 8e-3
 
-    def output_scale(self, place: Place) -> Float[Array, ""]:
-        return jnp.asarray(2 * place.block, jnp.float32) ** -0.5
+    def output_scale(self, sublayer: SublayerIndex) -> Float[Array, ""]:
+        return jnp.asarray(2 * sublayer.block, jnp.float32) ** -0.5

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 
 class StateGate(nnx.Module):
@@ -33,11 +33,11 @@ class Highway(PreNorm):
     title: ClassVar[str] = "Highway (additive)"
     learning_rate: ClassVar[float] = 8e-3
 
-    def gate(self, width, place, rngs):
+    def gate(self, width, sublayer, rngs):
         return StateGate(width, rngs)
 
-    def output_scale(self, place: Place) -> float:
-        return place.sublayers**-0.5
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return sublayer.sublayers**-0.5
 
     def carry(self, gate):
         """What is kept of the old state."""

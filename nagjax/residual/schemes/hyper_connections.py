@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from nagjax.residual.multi_stream import MultiStream, unit
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 DYNAMIC_START = 0.01  # s
 
@@ -55,11 +55,11 @@ class HyperConnections(MultiStream):
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Reading(width, self.streams)
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Writing(width, self.streams)
 
-    def output_scale(self, place: Place) -> float:
-        return super().output_scale(place) * self.streams**0.5
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return super().output_scale(sublayer) * self.streams**0.5
 
     def read_weights(self, hidden, at: Boundary):
         own = at.entry

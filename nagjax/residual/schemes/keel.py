@@ -8,7 +8,7 @@ from flax import nnx
 
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain, PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place, check_epsilon
+from nagjax.residual.protocol import Boundary, SublayerIndex, check_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Keel(PreNorm):
     def __post_init__(self):
         check_epsilon(self.epsilon)
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):

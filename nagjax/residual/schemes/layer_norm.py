@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place, check_epsilon
+from nagjax.residual.protocol import Boundary, SublayerIndex, check_epsilon
 
 
 class Affine(nnx.Module):
@@ -36,8 +36,8 @@ class LayerNorm(PreNorm):
     def __post_init__(self):
         check_epsilon(self.epsilon)
 
-    def output_scale(self, place: Place) -> float:
-        return place.sublayers**-0.5 if self.scaled_start else 1.0
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return sublayer.sublayers**-0.5 if self.scaled_start else 1.0
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Affine(width)

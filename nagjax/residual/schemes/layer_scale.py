@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 
 class Factors(nnx.Module):
@@ -31,8 +31,8 @@ class LayerScale(PreNorm):
 
     start: float | None = None  # None: by depth, as above
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
-        by_depth = 0.1 if place.blocks <= 18 else 1e-5 if place.blocks <= 24 else 1e-6
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
+        by_depth = 0.1 if sublayer.blocks <= 18 else 1e-5 if sublayer.blocks <= 24 else 1e-6
         return Factors(width, by_depth if self.start is None else self.start)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):

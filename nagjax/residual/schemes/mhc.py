@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from nagjax.residual.multi_stream import MultiStream, unit
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 SINKHORN_STEPS = 20
 ALPHA_START = 0.01
@@ -67,7 +67,7 @@ class MHC(MultiStream):
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Reading(width, self.streams, rngs)
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Writing(width, self.streams, rngs)
 
     def read_weights(self, hidden, at: Boundary):

@@ -90,8 +90,8 @@ class NAG(Scheme):
     def trained(self):
         return dataclasses.replace(self, ramp=0.0)
 
-    def gate(self, width, place, rngs):
-        alpha = jnp.asarray(place.index, jnp.float32) ** -self.alpha_power
+    def gate(self, width, sublayer, rngs):
+        alpha = jnp.asarray(sublayer.index, jnp.float32) ** -self.alpha_power
         return Modulator(width, self.directions, alpha, rngs)
 
     def embedding_std(self, width):

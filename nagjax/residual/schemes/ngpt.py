@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
-from nagjax.residual.protocol import Boundary, Place, Scheme, gate_parameter, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, gate_parameter, split_lanes
 
 TINY = 1e-12  # on a mean square: a row of zeros stays one
 
@@ -65,7 +65,7 @@ class NGPT(Scheme):
         if not 0.0 < self.start <= 1.0:
             raise UserError("scheme.start", self.start, "give a share of the way to the update above 0, at most 1")
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scaled((width,), ("embed",), width)
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:

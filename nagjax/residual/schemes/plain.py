@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from nagjax.residual.prenorm import PreNorm
-from nagjax.residual.protocol import Place, check_epsilon
+from nagjax.residual.protocol import SublayerIndex, check_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,5 +22,5 @@ class Plain(PreNorm):
     def __post_init__(self):
         check_epsilon(self.epsilon)
 
-    def output_scale(self, place: Place) -> float:
-        return place.sublayers**-0.5 if self.scaled_start else 1.0
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return sublayer.sublayers**-0.5 if self.scaled_start else 1.0

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Place, Scheme, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PostLN(Scheme):
     learning_rate: ClassVar[float] = 8e-3
     epsilon: ClassVar[float] = 1e-6
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)
 
     def kept(self, at: Boundary) -> Float[Array, ""] | float:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Place, Scheme, check_epsilon, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, check_epsilon, split_lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Reordered(Scheme):
     def __post_init__(self):
         check_epsilon(self.epsilon)
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:

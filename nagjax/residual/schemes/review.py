@@ -9,7 +9,7 @@ from flax import nnx
 
 from nagjax.errors import UserError
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 from pallas_kernels import review_update
 
 
@@ -58,11 +58,11 @@ class Review(PreNorm):
         if self.rank is not None and self.rank < 1:
             raise UserError("scheme.rank", self.rank, "give a rank of at least 1, or leave it out for the dense gate")
 
-    def gate(self, width, place, rngs):
+    def gate(self, width, sublayer, rngs):
         return DenseGate(width) if self.rank is None else LowRankGate(width, self.rank, rngs)
 
-    def output_scale(self, place: Place) -> float:
-        return place.sublayers**-0.5
+    def output_scale(self, sublayer: SublayerIndex) -> float:
+        return sublayer.sublayers**-0.5
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         from_state, from_update = at.gate(stream.hidden, update)

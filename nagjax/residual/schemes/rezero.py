@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from nagjax.residual.protocol import Boundary, Place, Scheme, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.skip_init import Scalar
 
 
@@ -24,7 +24,7 @@ class ReZero(Scheme):
     title: ClassVar[str] = "ReZero"
     learning_rate: ClassVar[float] = 8e-3
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scalar(0.0)
 
     def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:

@@ -7,7 +7,7 @@ from flax import nnx
 
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain, PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place
+from nagjax.residual.protocol import Boundary, SublayerIndex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Sandwich(PreNorm):
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, Place, gate_parameter
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 
 class Scalar(nnx.Module):
@@ -32,8 +32,8 @@ class SkipInit(PreNorm):
 
     start: float | None = None  # None: 1/sqrt(number of blocks)
 
-    def gate(self, width: int, place: Place, rngs: nnx.Rngs) -> nnx.Module:
-        return Scalar(place.blocks**-0.5 if self.start is None else self.start)
+    def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
+        return Scalar(sublayer.blocks**-0.5 if self.start is None else self.start)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         gate = at.gate.value[...]

@@ -17,7 +17,7 @@ class Saved:
 
 def kept(saved: Iterable[Saved], latest: int, best: int = 0, every: int = 0) -> set[int]:
     """Steps of the checkpoints that stay: the `latest` newest, the `best` of lowest score (the earlier of equals),
-    and those whose step divides by `every` (0: none)."""
+    and those whose step is a multiple of `every` (0: none)."""
     saved = sorted(saved, key=lambda s: s.step)
     regular = {s.step for s in saved if every and s.step % every == 0}
     return {s.step for s in saved[-latest:]} | best_of(saved, best) | regular

@@ -33,7 +33,7 @@ class Checkpoints:
 
     A save is written beside its place, sealed (sizes and SHA-256 of all files), and renamed into its place: a folder
     with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep: the
-    `latest` newest, the `best` of lowest score, and every step that divides by `every`.
+    `latest` newest, the `best` of lowest score, and every multiple of `every`.
 
     In a run of several processes all of them call the same methods in the same order. The first one seals, removes and
     reads the seals; what fails on one of them raises on all. They share the folder.

@@ -43,7 +43,9 @@ def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
     shards = math.prod(mesh.shape[axis] for axis in BATCH)
     if batch // accumulate % shards:
         fitting = max(batch // accumulate // shards, 1) * shards * accumulate
-        raise UserError("batch", batch, f"batch / accumulate must divide by data x fsdp = {shards}; try {fitting}")
+        raise UserError(
+            "batch", batch, f"batch / accumulate must be divisible by data x fsdp = {shards}; try {fitting}"
+        )
 
 
 def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
@@ -53,7 +55,7 @@ def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
         return
     if model.context % parts:
         fitting = max(model.context // parts, 1) * parts
-        raise UserError("context", model.context, f"must divide by mesh.sequence = {parts}; try {fitting}")
+        raise UserError("context", model.context, f"must be divisible by mesh.sequence = {parts}; try {fitting}")
     if model.mod.active:
         fix = "Mixture-of-Depths chooses among all tokens of a sequence: use mesh.sequence 1 and more fsdp or tensor"
         raise UserError("mesh.sequence", parts, fix)

@@ -21,19 +21,19 @@ def made(name):
     return nnx.split(plan.model(moved(plan.create().params)))
 
 
-def walk(graph, params, batch, visit):
+def walk(graph, params, batch, intervene):
     model = nnx.merge(graph, params)
-    return model(batch.tokens, batch.where, visit=visit)
+    return model(batch.tokens, batch.where, intervene=intervene)
 
 
 def updates(inner):
-    """Around another visitor: the residual in front of every block and behind it, of whatever that one does."""
+    """Around another intervention: the residual in front of every block and behind it, of whatever that one does."""
 
-    def visit(model, stream, crossing):
-        after, _ = inner(model, stream, crossing)
+    def intervene(model, stream, call):
+        after, _ = inner(model, stream, call)
         return after, (residual(model.scheme, stream), residual(model.scheme, after))
 
-    return visit
+    return intervene
 
 
 @pytest.mark.parametrize("name", ["plain", "nag"])
@@ -43,12 +43,12 @@ def test_taps_tell_the_norm_of_the_gradient_at_every_depth(name):
     batch = packed_batch()
 
     def loss(params, shift, meters):
-        def visit(model, stream, crossing):
-            h = residual(model.scheme, stream) + shift[crossing.layer.place]
-            return tapped(meters)(model, rebuilt(model, h, crossing), crossing)
+        def intervene(model, stream, call):
+            h = residual(model.scheme, stream) + shift[call.layer.block_index]
+            return tapped(meters)(model, rebuilt(model, h, call), call)
 
         model = nnx.merge(graph, params)
-        sums = cross_entropy(model.logits(model(batch.tokens, batch.where, visit=visit)), batch)
+        sums = cross_entropy(model.logits(model(batch.tokens, batch.where, intervene=intervene)), batch)
         return sums.nats / sums.count
 
     shift = jnp.zeros((3, *batch.tokens.shape, 16))
@@ -68,7 +68,7 @@ def test_skip_effects_are_those_of_two_passes():
         whole, less = (walk(graph, params, batch, updates(without(jnp.asarray(s)))) for s in (stays | True, stays))
         twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
         model = nnx.merge(graph, params)
-        found = model(twice.tokens, Where(twice.segment_ids, twice.positions), visit=skipping(jnp.int32(SKIPPED)))
+        found = model(twice.tokens, Where(twice.segment_ids, twice.positions), intervene=skipping(jnp.int32(SKIPPED)))
         change = [after - before for before, after in (whole.seen, less.seen)]
         logits = model.logits(found), jnp.concatenate([model.logits(whole), model.logits(less)])
         return found.seen, skip_effect(*change), logits
@@ -91,16 +91,16 @@ def test_a_local_effect_is_that_of_one_block_s_output_alone():
 
     @jax.jit
     def both_ways(params):
-        def lacking(model, stream, crossing):
+        def lacking(model, stream, call):
             h = residual(model.scheme, stream) - missing
-            return through(model, stream, crossing), residual(
-                model.scheme, through(model, rebuilt(model, h, crossing), crossing)
+            return through(model, stream, call), residual(
+                model.scheme, through(model, rebuilt(model, h, call), call)
             ) - h
 
         twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
         where = Where(twice.segment_ids, twice.positions)
-        model, visit = nnx.merge(graph, params), skipping(jnp.int32(0), local=True)
-        return model(twice.tokens, where, visit=visit).seen, walk(graph, params, batch, lacking).seen
+        model, intervene = nnx.merge(graph, params), skipping(jnp.int32(0), local=True)
+        return model(twice.tokens, where, intervene=intervene).seen, walk(graph, params, batch, lacking).seen
 
     got, changed = both_ways(params)
     real = np.asarray(batch.weights) > 0
@@ -113,7 +113,7 @@ def test_an_effect_on_the_future_leaves_what_comes_first_alone():
     batch = packed_batch()
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
     where = Where(jnp.ones_like(twice.segment_ids), jnp.broadcast_to(jnp.arange(8), twice.tokens.shape))
-    run = jax.jit(lambda p: nnx.merge(graph, p)(twice.tokens, where, visit=skipping(jnp.int32(0), before=3)).seen)
+    run = jax.jit(lambda p: nnx.merge(graph, p)(twice.tokens, where, intervene=skipping(jnp.int32(0), before=3)).seen)
     effect = run(params)
     np.testing.assert_allclose(effect[0, :, :3], 1, rtol=1e-5)
     assert not effect[0, :, 3:].any() and np.all(effect[1:, :, 3:].max(axis=(0, 2)) > 0)
@@ -125,10 +125,10 @@ def test_erasing_makes_tokens_alike():
     counted = jnp.asarray(batch.weights)
     before, _ = jax.jit(lambda p: walk(graph, p, batch, updates(without(jnp.ones(3, bool)))).seen)(params)
 
-    def visit(model, stream, crossing):
-        return erased(jnp.int32(2), counted)(model, stream, crossing)[0], residual(model.scheme, stream)
+    def intervene(model, stream, call):
+        return erased(jnp.int32(2), counted)(model, stream, call)[0], residual(model.scheme, stream)
 
-    output = jax.jit(lambda p: walk(graph, p, batch, visit))(params)
+    output = jax.jit(lambda p: walk(graph, p, batch, intervene))(params)
     np.testing.assert_array_equal(output.seen[:2], before[:2])
     hidden = np.asarray(output.hidden)[np.asarray(batch.positions) == 0]
     np.testing.assert_allclose(hidden, np.broadcast_to(hidden[0], hidden.shape), atol=1e-5)

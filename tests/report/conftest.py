@@ -2,19 +2,13 @@ import json
 
 import jax.numpy as jnp
 import pytest
-from run_folders import write_run
+from run_fixtures import make_run  # noqa: F401
 
 from nagjax.data import DataConfig, prepare
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig, to_dict
 from nagjax.train.checkpoint.store import Checkpoints
 from tests.tiny import blueprint, model_config, moved
-
-
-@pytest.fixture
-def make_run(tmp_path):
-    """Write a run folder of that name and return its path."""
-    return lambda name, lines, **config: write_run(tmp_path / name, lines, **config)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, verify
-from nagjax.data.storage import RemotePath, place
+from nagjax.data.storage import RemotePath, storage_path
 from nagjax.errors import UserError
 from tests.data.test_beam import content, in_this_process
 
@@ -55,10 +55,10 @@ def test_cut_and_missing_shards_are_named(corpus, tmp_path):
 
 
 def test_urls():
-    path = place("gs://bucket/folder/")
+    path = storage_path("gs://bucket/folder/")
     assert path == RemotePath("gs", "bucket/folder") and str(path / "a.jsonl.gz") == "gs://bucket/folder/a.jsonl.gz"
     assert pickle.loads(pickle.dumps(path)) == path and (path / "a.jsonl.gz").suffixes == [".jsonl", ".gz"]
-    assert isinstance(place("plain/path"), Path)
+    assert isinstance(storage_path("plain/path"), Path)
     for bad in ("http://host/x", "gs://"):
         with pytest.raises(UserError, match="gs://, s3://, file://"):
-            place(bad)
+            storage_path(bad)
