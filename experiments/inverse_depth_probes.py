@@ -121,15 +121,15 @@ def _config(settings: Settings, scheme: str, depth: int) -> RunConfig:
 def trained(folder: Path) -> dict:
     """What is inside a trained run, and how its blocks turned the residual before the training (radians)."""
     run = load(folder)
-    (batch,) = Evaluator(run.blueprint).stream(1)
-    start = looking(run)(run.blueprint.create().params, batch)
+    (batch,) = Evaluator(run.blueprint).batches(1)
+    start = looking(run)(run.blueprint.create_params(), batch)
     return inside(run, run.config.train.eval_batches) | {"start": _rounded(start["turn"])}
 
 
 def inside(run: OpenRun, batches: int, data: str | None = None) -> dict:
     """Means over the sampled tokens of each batch, angles in radians: `turn` [batches, L] and `between` [batches, L-1];
     over all batches: `norm`, `to_end` and `progress` [L+1], and `exits`: [block, loss]."""
-    text = list(Evaluator(run.blueprint, run_text(run, data)).stream(batches))
+    text = list(Evaluator(run.blueprint, run_text(run, data)).batches(batches))
     look = looking(run)
     seen = [look(run.params, batch) for batch in text]
     by_batch = {name: np.array([own[name] for own in seen]) for name in seen[0]}

@@ -41,9 +41,9 @@ from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
+from nagjax.runs.facts import model_costs
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.facts import model_costs
 from nagjax.train.loss import Batch
 
 RATES = (0.1, 0.2, 0.25, 0.35, 0.5)  # shares of the (token, sublayer) pairs
@@ -126,7 +126,7 @@ def whole(folder: Path) -> dict:
     """The one point of a run that skips nothing."""
     run = open_run(folder)
     text = Evaluator(run.blueprint)
-    found, _ = text(run.params, run.mod, run.step, text.stream(run.config.train.eval_batches))
+    found, _ = text(run.params, run.mod, run.step, text.batches(run.config.train.eval_batches))
     return {"curves": {"scratch": [Point(0.0, model_costs(run.blueprint).forward, found["loss"], found["accuracy"])]}}
 
 
@@ -135,8 +135,8 @@ def dialled(folder: Path) -> dict:
     the angle's points, and the shares of the tokens that ran at them, by sublayer."""
     run = open_run(folder, calibrated=False)
     at_random = Skipping(run, "random")
-    text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).stream(SEARCHED))
-    held_out = list(at_random.evaluator.stream(run.config.train.eval_batches))
+    text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).batches(SEARCHED))
+    held_out = list(at_random.evaluator.batches(run.config.train.eval_batches))
     found = {"curves": {}}
     if hasattr(run.config.scheme, "turn"):
         found = _by_angle(run, at_random, text, held_out)

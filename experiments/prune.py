@@ -79,7 +79,7 @@ def cut_blocks(folder: Path) -> dict:
     """Mean loss by way and number of blocks removed, and which went."""
     run = open_run(folder)
     depth = run.config.model.depth
-    batches = list(Evaluator(run.blueprint).stream(run.config.train.eval_batches))
+    batches = list(Evaluator(run.blueprint).batches(run.config.train.eval_batches))
     scored = batches[: max(len(batches) // 3, 1)]
     judged = batches[len(scored) :]
 

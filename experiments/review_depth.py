@@ -104,7 +104,7 @@ def _config(settings: Settings, scheme: str, sublayers: int) -> RunConfig:
 def gradients(folder: Path) -> dict:
     """Gradient norms of the first and the last block's branches, with the start values and with the trained ones."""
     run = open_run(folder)
-    batch = next(iter(Evaluator(run.blueprint).stream(1)))
+    batch = next(iter(Evaluator(run.blueprint).batches(1)))
 
     @jax.jit
     def norms(params):
@@ -117,7 +117,7 @@ def gradients(folder: Path) -> dict:
         return [optax.tree.norm(jax.tree.map(lambda leaf, i=i: leaf[i], branches)) for i in (0, -1)]
 
     found = {}
-    for when, params in (("start", run.blueprint.create().params), ("end", run.params)):
+    for when, params in (("start", run.blueprint.create_params()), ("end", run.params)):
         first, last = (float(norm) for norm in norms(params))
         found |= {f"first_gradient_{when}": first, f"last_gradient_{when}": last}
     return found

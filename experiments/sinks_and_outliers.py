@@ -103,7 +103,7 @@ def _config(settings: Settings, scheme: str) -> RunConfig:
 def looked_inside(folder: Path) -> dict:
     """Sinks by block, outliers by sublayer, weights by matrix, and what rounding adds to the loss."""
     run = open_run(folder)
-    text = list(Evaluator(run.blueprint).stream(run.config.train.eval_batches))
+    text = list(Evaluator(run.blueprint).batches(run.config.train.eval_batches))
     return residuals(run, text[:PROBED]) | {"weights": weights(run), "damage": damage(run, text)}
 
 

@@ -18,8 +18,9 @@ from nagjax.data.store import MANIFEST, verify
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, to_dict
+from nagjax.runs.names import MANIFEST as CHECKPOINT_MANIFEST
 from nagjax.runs.opening import read_config
-from nagjax.train.checkpoint.manifest import SEAL, seal
+from nagjax.train.checkpoint.manifest import write_manifest
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
@@ -210,18 +211,18 @@ def saved(tmp_path):
 
 
 def files(folder):
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKPOINT_MANIFEST)
 
 
 def test_a_pickle_in_the_place_of_any_file_of_a_checkpoint_runs_nothing(saved, tmp_path):
-    """Not even if whoever put it there has renewed the seal."""
+    """Not even if whoever put it there has renewed the manifest."""
     folder, abstract = saved
     for path in files(folder / "1"):
         content = path.read_bytes()
         path.write_bytes(bomb(tmp_path / "canary"))
         with Checkpoints(folder) as checkpoints, pytest.raises(UserError, match="is damaged"):
             checkpoints.newest()
-        seal(folder / "1", {})
+        write_manifest(folder / "1", {})
         with Checkpoints(folder) as checkpoints:
             try:
                 checkpoints.restore(abstract, checkpoints.newest())
@@ -229,7 +230,7 @@ def test_a_pickle_in_the_place_of_any_file_of_a_checkpoint_runs_nothing(saved, t
                 pass  # refused, or not read at all
         assert not (tmp_path / "canary").exists(), path
         path.write_bytes(content)
-    seal(folder / "1", {})
+    write_manifest(folder / "1", {})
     with Checkpoints(folder) as checkpoints:
         assert float(checkpoints.restore(abstract).params["w"].sum()) == 8.0
 
@@ -242,7 +243,7 @@ def test_names_of_classes_in_a_checkpoint_are_not_imported(saved, tmp_path, monk
         text = path.read_bytes()
         if b"orbax.checkpoint." in text:
             path.write_bytes(text.replace(b"orbax.checkpoint.", b"evil_module."))
-            seal(folder / "1", {})
+            write_manifest(folder / "1", {})
             with Checkpoints(folder) as checkpoints:
                 try:
                     checkpoints.restore(abstract)

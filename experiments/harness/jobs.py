@@ -11,9 +11,10 @@ import jax
 
 from experiments.harness.origin import origin
 from nagjax.errors import UserError
+from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, TrainConfig, differences, to_dict
-from nagjax.runs.folder import write_text
 from nagjax.runs.log import load_run
+from nagjax.runs.names import METRICS
 from nagjax.train.loop import train
 
 RECORD = "record.json"
@@ -96,7 +97,7 @@ def looked_at(steps: int, batch: int, eval_batches: int, times: int) -> TrainCon
 def trained_metrics(folder: Path) -> dict[str, Any]:
     """What a finished run's folder tells: scores, costs, use of depth, and the validation curve [tokens, loss]."""
     run = load_run(folder)
-    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"eval"' in line][-1]
+    last = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if '"eval"' in line][-1]
     facts = run.depth_facts
     return {name: value for name, value in last.items() if name not in ("kind", "step")} | {
         "steps": run.step,

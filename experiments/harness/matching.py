@@ -9,9 +9,9 @@ import jax
 
 from nagjax.errors import UserError
 from nagjax.runs.config import MeshConfig, RunConfig
+from nagjax.runs.facts import model_costs, parameters_by_part
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.distributed.mesh import make_mesh
-from nagjax.train.facts import model_costs, parameters_by_part
 from nagjax.train.facts import resolve as with_vocabulary
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step

@@ -10,9 +10,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from experiments.harness.jobs import Record
+from nagjax.files import write_text
 from nagjax.report.style import RC
 from nagjax.runs.config import flatten
-from nagjax.runs.folder import write_text
 
 Verdict = Literal["supported", "not supported", "undecided"]
 

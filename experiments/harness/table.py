@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.harness.recipe import HOME, Recipe, load, names
 from experiments.harness.results import plot_file, read_result, result_file
-from nagjax.runs.folder import write_text
+from nagjax.files import write_text
 
 COLUMNS = ("claim", "source", "expected", "measured", "verdict", "command", "result file")
 BEGIN, END = "<!-- table: python -m experiments.harness.table -->", "<!-- end of table -->"

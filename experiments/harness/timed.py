@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.harness.jobs import Training
 from experiments.harness.matching import step_seconds, with_steps
+from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, to_dict
-from nagjax.runs.folder import write_text
 
 MEASURED = "step_times.json"
 

@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from nagjax.commands.bench_step import Racer, blueprint_of, race, record
 from nagjax.errors import UserError
 from nagjax.mod import ModConfig
+from nagjax.runs.facts import model_costs, run_facts
 from nagjax.train.abstract_step import abstract_batch
-from nagjax.train.facts import model_costs, run_facts
 from nagjax.train.state import Blueprint
 from nagjax.train.step import train_step
 

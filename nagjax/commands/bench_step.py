@@ -13,10 +13,11 @@ from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.facts import run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.evaluator import put
-from nagjax.train.facts import resolve, run_facts
+from nagjax.train.facts import resolve
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.files import write_text
 from nagjax.generate.sample import complete
 from nagjax.model.config import ModelConfig
 from nagjax.report.report import write_report
@@ -15,6 +16,7 @@ from nagjax.report.table import comparison_table, to_rich
 from nagjax.residual import find_scheme
 from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.runs.log import load_run
+from nagjax.runs.names import SAMPLE
 from nagjax.runs.opening import open_run
 from nagjax.train.loop import train
 
@@ -76,7 +78,7 @@ def run_demo(demo: Demo, console: Console | None = None) -> Path:
         label = f"{config.scheme.title:{max(len(c.scheme.title) for c in configs)}}"
         folders.append(train(config, folder, fresh=demo.fresh, label=label))
         sample = complete(open_run(folder), [PROMPT], tokens=min(96, demo.context - 8), temperature=0.8, top_p=0.95)
-        (folder / "sample.txt").write_text(f"{PROMPT}{sample[0]}\n")
+        write_text(folder / SAMPLE, f"{PROMPT}{sample[0]}\n")
     runs = [load_run(folder) for folder in folders]
     console.print(to_rich(comparison_table(runs), console.width))
     report = write_report(runs, demo.out, f"{demo.depth} blocks deep: what each residual scheme made of it")

@@ -8,6 +8,7 @@ import tyro
 
 from nagjax.commands.options import parse
 from nagjax.errors import UserError
+from nagjax.files import write_bytes
 
 RunFolder = Annotated[Path, tyro.conf.Positional]
 
@@ -33,9 +34,10 @@ def calibrate(args: Sequence[str]) -> None:
         """
         from nagjax.generate.calibrate import calibrate as calibrate_run
         from nagjax.report.maps import dial_plot
+        from nagjax.runs.names import DIAL_PLOT
 
         dial = calibrate_run(run, _numbers("rates", rates), choose=choose, rise=rise, batches=batches)
-        (run / "dial.png").write_bytes(dial_plot(dial))
+        write_bytes(run / DIAL_PLOT, dial_plot(dial))
         dense = dial["dense"]
         print("  rate  skipped (attention, MLP)  threshold   FLOPs    loss  at random  last blocks off (FLOPs)")
         print(f"  0.00    0.0%  (  0.0%,   0.0%)          -  1.000  {dense['loss']:.4f}")

@@ -9,6 +9,7 @@ import tyro
 
 from nagjax.commands.options import parse
 from nagjax.errors import UserError
+from nagjax.files import write_bytes, write_text
 
 RunFolder = Annotated[Path, tyro.conf.Positional]
 
@@ -100,14 +101,14 @@ def prune(args: Sequence[str]) -> None:
 def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
     from nagjax.report.curve import pruning_curve
     from nagjax.report.curve_plot import curve_plot
-    from nagjax.runs.folder import read_config, write_text
+    from nagjax.runs.folder import read_config
 
     if not 1 <= len(runs) <= 2:
         raise UserError("runs", [str(run) for run in runs], "a curve is of one run, or of two side by side")
     names = [read_config(run).scheme.title for run in runs]
     curves = [pruning_curve(run, batches=batches, data=data) for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "curve.png").write_bytes(curve_plot(list(zip(names, curves, strict=True))))
+    write_bytes(out / "curve.png", curve_plot(list(zip(names, curves, strict=True))))
     write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
     for name, curve in zip(names, curves, strict=True):
         counts = [count for count, _, _ in next(iter(curve["rules"].values()))]

@@ -1,8 +1,6 @@
 """`nagjax prune`: a trained model without some of its blocks, as a run of its own."""
 
 import dataclasses
-import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,23 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.errors import UserError
+from nagjax.files import copy, has_file, write_json
 from nagjax.generate.evaluate import run_text
-from nagjax.interop.tokenizer_files import FILES
 from nagjax.measure.cuts import Cutter, choose
 from nagjax.report.curve import check_rule, measure, text_batches
+from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import to_dict
-from nagjax.runs.folder import CONFIG, CORPUS, write_text
-from nagjax.runs.opening import ORIGIN, OpenRun, open_run
-from nagjax.train.batches import TrainStream
+from nagjax.runs.facts import run_facts
+from nagjax.runs.names import CHECKPOINTS, CONFIG, CORPUS, INFO, ORIGIN, PRUNED, TOKENIZER_FILES
+from nagjax.runs.opening import OpenRun, open_run
+from nagjax.train.batches import TrainBatches
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.evaluator import put
-from nagjax.train.facts import run_facts
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 
-RECORD = "prune.json"
-COPIED = (CORPUS, ORIGIN, *FILES)
+COPIED = (CORPUS, ORIGIN, *TOKENIZER_FILES)
 
 
 def prune(
@@ -105,21 +103,21 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
         depth_before=model.sublayers_before // 2,
         mod=mod,
     )
-    blueprint = Blueprint.of(dataclasses.replace(run.config, model=short), run.blueprint.mesh)
+    blueprint = ModelBlueprint.of(dataclasses.replace(run.config, model=short), run.blueprint.mesh)
     at = np.array(stays)
     blocks = {
         kind: {name: part for name, part in own.items() if name in blueprint.parameters["blocks"][kind]}
         for kind, own in jax.tree.map(lambda x: x[at], run.params["blocks"]).items()
     }
     state = {name: x.reshape(-1, 2)[at].ravel() for name, x in run.mod.items()} if mod.active else {}
-    params = jax.device_put(run.params | {"blocks": blocks}, blueprint.shardings().params)
+    params = jax.device_put(run.params | {"blocks": blocks}, blueprint.parameter_shardings())
     return dataclasses.replace(run, blueprint=blueprint, params=params, mod=state)
 
 
 def _state(run: OpenRun) -> TrainState:
     """A state to train on from, with fresh moments; a warm-up starts with it."""
     key = jax.random.key_data(jax.random.key(run.config.train.seed))
-    moments = run.blueprint.optimizer.init(run.params)
+    moments = Blueprint.of(run.config, run.blueprint.mesh).optimizer.init(run.params)
     return TrainState(jnp.int32(run.step), run.params, moments, key, run.mod, new_guard())
 
 
@@ -134,15 +132,15 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
     config = dataclasses.replace(old, optimizer=rule, train=dataclasses.replace(old.train, steps=total))
     blueprint = Blueprint.of(config, run.blueprint.mesh)
     step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
-    stream = TrainStream(run_text(run, data, "train"), config.train.batch, config.model.context)
+    batches = TrainBatches(run_text(run, data, "train"), config.train.batch, config.model.context)
     for number in range(run.step, total):
-        state, metrics = step(state, put(blueprint, stream.take(number)))
+        state, metrics = step(state, put(blueprint, batches.take(number)))
         if number % 16 == 0 or number == total - 1:
             if int(metrics.bad):
                 raise UserError(
                     "lr", lr, f"the loss or its gradient is not finite at step {number + 1}: give a lower one"
                 )
-    stream.close()
+    batches.close()
     healed = dataclasses.replace(run, blueprint=blueprint, step=total, params=state.params, mod=state.mod)
     return healed, state
 
@@ -150,12 +148,12 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
 def _write(run: OpenRun, state: TrainState, out: Path, record: dict, source: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
-    for name, content in ((CONFIG, to_dict(run.config)), ("info.json", run_facts(run.blueprint)), (RECORD, record)):
-        write_text(out / name, json.dumps(content, indent=2))
+        if has_file(source / name):
+            copy(source / name, out / name)
+    for name, content in ((CONFIG, to_dict(run.config)), (INFO, run_facts(run.blueprint)), (PRUNED, record)):
+        write_json(out / name, content)
     loss = record["loss"]["after"] if record["loss"]["healed"] is None else record["loss"]["healed"]
-    with Checkpoints(out / "checkpoints") as checkpoints:
+    with Checkpoints(out / CHECKPOINTS) as checkpoints:
         checkpoints.save(run.step, state, {"score": loss, "evaluated": True})
 
 

@@ -116,6 +116,32 @@ class JsonTokenizer:
         self.__init__(state["text"], name=state["name"])
 
 
+class NoTokenizer:
+    """Of an imported model that came without a tokenizer.json: it reads and writes token ids only."""
+
+    name = "none"
+    token_bytes = None
+    fingerprint = "none"
+
+    def __init__(self, vocab_size: int, end_of_text: int = 0):
+        self.vocab_size, self.end_of_text = vocab_size, end_of_text
+
+    def _refuse(self):
+        return UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
+
+    def encode(self, text: str) -> Int32[np.ndarray, "n"]:
+        raise self._refuse()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
+        raise self._refuse()
+
+    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
+        raise self._refuse()
+
+    def to_json(self) -> str | None:
+        return None
+
+
 def load_tokenizer(spec: str) -> Tokenizer:
     """`"bytes"`, or the path of a tokenizer.json. Raises UserError for anything else."""
     if spec == "bytes":
@@ -128,6 +154,17 @@ def load_tokenizer(spec: str) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("tokenizer", spec, f"cannot be read: {error}") from None
     return JsonTokenizer(text, name=path.stem)
+
+
+def added_in_front(path: Path) -> list[int]:
+    """The ids that a tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
+    from tokenizers import Tokenizer as Engine
+
+    if not path.is_file():
+        return []
+    engine = Engine.from_file(str(path))
+    plain, whole = (engine.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return whole[: max(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)] if plain else []
 
 
 def train_bpe(inputs: Sequence[str], vocab_size: int, path: str | os.PathLike, *, field: str = "text") -> Tokenizer:

@@ -4,7 +4,6 @@ One threshold on the rotation angle holds for the whole network, so that sublaye
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import numpy as np
 
 from nagjax.data import open_dataset
 from nagjax.errors import UserError
+from nagjax.files import write_json
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
-from nagjax.runs.folder import write_text
-from nagjax.runs.opening import CALIBRATION, OpenRun, dial, open_run
+from nagjax.runs.names import CALIBRATION, DIAL
+from nagjax.runs.opening import OpenRun, dial, open_run
 from nagjax.train.evaluator import Evaluator
 
 SEARCH = 20  # halvings of the threshold's bracket at most
@@ -54,11 +54,11 @@ def calibrate(
     points = [swept.point(rate) for rate in sorted(set(rates)) if rate > 0.0]
     chosen = _choose(points, dense, choose, rise)
     result = {"run": str(folder), "step": run.step, "dense": dense, "points": points, "chosen": chosen}
-    write_text(Path(folder) / "dial.json", json.dumps(result, indent=2))
+    write_json(Path(folder) / DIAL, result)
     saved = Path(folder) / CALIBRATION
     if chosen:
         point = next(p for p in points if p["rate"] == chosen)
-        write_text(saved, json.dumps(point, indent=2))
+        write_json(saved, point)
     else:
         saved.unlink(missing_ok=True)
     return result
@@ -92,9 +92,9 @@ class Dial:
         training = open_dataset(run.config.data)
         self.by_angle = self._evaluator(dial(0.5), validation)
         self.at_random = self._evaluator(ModConfig(rate=(0.5,), router="random"), validation)
-        self.held_out = list(self.by_angle.stream(batches))
+        self.held_out = list(self.by_angle.batches(batches))
         # Another text than the one the loss is taken on.
-        self.text = list(Evaluator(self.by_angle.blueprint, training, causal=True).stream(search_batches))
+        self.text = list(Evaluator(self.by_angle.blueprint, training, causal=True).batches(search_batches))
 
     def _evaluator(self, mod: ModConfig, dataset) -> Evaluator:
         return Evaluator(self.run.routed(mod).blueprint, dataset, causal=True)

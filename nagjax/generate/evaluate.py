@@ -49,7 +49,7 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
 def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) -> tuple[dict, dict]:
     """Scores and telemetry of an open run on the first batches of a text, by top-k or by its causal decider."""
     evaluator = Evaluator(run.blueprint, dataset, causal=causal)
-    return evaluator(run.params, run.mod, run.step, evaluator.stream(batches))
+    return evaluator(run.params, run.mod, run.step, evaluator.batches(batches))
 
 
 def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -> Dataset:

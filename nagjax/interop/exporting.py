@@ -1,7 +1,6 @@
 """`nagjax export`: a run as a folder that others load: a transformers model, or nagjax's own bundle."""
 
 import functools
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +9,20 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
+from nagjax.data.tokenizer import NoTokenizer
 from nagjax.errors import UserError
+from nagjax.files import copy, has_file, write_json
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.express import Expressed, express
 from nagjax.interop.importing import new_folder
 from nagjax.interop.load_tensors import flat
 from nagjax.interop.safetensors import Lazy, write_folder
-from nagjax.interop.source import BUNDLE, CUTS
+from nagjax.interop.source import BUNDLE, CUTS, MODEL_CONFIG
 from nagjax.interop.tensors import Tensor
-from nagjax.interop.tokenizer_files import NoTokenizer, write_files
+from nagjax.interop.tokenizer_files import write_files
 from nagjax.runs.config import to_dict
-from nagjax.runs.opening import CALIBRATION, OpenRun, open_run, read_origin
+from nagjax.runs.names import CALIBRATION
+from nagjax.runs.opening import OpenRun, open_run, read_origin
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -61,10 +63,9 @@ def export(
     write_files(run.tokenizer, run.folder, out)
     if plain is None:
         shutil.copyfile(ADAPTER, out / ADAPTER.name)
-        if (run.folder / CALIBRATION).is_file():
-            shutil.copyfile(run.folder / CALIBRATION, out / CALIBRATION)
-    text = json.dumps(values | special_ids(run) | {"dtype": dtype}, indent=2)
-    (out / "config.json").write_text(text, encoding="utf-8")
+        if has_file(run.folder / CALIBRATION):
+            copy(run.folder / CALIBRATION, out / CALIBRATION)
+    write_json(out / MODEL_CONFIG, values | special_ids(run) | {"dtype": dtype})
     return values["model_type"]
 
 

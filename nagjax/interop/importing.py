@@ -1,20 +1,21 @@
 """`nagjax import`: a model made elsewhere becomes a run's folder, which all commands open."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
+from nagjax.data.tokenizer import NoTokenizer
 from nagjax.errors import UserError
+from nagjax.files import copy, write_json
 from nagjax.interop.source import read_json, read_source
-from nagjax.interop.tokenizer_files import NoTokenizer, copy_files
+from nagjax.interop.tokenizer_files import copy_files
 from nagjax.runs.config import to_dict
-from nagjax.runs.folder import CONFIG, write_text
-from nagjax.runs.opening import CALIBRATION, ORIGIN, OpenRun
+from nagjax.runs.facts import run_facts
+from nagjax.runs.names import CALIBRATION, CHECKPOINTS, CONFIG, INFO, ORIGIN
+from nagjax.runs.opening import OpenRun
 from nagjax.train.checkpoint.store import Checkpoints
-from nagjax.train.facts import run_facts
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
 
@@ -27,7 +28,7 @@ def import_model(
     dtype: str = "auto",
     devices: Sequence[jax.Device] | None = None,
 ) -> OpenRun:
-    """Reads the model in the folder `source` and writes it to the new folder `out` as a run: config.json, a sealed
+    """Reads the model in the folder `source` and writes it to the new folder `out` as a run: config.json, a whole
     checkpoint (parameters alone: an optimizer's state would be all zeros), the tokenizer's files, origin.json.
 
     context, dtype, devices: as for `read_source`. Raises UserError: what `read_source` raises, and an `out` in use.
@@ -38,7 +39,7 @@ def import_model(
     out.mkdir(parents=True, exist_ok=True)
     copy_files(source, out)
     if run.calibrated:
-        write_text(out / CALIBRATION, (source / CALIBRATION).read_text(encoding="utf-8"))
+        copy(source / CALIBRATION, out / CALIBRATION)
     write_run(run, out, read_json(source))
     return run
 
@@ -52,11 +53,11 @@ def write_run(run: OpenRun, out: Path, values: dict) -> None:
         "end_of_text": run.tokenizer.end_of_text,
         "config": values,
     }
-    for name, content in ((ORIGIN, origin), (CONFIG, to_dict(run.config)), ("info.json", run_facts(run.blueprint))):
-        write_text(out / name, json.dumps(content, indent=2))
+    for name, content in ((ORIGIN, origin), (CONFIG, to_dict(run.config)), (INFO, run_facts(run.blueprint))):
+        write_json(out / name, content)
     key = jax.random.key_data(jax.random.key(run.config.train.seed))
     state = TrainState(jnp.int32(run.step), run.params, {}, key, run.mod, new_guard())
-    with Checkpoints(out / "checkpoints") as checkpoints:
+    with Checkpoints(out / CHECKPOINTS) as checkpoints:
         checkpoints.save(run.step, state)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
+from nagjax.files import write_text
 from nagjax.generate.sample import generate
 from nagjax.generate.score import continuation_scores
+from nagjax.runs.names import TASKS
 from nagjax.runs.opening import OpenRun
 
 try:
@@ -20,7 +22,6 @@ except ImportError as missing:
     raise UserError("tasks", "lm_eval", fix) from None
 
 NEW_TOKENS = 256  # of a generation, where the task does not say
-RESULTS = "tasks.json"
 
 
 class NagjaxLM(TemplateLM):
@@ -159,7 +160,7 @@ def evaluate_tasks(
     )
     kept = {name: results[name] for name in ("results", "versions", "n-shot", "n-samples", "higher_is_better")}
     record = {"step": run.step, "tasks": list(tasks), "limit": limit, **kept}
-    (run.folder / RESULTS).write_text(json.dumps(record, indent=2, default=str), encoding="utf-8")
+    write_text(run.folder / TASKS, json.dumps(record, indent=2, default=str))
     return {
         task: {metric: value for metric, value in own.items() if isinstance(value, float)}
         for task, own in results["results"].items()

@@ -8,7 +8,7 @@ import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.interop.tensors import Tensor
-from nagjax.train.state import Blueprint, Tree
+from nagjax.runs.blueprint import ModelBlueprint, Tree
 
 # Buffers that some files hold besides the parameters; they follow from the config.
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.bias|\.attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
@@ -18,7 +18,11 @@ Found = dict[str, tuple[Tensor, list[np.ndarray]]]  # by parameter: what holds i
 
 
 def find(
-    files: Mapping[str, np.ndarray], tensors: list[Tensor], blueprint: Blueprint, prefix: str = "", tied: bool = False
+    files: Mapping[str, np.ndarray],
+    tensors: list[Tensor],
+    blueprint: ModelBlueprint,
+    prefix: str = "",
+    tied: bool = False,
 ) -> Found:
     """What holds each parameter. `prefix` may be missing from all names; `tied`: the head's table may be there again.
 
@@ -62,9 +66,9 @@ def _check(name: str, value: np.ndarray, tensor: Tensor, shapes: list[tuple[int,
         raise UserError("weights", name, f"has the shape {value.shape}; the config.json says {want}")
 
 
-def load(found: Found, blueprint: Blueprint) -> Tree:
+def load(found: Found, blueprint: ModelBlueprint) -> Tree:
     """The parameters, float32, each shard read where it lives: the host never holds more than one shard besides."""
-    abstract = flat(blueprint.abstract().params)
+    abstract = flat(blueprint.abstract_params())
     placed = {path: _place(path, leaf, *found[path]) for path, leaf in abstract.items()}
     return unflat(placed)
 

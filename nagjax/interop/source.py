@@ -1,7 +1,6 @@
 """A model's folder in another format, opened as a run is: a transformers model, or nagjax's own bundle."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,20 +8,24 @@ import jax
 import jax.numpy as jnp
 
 from nagjax.data import ByteTokenizer, Tokenizer, load_tokenizer
+from nagjax.data.tokenizer import NoTokenizer
 from nagjax.errors import UserError
+from nagjax.files import has_file, inside
+from nagjax.files import read_json as read_as_json
 from nagjax.interop.families import family_of
 from nagjax.interop.load_tensors import find, flat, load
 from nagjax.interop.safetensors import read_folder
 from nagjax.interop.tensors import same
-from nagjax.interop.tokenizer_files import NoTokenizer
 from nagjax.model.config import ModelConfig
+from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, from_dict
+from nagjax.runs.names import TOKENIZER
 from nagjax.runs.opening import OpenRun, at_point
 from nagjax.train.distributed.mesh import make_mesh
-from nagjax.train.state import Blueprint
 
 BUNDLE = "nagjax"  # the bundle's model_type, and the field of its config.json that is nagjax's own
 CUTS = "mod.cuts"
+MODEL_CONFIG = "config.json"  # of transformers; a bundle has one, too
 
 
 def read_source(
@@ -48,7 +51,7 @@ def read_source(
     bundle = values.get("model_type") == BUNDLE
     config = _bundled(folder, values) if bundle else _foreign(values, context)
     config = dataclasses.replace(config, model=_fitted(config.model, context, dtype))
-    blueprint = Blueprint.of(config, mesh)
+    blueprint = ModelBlueprint.of(config, mesh)
     files = read_folder(folder)
     if bundle:
         cuts = files.pop(CUTS, None)
@@ -64,9 +67,9 @@ def read_source(
 
 def read_json(folder: Path) -> dict:
     """A folder's config.json. Raises UserError where it is missing or is no object."""
-    path = folder / "config.json"
+    path = folder / MODEL_CONFIG
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_as_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError("source", str(folder), "there is no config.json in it: give the folder of a model") from None
     except (OSError, ValueError) as error:
@@ -111,14 +114,14 @@ def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
 
     Raises UserError where it has more tokens than the model.
     """
-    path = folder / "tokenizer.json"
+    path = folder / TOKENIZER
     if values.get(BUNDLE, {}).get("tokenizer") == "bytes":
         return ByteTokenizer()
-    if not path.is_file():
+    if not has_file(path):
         ending = values.get("eos_token_id")
         ending = ending[0] if isinstance(ending, list) else ending
         return NoTokenizer(model.vocab, ending or 0)
-    tokenizer = load_tokenizer(str(path))
+    tokenizer = load_tokenizer(str(inside(path)))
     if tokenizer.vocab_size > model.vocab:
         raise UserError("tokenizer", str(path), f"has {tokenizer.vocab_size} tokens, the model {model.vocab}")
     return tokenizer

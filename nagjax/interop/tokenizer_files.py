@@ -1,35 +1,18 @@
 """The files of a tokenizer, which travel with a model."""
 
-import json
-import shutil
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Int32, Integer
-
 from nagjax.data import ByteTokenizer, Tokenizer
-from nagjax.data.tokenizer import END_OF_TEXT
-from nagjax.errors import UserError
-
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+from nagjax.data.tokenizer import END_OF_TEXT, NoTokenizer
+from nagjax.files import copy, has_file, read_json, write_json, write_text
+from nagjax.runs.names import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 
 
 def copy_files(source: Path, out: Path) -> None:
     """Those of the files that are there."""
-    for name in FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
+    for name in TOKENIZER_FILES:
+        if has_file(source / name):
+            copy(source / name, out / name)
 
 
 def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
@@ -37,13 +20,13 @@ def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
     copy_files(source, out)
     if isinstance(tokenizer, NoTokenizer):
         return
-    if not (out / "tokenizer.json").exists():
+    if not (out / TOKENIZER).exists():
         text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
-        (out / "tokenizer.json").write_text(text, encoding="utf-8")
-    if not (out / "tokenizer_config.json").exists():
-        ending = _token(json.loads((out / "tokenizer.json").read_text(encoding="utf-8")), tokenizer.end_of_text)
+        write_text(out / TOKENIZER, text)
+    if not (out / TOKENIZER_CONFIG).exists():
+        ending = _token(read_json(out / TOKENIZER), tokenizer.end_of_text)
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending}
-        (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+        write_json(out / TOKENIZER_CONFIG, settings)
 
 
 def _token(spec: dict, wanted: int) -> str:
@@ -64,40 +47,3 @@ def byte_level_json() -> str:
     engine.decoder = decoders.ByteLevel()
     engine.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return engine.to_str()
-
-
-def added_in_front(path: Path) -> list[int]:
-    """The ids that a tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
-    from tokenizers import Tokenizer as Engine
-
-    if not path.is_file():
-        return []
-    engine = Engine.from_file(str(path))
-    plain, whole = (engine.encode("a", add_special_tokens=special).ids for special in (False, True))
-    return whole[: max(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)] if plain else []
-
-
-class NoTokenizer:
-    """Of a model that came without a tokenizer.json: it reads and writes token ids only."""
-
-    name = "none"
-    token_bytes = None
-    fingerprint = "none"
-
-    def __init__(self, vocab_size: int, end_of_text: int = 0):
-        self.vocab_size, self.end_of_text = vocab_size, end_of_text
-
-    def _refuse(self):
-        return UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
-
-    def encode(self, text: str) -> Int32[np.ndarray, "n"]:
-        raise self._refuse()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
-        raise self._refuse()
-
-    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
-        raise self._refuse()
-
-    def to_json(self) -> str | None:
-        return None

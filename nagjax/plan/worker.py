@@ -22,8 +22,8 @@ from nagjax.plan.saved import saved_bytes
 from nagjax.plan.topology import Topology
 from nagjax.plan.topology import parse as parse_topology
 from nagjax.runs.config import RunConfig, from_dict
+from nagjax.runs.facts import model_costs
 from nagjax.train.abstract_step import training_step
-from nagjax.train.facts import model_costs
 from nagjax.train.state import Blueprint
 
 OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|(?i:out of memory)")

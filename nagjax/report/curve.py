@@ -48,7 +48,7 @@ def measure(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, da
 
 def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list[Batch]:
     """The first batches of a text, of the run's size."""
-    return list(Evaluator(run.blueprint, run_text(run, data, split)).stream(count))
+    return list(Evaluator(run.blueprint, run_text(run, data, split)).batches(count))
 
 
 def check_rule(rule: str) -> None:

@@ -6,13 +6,12 @@ from html import escape
 from pathlib import Path
 
 from nagjax.errors import UserError
+from nagjax.files import write_text
 from nagjax.report.depth_figures import draw_diagnosis
 from nagjax.report.page import CSS
 from nagjax.report.plots import Plot
 from nagjax.report.verdict_depth import RISE, USED
-from nagjax.runs.folder import write_text
-
-PAGE, DATA = "diagnosis.html", "diagnosis.json"
+from nagjax.runs.names import DIAGNOSIS, DIAGNOSIS_DATA
 
 
 def write_diagnosis(record: dict, folder: str | Path) -> Path:
@@ -21,11 +20,11 @@ def write_diagnosis(record: dict, folder: str | Path) -> Path:
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / DATA, json.dumps(record))
-        write_text(folder / PAGE, diagnosis_page(record, draw_diagnosis(record)))
+        write_text(folder / DIAGNOSIS_DATA, json.dumps(record))
+        write_text(folder / DIAGNOSIS, diagnosis_page(record, draw_diagnosis(record)))
     except OSError as error:
         raise UserError("out", str(folder), f"cannot be written ({error.strerror}): give another folder") from None
-    return folder / PAGE
+    return folder / DIAGNOSIS
 
 
 def diagnosis_page(record: dict, plots: list[Plot]) -> str:

@@ -47,7 +47,7 @@ def diagnose(
     inside documents. See `nagjax.measure` for what each is. `say` is told what is being done.
     """
     cutter = Cutter(run)
-    text = list(Evaluator(run.blueprint, run_text(run, data)).stream(max(effort.probes, effort.skips)))
+    text = list(Evaluator(run.blueprint, run_text(run, data)).batches(max(effort.probes, effort.skips)))
     say(f"looking at the residual of {len(text[: effort.probes])} batches")
     options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
     mesh = run.blueprint.mesh

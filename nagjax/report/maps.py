@@ -9,11 +9,12 @@ import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from nagjax.files import write_bytes, write_text
 from nagjax.report.style import RC
+from nagjax.runs.names import MAP, MAP_DATA
 
 SHOWN = 96  # tokens in one picture: more cannot be read
 SKIPPED = "#ffffff"
-MAP = "map.png"
 
 
 def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
@@ -86,10 +87,10 @@ def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
 
 def write_map(paths: dict, folder: Path, title: str) -> Path:
     """Writes map.png and map.json into the folder and returns the picture's path."""
-    (folder / MAP).write_bytes(depth_map(paths, title))
+    write_bytes(folder / MAP, depth_map(paths, title))
     content = {"tokens": paths["tokens"], "ran": paths["ran"].astype(int).tolist()}
     content["degrees"] = np.round(paths["degrees"], 3).tolist()
-    (folder / "map.json").write_text(json.dumps(content))
+    write_text(folder / MAP_DATA, json.dumps(content))
     return folder / MAP
 
 

@@ -1,20 +1,19 @@
 """One comparison gathered in a folder: `report.html`, which stands alone, and `report.md` with figures."""
 
-import contextlib
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
+from nagjax.files import has_file, write_bytes
 from nagjax.report.labels import listing, run_labels
-from nagjax.report.maps import MAP
 from nagjax.report.page import Report, html_page, markdown_page
 from nagjax.report.plots import Plot, draw_plots
 from nagjax.report.table import comparison_table
 from nagjax.report.verdict import differences, learning_rates, verdict
 from nagjax.runs.log import Run
+from nagjax.runs.names import MAP
 
 FIGURES = "figures"
 """Folder of the PNGs, beside the report."""
@@ -68,7 +67,7 @@ def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> 
 def _maps(pairs: Sequence[tuple[str, Run]]) -> list[Plot]:
     """The depth maps that `nagjax map` has left in the runs' folders."""
     caption = "which sublayers each token of a text went through (white: skipped), coloured by how far they turned it"
-    found = [(label, run.path / MAP) for label, run in pairs if (run.path / MAP).is_file()]
+    found = [(label, run.path / MAP) for label, run in pairs if has_file(run.path / MAP)]
     return [Plot(f"map-{i}", f"{label}: {caption}.", path.read_bytes()) for i, (label, path) in enumerate(found, 1)]
 
 
@@ -103,12 +102,8 @@ def _commands(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _write(path: Path, content: bytes) -> None:
     """Write all of the file or leave the old one."""
-    partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        os.replace(partial, path)
+        write_bytes(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise UserError("out", str(path), f"cannot be written ({error.strerror}): give another folder") from None

@@ -1,15 +1,16 @@
 """A run's folder: which run is in it, and whether the one asked for is the same."""
 
-import json
-import os
+import shutil
 from pathlib import Path
 
 import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
+from nagjax.files import read_json, write_json, write_text
 from nagjax.runs.config import RunConfig, differences, from_dict, to_dict
-from nagjax.train.checkpoint.store import clear, steps_saved
+from nagjax.runs.names import CHECKPOINTS, CONFIG, CORPUS, FILES, TOKENIZER
+from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
 # May differ between a run and its continuation: they do not change what was computed.
@@ -18,9 +19,6 @@ FREE_TO_CHANGE = {
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
     + ("on_bad_step", "spike", "max_bad_steps")
 }
-
-CONFIG, CORPUS = "config.json", "corpus.json"
-TOKENIZER = "tokenizer.json"  # unless the run reads bytes
 
 
 def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> None:
@@ -55,11 +53,11 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> N
         folder.mkdir(parents=True, exist_ok=True)
         if fresh:
             clear(folder)
-        if steps_saved(folder / "checkpoints"):
+        if steps_saved(folder / CHECKPOINTS):
             _refuse_another(folder, _completed(_read(folder / CONFIG)), asked, "another run")
             _refuse_another(folder, _read(folder / CORPUS), identity, "a run on another corpus")
-        write_text(folder / CONFIG, json.dumps(asked, indent=2))
-        write_text(folder / CORPUS, json.dumps(identity, indent=2))
+        write_json(folder / CONFIG, asked)
+        write_json(folder / CORPUS, identity)
         if (tokenizer := corpus.tokenizer.to_json()) is not None:
             write_text(folder / TOKENIZER, tokenizer)
     except PermissionError:
@@ -88,7 +86,7 @@ def read_config(folder: Path) -> RunConfig:
     """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
     path = folder / CONFIG
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if not isinstance(values.get("scheme"), dict):
             raise TypeError("no scheme")
         return from_dict(RunConfig, values)
@@ -103,16 +101,15 @@ def read_config(folder: Path) -> RunConfig:
 
 def _read(path: Path) -> dict:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         fix = f"belongs to a run and cannot be read ({error}): bring it back, or start over with --fresh"
         raise UserError("out", str(path), fix) from None
 
 
-def write_text(path: Path, text: str) -> None:
-    """The whole new text, or the old file untouched; nothing at all where the text is the same."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
-    scratch = path.with_name(f"{path.name}.partial")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+def clear(folder: Path) -> None:
+    """Removes a run's checkpoints and metrics, and nothing else that may lie in its folder."""
+    if jax.process_index() == 0:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Opening what a training run left in its folder."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,18 +11,17 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from nagjax.data import Tokenizer, load_tokenizer
+from nagjax.data.tokenizer import NoTokenizer, added_in_front
 from nagjax.errors import UserError
-from nagjax.interop.tokenizer_files import NoTokenizer, added_in_front
+from nagjax.files import has_file, inside, read_json
 from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
+from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import MeshConfig, RunConfig
-from nagjax.runs.folder import TOKENIZER, read_config
-from nagjax.train.checkpoint.store import restore_params
+from nagjax.runs.folder import read_config
+from nagjax.runs.names import CALIBRATION, CHECKPOINTS, ORIGIN, TOKENIZER
+from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.distributed.mesh import make_mesh
-from nagjax.train.state import Blueprint, Tree
-
-CALIBRATION = "calibration.json"
-ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,7 +29,7 @@ class OpenRun:
     """A run as its newest checkpoint has it: the parameters, and all it takes to use them."""
 
     folder: Path
-    blueprint: Blueprint
+    blueprint: ModelBlueprint
     step: int  # training steps behind the parameters
     params: Tree
     mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
@@ -54,7 +52,7 @@ class OpenRun:
     @cached_property
     def beginning(self) -> list[int]:
         """Token ids an imported model expects before every text, as its tokenizer.json has it; of other runs none."""
-        return added_in_front(self.folder / TOKENIZER)
+        return added_in_front(inside(self.folder / TOKENIZER))
 
     def __repr__(self) -> str:
         model, count = self.config.model, sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -76,7 +74,7 @@ class OpenRun:
         Without Mixture-of-Depths this is the dense model. `cuts` [S] are its thresholds, none unless given.
         """
         model = dataclasses.replace(self.config.model, mod=mod)
-        blueprint = Blueprint.of(dataclasses.replace(self.config, model=model), self.blueprint.mesh)
+        blueprint = ModelBlueprint.of(dataclasses.replace(self.config, model=model), self.blueprint.mesh)
         blocks = {
             kind: {name: own for name, own in parts.items() if name != "routing"}
             for kind, parts in self.params["blocks"].items()
@@ -97,9 +95,9 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     folder = Path(folder)
     config = read_config(folder)
     devices = list(jax.local_devices()[:1] if devices is None else devices)
-    blueprint = Blueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
-    state = restore_params(folder / "checkpoints", blueprint.abstract())
-    run = OpenRun(folder, blueprint, int(state.step), state.params, state.mod, _tokenizer(folder, config))
+    blueprint = ModelBlueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
+    state = restore_parts(folder / CHECKPOINTS, blueprint.abstract_use())
+    run = OpenRun(folder, blueprint, int(state["step"]), state["params"], state["mod"], _tokenizer(folder, config))
     return at_point(run, folder) if calibrated else run
 
 
@@ -124,7 +122,7 @@ def read_calibration(folder: Path) -> dict | None:
     """
     path = folder / CALIBRATION
     try:
-        point = json.loads(path.read_text(encoding="utf-8"))
+        point = read_json(path)
         if not (0.0 < point["rate"] < 1.0 and math.isfinite(point["threshold"])):
             raise ValueError("out of range")
         return point
@@ -139,7 +137,7 @@ def read_origin(folder: Path) -> dict | None:
     """What `nagjax import` noted in a run's folder; None where the run was not imported."""
     path = folder / ORIGIN
     try:
-        origin = json.loads(path.read_text(encoding="utf-8"))
+        origin = read_json(path)
         return {"tokenizer_vocab": origin["tokenizer_vocab"], "end_of_text": origin["end_of_text"], **origin}
     except FileNotFoundError:
         return None
@@ -154,7 +152,7 @@ def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
         then = origin["tokenizer_vocab"]
         if then is None:
             return NoTokenizer(config.model.vocab, origin["end_of_text"])
-    tokenizer = load_tokenizer(str(path) if path.exists() else "bytes")
+    tokenizer = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
     if tokenizer.vocab_size != then:
         now = tokenizer.vocab_size
         fix = f"{path} is missing or was changed: it has {now} tokens, the run was trained with {then}; bring it back"

@@ -1,14 +1,12 @@
 """The training batches of a run by step, and the record of those that are left out."""
 
-import json
 from pathlib import Path
 
 from nagjax.data import Dataset, batches
 from nagjax.errors import UserError
-from nagjax.train.checkpoint.manifest import write_durably
+from nagjax.files import read_json, write_json
+from nagjax.runs.names import SKIPPED
 from nagjax.train.distributed.consensus import from_first
-
-SKIPPED = "skipped.json"
 
 
 class Skipped:
@@ -29,7 +27,7 @@ class Skipped:
         if not self.path.exists():
             return []
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))["batches"]
+            found = read_json(self.path)["batches"]
             return sorted(int(number) for number in found)
         except (OSError, ValueError, KeyError, TypeError) as error:
             fix = f"cannot be read ({error}): bring it back, or start over with --fresh"
@@ -37,7 +35,7 @@ class Skipped:
 
     def add(self, batch: int) -> None:
         self.batches = sorted({*self.batches, batch})
-        from_first(lambda: write_durably(self.path, json.dumps({"batches": self.batches})))
+        from_first(lambda: write_json(self.path, {"batches": self.batches}))
 
     def batch_of(self, step: int) -> int:
         """Number, from 0, of the batch that step `step` (from 1) takes."""
@@ -52,7 +50,7 @@ class Skipped:
         return sum(batch > taken for batch in self.batches)
 
 
-class TrainStream:
+class TrainBatches:
     """Batches in the order of steps. Where it stands follows from the step and the skipped batches alone, whatever
     the number of processes or workers."""
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.data import Dataset, batches, open_dataset
+from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, batch_share
 from nagjax.train.loss import Batch
-from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_eval_step
 
 
@@ -21,19 +21,20 @@ class Evaluator:
     With `causal`, Mixture-of-Depths chooses tokens by the run's causal decider instead of by top-k.
     """
 
-    def __init__(self, blueprint: Blueprint, dataset: Dataset | None = None, *, causal: bool = False):
+    def __init__(self, blueprint: ModelBlueprint, dataset: Dataset | None = None, *, causal: bool = False):
         self.blueprint = blueprint
         self.dataset = dataset or open_dataset(blueprint.config.data, split="validation")
         self.token_bytes = jnp.asarray(self.dataset.bytes_per_token())
         self.step = jit_eval_step(blueprint, causal=causal)
 
-    def stream(self, limit: int | None = None) -> Iterator[Batch]:
+    def batches(self, limit: int | None = None) -> Iterator[Batch]:
         """The first `limit` (None: all) batches of one fixed order, on the devices."""
         size, context = self.blueprint.config.train.batch, self.blueprint.config.model.context
-        stream = batches(self.dataset, batch=size, context=context, repeat=False, **batch_share(self.blueprint.mesh))
-        return (put(self.blueprint, batch) for batch in itertools.islice(stream, limit))
+        share = batch_share(self.blueprint.mesh)
+        found = batches(self.dataset, batch=size, context=context, repeat=False, **share)
+        return (put(self.blueprint, batch) for batch in itertools.islice(found, limit))
 
-    def __call__(self, params, mod: dict, step: int, stream: Iterable[Batch]) -> tuple[dict, dict]:
+    def __call__(self, params, mod: dict, step: int, batches: Iterable[Batch]) -> tuple[dict, dict]:
         """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers.
 
         Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
@@ -41,7 +42,7 @@ class Evaluator:
         parts `mod_rate_attention` and `mod_rate_mlp`.
         """
         results = []
-        for batch in stream:
+        for batch in batches:
             results.append(self.step(params, mod, jnp.int32(step), batch, self.token_bytes))
             results[-2:-1] = jax.device_get(results[-2:-1])  # one behind: neither waits for long, nor runs ahead
         results = jax.device_get(results)
@@ -65,7 +66,7 @@ class Evaluator:
         return scores, {name: [float(v) for v in values] for name, values in depth.items()}
 
 
-def put(blueprint: Blueprint, batch: dict) -> Batch:
+def put(blueprint: ModelBlueprint, batch: dict) -> Batch:
     """This process' rows of a batch as global arrays."""
     sharding = batch_sharding(blueprint.mesh)
     return Batch(**{k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()})

@@ -1,56 +1,31 @@
-"""The training loop: data in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
+"""The training loop: batches in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
-from nagjax.data import Dataset, open_dataset
 from nagjax.errors import UserError
+from nagjax.files import write_json
 from nagjax.runs.config import RunConfig, to_dict
-from nagjax.runs.folder import prepare_folder, write_text
-from nagjax.train.batches import Skipped, TrainStream
+from nagjax.runs.facts import run_facts
+from nagjax.runs.folder import prepare_folder
+from nagjax.runs.names import CHECKPOINTS, INFO
+from nagjax.train.batches import Skipped, TrainBatches
+from nagjax.train.checkpoint.retention import SaveClock
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.consensus import from_first, together
-from nagjax.train.distributed.mesh import batch_share, check_batch, make_mesh
-from nagjax.train.evaluator import Evaluator
-from nagjax.train.facts import resolve, run_facts
+from nagjax.train.evaluator import Evaluator, put
+from nagjax.train.host_votes import Ballot, VotingStep
 from nagjax.train.logging.console import ProgressLine
 from nagjax.train.logging.metrics import Writers
-from nagjax.train.logging.steplog import StepLog
-from nagjax.train.run import Run
-from nagjax.train.safety.stop import Stopper
+from nagjax.train.logging.steplog import BadStep, StepLog
+from nagjax.train.safety.stop import Interrupted, Stopper
 from nagjax.train.safety.watchdog import Watchdog
+from nagjax.train.setup import set_up
 from nagjax.train.state import Blueprint
-
-PLATFORM_OF = {
-    "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "triton": "gpu"},
-    "attention": {"splash": "tpu", "cudnn": "gpu"},
-}
-
-
-def check_platform(config: RunConfig, mesh: Mesh) -> None:
-    """Raises UserError for an implementation that was forced and does not run on the mesh's devices."""
-    there = mesh.devices.flat[0].platform
-    for field, platforms in PLATFORM_OF.items():
-        value = getattr(config.model, field)
-        needed = platforms.get(value, there)
-        if needed != there:
-            raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")
-
-
-def _open(config: RunConfig) -> tuple[Blueprint, Dataset, TrainStream, Evaluator]:
-    """Everything that is read: what is wrong with it shows before anything is written."""
-    config = resolve(config)
-    mesh = make_mesh(config.mesh)
-    check_platform(config, mesh)
-    check_batch(config.train.batch, config.train.accumulate, mesh)
-    corpus, share = open_dataset(config.data), batch_share(mesh)
-    stream = TrainStream(corpus, config.train.batch, config.model.context, **share)
-    blueprint = Blueprint.of(config, mesh)
-    return blueprint, corpus, stream, Evaluator(blueprint)
+from nagjax.train.step import jit_train_step
+from nagjax.train.warm_start import begin
 
 
 def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = "", skip_damaged: bool = False) -> Path:
@@ -58,7 +33,7 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
 
     Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is left as it is. SIGINT and SIGTERM
     save and end it; the same call goes on where it stopped, and ends with the same parameters, optimizer state and
-    metrics (`metrics.comparable`) as if it had never stopped, to the bit, however it stopped.
+    metrics (`nagjax.runs.metrics.comparable`) as if it had never stopped, to the bit, however it stopped.
 
     A newest checkpoint that is damaged is an error, or, with `skip_damaged`, named, put aside and passed over.
 
@@ -68,14 +43,14 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
     `config.train.on_bad_step` has it; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
     """
     folder = Path(folder)
-    blueprint, corpus, stream, evaluator = together(lambda: _open(config))
-    config, options = blueprint.config, blueprint.config.train
-    prepare_folder(config, folder, corpus, fresh)
+    setup = together(lambda: set_up(config))
+    blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
+    prepare_folder(config, folder, setup.corpus, fresh)
     with (
-        closing(stream),
+        closing(setup.batches),
         Stopper() as stopper,
-        Checkpoints(folder / "checkpoints", **policy) as checkpoints,
+        Checkpoints(folder / CHECKPOINTS, **policy) as checkpoints,
         closing(Watchdog()) as watchdog,
     ):
         resumed = checkpoints.newest(skip_damaged)
@@ -83,7 +58,7 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
         if resumed is not None and resumed >= options.steps and not owed:
             return folder
         facts = run_facts(blueprint)
-        from_first(lambda: write_text(folder / "info.json", json.dumps(facts, indent=2)))
+        from_first(lambda: write_json(folder / INFO, facts))
         skipped = Skipped(folder, fresh=resumed is None)
         title, quiet = label or config.scheme.title, jax.process_index() > 0
         line = ProgressLine(title, options.steps, start=resumed or 0, quiet=quiet)
@@ -91,5 +66,143 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
             log = StepLog(writers, line, options.batch * config.model.context, facts, watchdog)
             if resumed is not None:
                 writers.write("event", resumed, message="resumed")
-            Run(blueprint, stream, skipped, evaluator, checkpoints, writers, log, stopper).go(resumed)
+            loop = Loop(blueprint, setup.batches, skipped, setup.evaluator, checkpoints, writers, log, stopper)
+            loop.go(resumed)
     return folder
+
+
+class Loop:
+    """A run in motion: what happens after which step, and what is done about a bad one.
+
+    Holds `state` after `done` steps; `owed` says that the evaluation due at this step was not made yet.
+
+    No step is saved, and no evaluation made, before its own metrics were read: what is saved was judged good.
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        batches: TrainBatches,
+        skipped: Skipped,
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        writers: Writers,
+        log: StepLog,
+        stopper: Stopper,
+    ):
+        self.blueprint, self.config = blueprint, blueprint.config.train
+        self.batches, self.skipped, self.evaluator, self.checkpoints = batches, skipped, evaluator, checkpoints
+        self.writers, self.log, self.stopper = writers, log, stopper
+        self.held_out = list(evaluator.batches(self.config.eval_batches))
+        self.alone = jax.process_count() == 1
+        self.take_step = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
+        self.clock = SaveClock(self.config)
+
+    def go(self, resumed: int | None) -> None:
+        """From the checkpoint `resumed` (None: the start) to the end, or to where it is asked to stop."""
+        self._return_to(resumed)
+        while True:
+            score = None
+            if self.owed:
+                if self._judge(self.log.flush()):
+                    continue
+                score = self._evaluate()
+            asked = self._asked()
+            if asked.failed:
+                self.checkpoints.wait()
+            stop = self.done == self.config.steps or bool(asked.signal)
+            if stop or self.clock.due(self.done, score, self.checkpoints.saved, bool(asked.overdue)):
+                if self._judge(self.log.flush()):
+                    continue
+                self._save(score)
+            if stop:
+                break
+            self._judge(self._step())
+        self.checkpoints.wait()
+        if self.done < self.config.steps or self.owed:
+            self.stopper.leave(self.done)
+
+    def _return_to(self, saved: int | None) -> None:
+        if saved is None:
+            self.state, self.done, self.owed = begin(self.blueprint), 0, True
+        else:
+            self.state, self.done = self.checkpoints.restore(self.blueprint.abstract(), saved), saved
+            self.owed = not self.checkpoints.facts(saved).get("evaluated", True)
+
+    def _ballot(self) -> Ballot:
+        return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed)
+
+    def _asked(self) -> Ballot:
+        """What any host asks for: now if this is the only one, else as of the last step whose ballots were read."""
+        asked = self._ballot() if self.alone else self.take_step.known
+        self.stopper.asked = self.stopper.asked or asked.signal
+        return asked
+
+    def _step(self) -> list[BadStep]:
+        batch = put(self.blueprint, self.batches.take(self.skipped.batch_of(self.done + 1)))
+        ballot = () if self.alone else (self._ballot(),)
+        self.state, metrics = self.take_step(self.state, batch, *ballot)
+        self.done += 1
+        self.owed = self.done == self.config.steps or self.done % self.config.eval_every == 0
+        return self.log.add(self.done, metrics)
+
+    def _evaluate(self) -> float | None:
+        """The validation loss; None, and still owed, if it was interrupted."""
+        self.log.pause()
+        try:
+            scores, depth = self.evaluator(
+                self.state.params, self.state.mod, self.done, self.stopper.watch(self.held_out)
+            )
+        except Interrupted:
+            return None
+        self.writers.write("eval", self.done, tokens=self.done * self.log.tokens_per_step, **scores)
+        self.writers.write("depth", self.done, **depth)
+        self.log.restart_clock()
+        self.owed = False
+        return scores["loss"]
+
+    def _save(self, score: float | None) -> None:
+        if self.done == 0:
+            return
+        self.log.pause()
+        self.writers.sync()  # a checkpoint's metrics are on disk before it is
+        self.checkpoints.save(self.done, self.state, {"score": score, "evaluated": not self.owed})
+        self.clock.restart()
+        self.log.restart_clock()
+        if not self.alone:
+            self.take_step.saved()
+
+    def _judge(self, bad: list[BadStep]) -> bool:
+        """Deals with bad steps as the config has it; whether the run was rolled back."""
+        for step in bad:
+            what = f"step {step.step} was bad, {step.field} = {step.value} ({step.reason})"
+            if self.config.on_bad_step == "rollback":
+                self._roll_back(step, what)
+                return True
+            self.writers.write("event", step.step, message=f"{what}: nothing was changed")
+            if self.config.on_bad_step == "raise":
+                fix = f"{step.reason} at step {step.step}: train anew with a lower --lr, or see --on-bad-step"
+                raise UserError(step.field, step.value, f"{fix}; the last checkpoint is kept")
+            if step.in_a_row > self.config.max_bad_steps:
+                self._give_up(f"{step.in_a_row} bad steps in a row, at last {what}")
+        return False
+
+    def _roll_back(self, bad: BadStep, what: str) -> None:
+        """To the newest checkpoint, or the start; the bad step's batch is left out from now on."""
+        jax.block_until_ready(self.state)
+        self.checkpoints.wait()
+        target = self.checkpoints.newest()
+        batch = self.skipped.batch_of(bad.step)
+        self.skipped.add(batch)
+        self.log.forget()
+        self._return_to(target)
+        self.writers.rewind(self.done, self.owed)
+        message = f"{what}: back to step {self.done}, and batch {batch} is left out"
+        self.writers.write("event", self.done, message=message)
+        if self.skipped.after(self.done) > self.config.max_bad_steps:
+            self._give_up(f"{self.skipped.after(self.done)} rollbacks to step {self.done}, at last because {what}")
+        self.log.restart_clock()
+
+    def _give_up(self, what: str) -> None:
+        fix = f"{what}: train anew with a lower --lr; the last checkpoint is kept"
+        raise UserError("max_bad_steps", self.config.max_bad_steps, fix)

@@ -1,27 +1,23 @@
 """The state of a run as one pytree, and how it is born on a mesh."""
 
 import dataclasses
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt32
 
-from nagjax.model.transformer import Transformer
+from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import RunConfig
-from nagjax.train.distributed.mesh import check_sequence, parameter_sharding, replicated
+from nagjax.train.distributed.mesh import replicated
 from nagjax.train.optimizer import make_optimizer
 from nagjax.train.safety.guard import Guard, new_guard
 
-Tree = Any
-
 
 class TrainState(NamedTuple):
-    """Everything a run needs to go on; where it stands in the data follows from the step (see `TrainStream`)."""
+    """Everything a run needs to go on; where it stands in the data follows from the step (see `TrainBatches`)."""
 
     step: Int[Array, ""]  # steps done
     params: Tree  # nested dict of float32 arrays
@@ -31,70 +27,30 @@ class TrainState(NamedTuple):
     guard: Guard  # what steps are judged by
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """What is known of one parameter without its value."""
+@dataclasses.dataclass(frozen=True, repr=False)
+class Blueprint(ModelBlueprint):
+    """The static side of a run: its model's, and the optimizer."""
 
-    axes: tuple[str | None, ...]
-    role: str
-    shape: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Blueprint:
-    """The static side of a run: the model's graph, its parameters' metadata, the optimizer, all placed on a mesh."""
-
-    config: RunConfig
-    mesh: Mesh
-    graph: nnx.GraphDef
-    parameters: Tree  # of Parameter
     optimizer: optax.GradientTransformation
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
         """Raises UserError for a model whose sequences cannot be split as the mesh does."""
-        check_sequence(config.model, mesh.shape)
-        graph, abstract = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
-        described = jax.tree.map(
-            lambda variable: Parameter(
-                variable.get_metadata()["axes"], variable.get_metadata()["role"], variable.shape
-            ),
-            abstract,
-            is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
-        )
-        parameters = nnx.to_pure_dict(described)
+        model = ModelBlueprint.of(config, mesh)
         optimizer = make_optimizer(
             config.optimizer,
             config.learning_rate,
             config.train.steps,
             config.scheme.gate_rate,
-            jax.tree.map(lambda p: p.role, parameters),
+            jax.tree.map(lambda p: p.role, model.parameters),
         )
-        return cls(config, mesh, graph, parameters, optimizer)
-
-    def __repr__(self) -> str:
-        model, count = self.config.model, sum(math.prod(p.shape) for p in jax.tree.leaves(self.parameters))
-        size = f"{model.depth} blocks x {model.width}, {count:,} parameters"
-        return f"Blueprint({self.config.scheme.title}, {size}, mesh {dict(self.mesh.shape)})"
-
-    def model(self, params: Tree) -> Transformer:
-        return nnx.merge(self.graph, params)
+        return cls(config, mesh, model.graph, model.parameters, optimizer)
 
     def init(self, seed: int) -> TrainState:
         """A fresh state; trace it under jit."""
-        params = self.constrained(nnx.to_pure_dict(nnx.state(build_model(self.config, seed))))
+        params = self.init_params(seed)
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
-        model = self.config.model
-        mod = {"cuts": jnp.zeros(model.sublayers)} if model.mod.active else {}
-        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, mod, new_guard())
-
-    def constrained(self, params: Tree) -> Tree:
-        """The parameters where the scheme wants them to lie."""
-        bring = self.config.scheme.constrain
-        return jax.tree.map(lambda value, known: bring(value, known.axes, known.role), params, self.parameters)
-
-    def parameter_shardings(self) -> Tree:
-        return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
+        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, self.init_mod(), new_guard())
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
@@ -124,7 +80,3 @@ class Blueprint:
     def create(self) -> TrainState:
         """A fresh state, each shard made where it lives."""
         return jax.jit(lambda: self.init(self.config.train.seed), out_shardings=self.shardings())()
-
-
-def build_model(config: RunConfig, seed: int) -> Transformer:
-    return Transformer(config.model, config.scheme, nnx.Rngs(seed))

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.model.transformer import Output, Transformer
+from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
 from nagjax.train.loss import Batch, Sums, forward
 from nagjax.train.optimizer import schedule
@@ -38,7 +39,7 @@ class EvalSums(NamedTuple):
     routing: dict[str, Float[Array, " S"]] | None
 
 
-def progress(blueprint: Blueprint, step: Int[Array, ""]) -> Float[Array, ""]:
+def progress(blueprint: ModelBlueprint, step: Int[Array, ""]) -> Float[Array, ""]:
     """Share of the training done."""
     return step.astype(jnp.float32) / blueprint.config.train.steps
 
@@ -128,7 +129,7 @@ def jit_train_step(blueprint: Blueprint):
     )
 
 
-def jit_eval_step(blueprint: Blueprint, *, causal: bool = False):
+def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
     """`(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
 
     Routed tokens are chosen by top-k, or with `causal` by the run's causal decider.
@@ -145,6 +146,6 @@ def jit_eval_step(blueprint: Blueprint, *, causal: bool = False):
 
     if mesh.size > 1:
         step = shard_rows(step, mesh, row_axes(mesh))
-    params = blueprint.shardings().params
+    params = blueprint.parameter_shardings()
     whole = replicated(mesh)
     return jax.jit(step, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

@@ -5,9 +5,12 @@ from pathlib import Path
 
 from nagjax.data import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
+from nagjax.files import has_file, inside
+from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import RunConfig
-from nagjax.runs.folder import TOKENIZER, read_config
-from nagjax.train.checkpoint.store import restore_params
+from nagjax.runs.folder import read_config
+from nagjax.runs.names import CHECKPOINTS, TOKENIZER
+from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
@@ -21,7 +24,7 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     folder = Path(config.start)
     before = read_config(folder)
     path = folder / TOKENIZER
-    own = load_tokenizer(str(path) if path.is_file() else "bytes")
+    own = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
     if own.fingerprint != tokenizer.fingerprint:
         fix = f"reads {own.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
@@ -35,6 +38,7 @@ def begin(blueprint: Blueprint) -> TrainState:
     state, start = blueprint.create(), blueprint.config.start
     if not start:
         return state
-    before = Blueprint.of(dataclasses.replace(read_config(Path(start)), mesh=blueprint.config.mesh), blueprint.mesh)
-    found = restore_params(Path(start) / "checkpoints", before.abstract())
-    return state._replace(params=found.params, mod=found.mod)
+    config = dataclasses.replace(read_config(Path(start)), mesh=blueprint.config.mesh)
+    before = ModelBlueprint.of(config, blueprint.mesh)
+    found = restore_parts(Path(start) / CHECKPOINTS, before.abstract_use())
+    return state._replace(params=found["params"], mod=found["mod"])

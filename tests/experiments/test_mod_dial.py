@@ -11,8 +11,8 @@ from experiments.mod_dial import CONTROLS, RATES, SIZES, added, curves, plan, su
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter
 from nagjax.residual import find_scheme
+from nagjax.runs.facts import model_costs
 from nagjax.runs.opening import OpenRun
-from nagjax.train.facts import model_costs
 from tests import tiny
 
 SETTINGS = dataclasses.replace(SIZES["cpu"], seeds=2)
@@ -86,7 +86,7 @@ def test_every_run_gets_the_training_flops_of_the_dense_one():
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     blueprint = tiny.blueprint(tiny.run_config(find_scheme("nag")(), depth=2, context=32))
-    params = tiny.moved(jax.jit(lambda: blueprint.init(0).params)())
+    params = tiny.moved(jax.jit(lambda: blueprint.init_params(0))())
     return OpenRun(tmp_path_factory.mktemp("run"), blueprint, 100, params, {}, None)
 
 

@@ -28,7 +28,7 @@ from tests import tiny
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     blueprint = tiny.blueprint(tiny.run_config(find_scheme("nag")(), depth=2))
-    params = tiny.moved(jax.jit(lambda: blueprint.init(0).params)())
+    params = tiny.moved(jax.jit(lambda: blueprint.init_params(0))())
     return OpenRun(tmp_path_factory.mktemp("run"), blueprint, 100, params, {}, None)
 
 

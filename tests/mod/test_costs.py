@@ -11,8 +11,8 @@ from nagjax.commands.bench_mod import BenchMod, compiled_flops
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs, mod_rates
 from nagjax.residual import find_scheme
+from nagjax.runs.facts import model_costs, parameters_by_part, run_facts
 from nagjax.train.abstract_step import abstract_batch
-from nagjax.train.facts import model_costs, parameters_by_part, run_facts
 from nagjax.train.step import train_step
 
 SEQUENCES, TOKENS = 32, 128  # so many that the optimizer's work does not count; nothing is run

@@ -5,8 +5,8 @@ Of each scheme (with its start values) a few steps are taken on all devices of b
 
 Each run has `config`, `out` and what is done to it on this host: `nan` or `nonsense` (number of a batch made NaN, or of
 targets that never occur), `at` and `signal` (sent to itself: after that many steps, or evaluated batches in all, or as
-the save of that step begins, as `during` has it), `failing` (its seals fail), `overdue` (steps at which its clock says
-so). What came of it is appended to `log` as JSON lines.
+the save of that step begins, as `during` has it), `failing` (its manifests fail), `overdue` (steps at which its clock
+says so). What came of it is appended to `log` as JSON lines.
 """
 
 import faulthandler
@@ -35,9 +35,9 @@ def losses(scheme, start, steps: int = 3) -> list[tuple[float, float]]:
     import tiny
 
     from nagjax.runs.config import MeshConfig
-    from nagjax.train.distributed.host_votes import Ballot, VotingStep
     from nagjax.train.distributed.mesh import batch_share, make_mesh
     from nagjax.train.evaluator import put
+    from nagjax.train.host_votes import Ballot, VotingStep
     from nagjax.train.state import Blueprint
 
     blueprint = Blueprint.of(tiny.run_config(scheme), make_mesh(MeshConfig(data=2, fsdp=4)))
@@ -57,13 +57,12 @@ def main(job: dict) -> None:
 
     from nagjax.errors import Preempted, UserError
     from nagjax.train import evaluator
-    from nagjax.train import run as run_module
-    from nagjax.train.batches import TrainStream
+    from nagjax.train import loop as loop_module
+    from nagjax.train.batches import TrainBatches
+    from nagjax.train.checkpoint import store as checkpoint
     from nagjax.train.checkpoint.retention import SaveClock
-    from nagjax.train.checkpoint.store import store as checkpoint
-    from nagjax.train.distributed.host_votes import Ballot
-    from nagjax.train.loop import train
-    from nagjax.train.run import Run
+    from nagjax.train.host_votes import Ballot
+    from nagjax.train.loop import Loop, train
     from nagjax.train.safety.stop import Stopper
     from nagjax.train.state import Blueprint
 
@@ -71,7 +70,7 @@ def main(job: dict) -> None:
     for scheme, start in job["schemes"]:
         log.write(json.dumps({"scheme": scheme.name, "seen": losses(scheme, start)}) + "\n")
 
-    voting_step, eval_step, made = run_module.VotingStep, evaluator.jit_eval_step, {}
+    voting_step, eval_step, made = loop_module.VotingStep, evaluator.jit_eval_step, {}
 
     def stepper(blueprint):
         step = made.setdefault("step", None) or voting_step(blueprint)
@@ -89,8 +88,14 @@ def main(job: dict) -> None:
         return made["create"]()
 
     # The runs differ in nothing that is compiled, and compiling is what costs.
-    run_module.VotingStep, evaluator.jit_eval_step, Blueprint.create = stepper, evaluating, creating
-    take, step, judge, seal, watch = TrainStream.take, Run._step, Run._judge, checkpoint.seal, Stopper.watch
+    loop_module.VotingStep, evaluator.jit_eval_step, Blueprint.create = stepper, evaluating, creating
+    take, step, judge, write, watch = (
+        TrainBatches.take,
+        Loop._step,
+        Loop._judge,
+        checkpoint.write_manifest,
+        Stopper.watch,
+    )
     save, evaluated = checkpoint.Checkpoints.save, []
 
     def note(**what):
@@ -120,10 +125,10 @@ def main(job: dict) -> None:
             note(bad=[b.step for b in bad], reason=bad[0].reason)
         return judge(self, bad)
 
-    def sealing(*given):
+    def writing(*given):
         if run.get("failing"):
             raise OSError(5, "Input/output error")
-        seal(*given)
+        write(*given)
 
     def saving(self, number, *given):
         save(self, number, *given)
@@ -135,7 +140,7 @@ def main(job: dict) -> None:
             reached("evaluation", len(evaluated))
             yield batch
 
-    TrainStream.take, Run._step, Run._judge, checkpoint.seal = taking, stepping, judging, sealing
+    TrainBatches.take, Loop._step, Loop._judge, checkpoint.write_manifest = taking, stepping, judging, writing
     checkpoint.Checkpoints.save, Stopper.watch = saving, watching
     SaveClock.overdue = lambda self: getattr(self, "step", 0) in run.get("overdue", ())
     for run in job["runs"]:

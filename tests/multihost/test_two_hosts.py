@@ -15,13 +15,12 @@ import pytest
 import tiny
 
 from nagjax.residual import find_scheme
-from nagjax.train.batches import TrainStream
+from nagjax.runs.metrics import comparable
+from nagjax.train.batches import TrainBatches
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import resolve
-from nagjax.train.logging.metrics import comparable
-from nagjax.train.loop import train
-from nagjax.train.run import Run
+from nagjax.train.loop import Loop, train
 from nagjax.train.safety.guard import WINDOW
 from nagjax.train.state import Blueprint
 
@@ -70,7 +69,7 @@ def joined(notes, folder):
 def alone(config, tmp_path_factory):
     """The run of one process, its batches, and a copy of it stopped after step 4."""
     folder, taken = tmp_path_factory.mktemp("alone"), []
-    take, step = TrainStream.take, Run._step
+    take, step = TrainBatches.take, Loop._step
 
     def taking(self, number):
         batch = take(self, number)
@@ -84,10 +83,10 @@ def alone(config, tmp_path_factory):
         return bad
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainStream, "take", taking)
+        patch.setattr(TrainBatches, "take", taking)
         train(config, folder / "whole")
-        patch.setattr(TrainStream, "take", take)
-        patch.setattr(Run, "_step", stopping)
+        patch.setattr(TrainBatches, "take", take)
+        patch.setattr(Loop, "_step", stopping)
         with pytest.raises(KeyboardInterrupt):
             train(config, folder / "stopped")
     return folder, taken

@@ -31,7 +31,7 @@ def edited(run_folder, folder, change) -> None:
 
 
 def test_the_newest_checkpoint_is_restored_exactly(run):
-    saved = shaken(run.blueprint.init(0).params)
+    saved = shaken(run.blueprint.init_params(0))
     chex.assert_trees_all_equal(run.params, saved)
     assert run.step == STEP and isinstance(run.step, int)
     assert run.config.scheme.name == "nag" and run.config.model.vocab == 257

@@ -148,7 +148,7 @@ def faults_of_each(args) -> list[tuple]:
 def summary(args, tallies: list[dict], seconds: float) -> dict:
     import importlib.metadata
 
-    from nagjax.train.facts import commit
+    from nagjax.runs.facts import commit
 
     injected: dict[str, int] = {}
     for tally in tallies:

@@ -90,16 +90,16 @@ def arm(kind: str, rng: random.Random, folder: Path) -> None:
     elif kind == "no room for a save":
         _no_room()
     elif kind == "failing save":
-        _failing_seal(rng.randint(1, 2))
+        _failing_manifest(rng.randint(1, 2))
     elif kind == "NaN in a batch, once":
         poison({rng.randint(0, 30) for _ in range(3)})
 
 
 def poison(numbers: set[int]) -> None:
     """Makes the weights of these batches NaN, and so their loss and gradient."""
-    from nagjax.train.batches import TrainStream
+    from nagjax.train.batches import TrainBatches
 
-    take = TrainStream.take
+    take = TrainBatches.take
 
     def poisoned(self, number):
         batch = dict(take(self, number))
@@ -107,7 +107,7 @@ def poison(numbers: set[int]) -> None:
             batch["weights"] = batch["weights"] * float("nan")
         return batch
 
-    TrainStream.take = poisoned
+    TrainBatches.take = poisoned
 
 
 def _send(number: int) -> None:
@@ -127,9 +127,9 @@ def _later(seconds: float, number: int) -> None:
 
 
 def _at_step(nth: int, number: int, delay: float) -> None:
-    from nagjax.train import run
+    from nagjax.train import loop
 
-    make, count = run.jit_train_step, 0
+    make, count = loop.jit_train_step, 0
 
     def counted(step):
         def take(*args):
@@ -142,8 +142,8 @@ def _at_step(nth: int, number: int, delay: float) -> None:
 
         return take
 
-    run.jit_train_step = lambda blueprint: counted(make(blueprint))
-    run.VotingStep.__call__ = counted(run.VotingStep.__call__)
+    loop.jit_train_step = lambda blueprint: counted(make(blueprint))
+    loop.VotingStep.__call__ = counted(loop.VotingStep.__call__)
 
 
 def _at_save(nth: int, number: int, delay: float) -> None:
@@ -212,19 +212,19 @@ def _no_room() -> None:
     shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
 
 
-def _failing_seal(nth: int) -> None:
-    from nagjax.train.checkpoint.store import store as checkpoint
+def _failing_manifest(nth: int) -> None:
+    from nagjax.train.checkpoint import store as checkpoint
 
-    seal, count = checkpoint.seal, 0
+    write, count = checkpoint.write_manifest, 0
 
     def failing(*args):
         nonlocal count
         count += 1
         if count == nth:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        seal(*args)
+        write(*args)
 
-    checkpoint.seal = failing
+    checkpoint.write_manifest = failing
 
 
 def damage(kind: str, rng: random.Random, checkpoint: Path) -> str:

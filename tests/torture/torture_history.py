@@ -17,11 +17,13 @@ from pathlib import Path
 
 import torture_faults as faults
 
+from nagjax.runs.names import MANIFEST
+
 STEPS, SAVE_EVERY, EVAL_EVERY = 40, 5, 8
 TINY = f"--depth 2 --width 16 --context 16 --batch 4 --eval-batches 2 --mesh.data 1 --dtype float32 --steps {STEPS} "
 TINY += f"--save-every {SAVE_EVERY} --eval-every {EVAL_EVERY} --keep-best 1"
 TOOK = "seconds from the signal to the exit: "
-SEAL = "seal.json"
+
 LIMIT = 300.0  # seconds after which a process counts as hanging
 
 
@@ -209,7 +211,7 @@ class History:
             raise Lost("no checkpoint is left")
         changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
         for name in changed:
-            if not name.endswith(SEAL):  # an evaluation made after the save is noted there
+            if not name.endswith(MANIFEST):  # an evaluation made after the save is noted there
                 raise Lost(f"{name} was changed")
             _verify((self.run / name).parent)
 
@@ -237,10 +239,10 @@ def run_in_fork(argv, sink: int, poison, prepare, begin: int) -> None:
         os.dup2(sink, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         from nagjax.cli import main
-        from nagjax.train.run import Run
+        from nagjax.train.loop import Loop
         from nagjax.train.safety.stop import Stopper
 
-        go, note = Run.go, Stopper._note
+        go, note = Loop.go, Stopper._note
 
         def going(self, resumed):
             os.write(begin, b"!")
@@ -251,7 +253,7 @@ def run_in_fork(argv, sink: int, poison, prepare, begin: int) -> None:
             note(self, number, frame)
 
         noting.at = None
-        Run.go, Stopper._note = going, noting
+        Loop.go, Stopper._note = going, noting
         if poison:
             faults.poison(set(poison))
         prepare()
@@ -310,7 +312,7 @@ def _digest(folder: Path) -> str:
 
 
 def read_metrics(run: Path) -> list[dict]:
-    from nagjax.train.logging.metrics import comparable
+    from nagjax.runs.metrics import comparable
 
     path = run / "metrics.jsonl"
     if not path.exists():
@@ -329,11 +331,11 @@ def _without_bad(records: list[dict]) -> list[dict]:
 
 
 def _verify(checkpoint: Path) -> None:
-    from nagjax.train.checkpoint.store import manifest as seal
+    from nagjax.train.checkpoint import manifest
 
     try:
-        seal.verify(checkpoint)
-    except seal.Damaged as damage:
+        manifest.verify(checkpoint)
+    except manifest.Damaged as damage:
         raise Lost(f"{checkpoint} is damaged: {damage}") from damage
 
 

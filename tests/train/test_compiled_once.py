@@ -10,9 +10,9 @@ from jax._src import monitoring
 
 from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
-from nagjax.train import run as run_module
+from nagjax.train import loop as loop_module
 from nagjax.train.abstract_step import abstract_batch
-from nagjax.train.batches import TrainStream
+from nagjax.train.batches import TrainBatches
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loop import train
 from nagjax.train.step import jit_train_step
@@ -22,7 +22,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch):
     """Evaluations, saves, a rollback and all: what the first two steps and the first evaluation compile is enough."""
-    make, take, programs = run_module.jit_train_step, TrainStream.take, []
+    make, take, programs = loop_module.jit_train_step, TrainBatches.take, []
     steps = []
 
     def watched(blueprint):
@@ -39,7 +39,7 @@ def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch
         return batch | {"weights": batch["weights"] * np.float32(np.nan if number == 4 else 1.0)}
 
     monkeypatch.setattr(run_module, "jit_train_step", watched)
-    monkeypatch.setattr(TrainStream, "take", poisoned)
+    monkeypatch.setattr(TrainBatches, "take", poisoned)
     listener = lambda event, seconds, **_: programs.append(event) if event == COMPILED else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:

@@ -9,15 +9,10 @@ import tiny
 from flax import nnx
 
 from nagjax.layers.attention import Where
-from nagjax.mod.routed import Pass
+from nagjax.mod.routed import ForwardContext
 from nagjax.residual import Boundary, find_scheme
-from nagjax.train.facts import (
-    model_costs,
-    parameters_by_part,
-    peak_flops,
-    run_facts,
-    state_bytes,
-)
+from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts
+from nagjax.train.facts import state_bytes
 
 BATCH, TOKENS = 2, 64
 SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=1000)
@@ -29,14 +24,14 @@ def xla_flops_per_token(bp) -> float:
 
     def run(params, tokens):
         model, where = bp.model(params), Where.whole(BATCH, TOKENS)
-        going = Pass(where, jnp.float32(1.0), jnp.uint32(0), causal=False)
+        ctx = ForwardContext(where, jnp.float32(1.0), jnp.uint32(0), causal=False)
         graph, layers = nnx.split(model.layers())
         first = jax.tree.map(lambda x: x[0], model.blocks.attention.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), jnp.float32(1.0), model.config.sublayers_before)
         stream = model.scheme.open(model.embedding(tokens, where, jnp.float32), at, model.ends)
         for i in range(depth):
             layer = nnx.merge(graph, jax.tree.map(lambda x, i=i: x[i], layers))
-            stream, _, _ = model.step(stream, layer, going)
+            stream, _, _ = model.step(stream, layer, ctx)
         hidden, log_scale = model.scheme.close(stream, model.ends)
         return jnp.exp(log_scale)[..., None] * (hidden @ model.head_rows().T)
 

@@ -11,10 +11,10 @@ import tiny
 from nagjax.errors import UserError
 from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
-from nagjax.train.batches import TrainStream
+from nagjax.runs.metrics import comparable
+from nagjax.train.batches import TrainBatches
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.distributed.mesh import batch_sharding
-from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
 from nagjax.train.safety.guard import WINDOW, Guard, guarded, is_good, new_guard, remember, spike_limit
 from nagjax.train.step import jit_train_step
@@ -105,7 +105,7 @@ def test_a_gradient_alone_is_enough(routed):
 
 def poison(monkeypatch, numbers, key="weights"):
     """From now on these batches are bad whenever they are taken; returns the numbers as they are taken."""
-    take, taken = TrainStream.take, []
+    take, taken = TrainBatches.take, []
 
     def bad(self, number):
         taken.append(number)
@@ -114,7 +114,7 @@ def poison(monkeypatch, numbers, key="weights"):
             batch["weights"] = batch["weights"] * NAN
         return batch
 
-    monkeypatch.setattr(TrainStream, "take", bad)
+    monkeypatch.setattr(TrainBatches, "take", bad)
     return taken
 
 
@@ -166,8 +166,8 @@ def test_rollback_returns_to_the_checkpoint_and_leaves_the_batch_out(run_of, tmp
     assert [step for step, _ in messages] == [2, 2] and "back to step 2, and batch 4 is left out" in messages[1][1]
     monkeypatch.undo()
 
-    take = TrainStream.take
-    monkeypatch.setattr(TrainStream, "take", lambda self, number: take(self, [0, 1, 3, 5, 6, 7][number]))
+    take = TrainBatches.take
+    monkeypatch.setattr(TrainBatches, "take", lambda self, number: take(self, [0, 1, 3, 5, 6, 7][number]))
     train(run_of(eval_every=100), tmp_path / "never")
     assert comparable(folder / "metrics.jsonl") == comparable(tmp_path / "never" / "metrics.jsonl")
 
@@ -183,7 +183,7 @@ def test_rollback_to_the_start_and_too_many(run_of, tmp_path, monkeypatch):
 
 
 def test_a_spike_is_skipped_and_one_like_it_before_the_window_is_full_is_not(run_of, tmp_path, monkeypatch):
-    take = TrainStream.take
+    take = TrainBatches.take
 
     def nonsense(self, number):
         batch = dict(take(self, number))
@@ -191,7 +191,7 @@ def test_a_spike_is_skipped_and_one_like_it_before_the_window_is_full_is_not(run
             batch["targets"] = np.random.default_rng(number).integers(0, 255, batch["targets"].shape, np.int32)
         return batch
 
-    monkeypatch.setattr(TrainStream, "take", nonsense)
+    monkeypatch.setattr(TrainBatches, "take", nonsense)
     config = run_of(steps=WINDOW + 6, eval_every=1000, save_every=1000, on_bad_step="skip", spike=8.0)
     folder = train(config, tmp_path / "run")
     assert [line["step"] for line in read(folder, "train") if line.get("skipped")] == [WINDOW + 5]

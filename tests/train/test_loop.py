@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from nagjax.runs.config import to_dict
+from nagjax.runs.metrics import comparable
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import resolve
-from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
 from nagjax.train.state import Blueprint
 

@@ -9,7 +9,7 @@ from jax._src.array import ArrayImpl
 
 from nagjax.errors import UserError
 from nagjax.runs.config import MeshConfig
-from nagjax.train import run
+from nagjax.train import loop
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.logging import steplog
 from nagjax.train.loop import train
@@ -76,7 +76,7 @@ def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished
     after its fifth step and must then have saved it.
     """
     events, steps, allowed, value = [], [], [], ArrayImpl._value
-    real_step, real_get = run.jit_train_step, steplog.jax.device_get
+    real_step, real_get = loop.jit_train_step, steplog.jax.device_get
 
     def watched(blueprint):
         step = real_step(blueprint)

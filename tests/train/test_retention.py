@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, sealed, kept by policy, and never believed when they failed or were damaged."""
+"""Checkpoints: whole or not there, kept by policy, and never believed when they failed or were damaged."""
 
 import errno
 import os
@@ -12,10 +12,11 @@ import pytest
 
 from nagjax.errors import UserError
 from nagjax.runs.config import TrainConfig
-from nagjax.train.checkpoint.manifest import SEAL, Damaged, reseal, seal, verify
+from nagjax.runs.names import MANIFEST
+from nagjax.train.checkpoint import store as checkpoint
+from nagjax.train.checkpoint.manifest import Damaged, verify, write_facts, write_manifest
 from nagjax.train.checkpoint.retention import SaveClock, Saved, kept
 from nagjax.train.checkpoint.store import Checkpoints, steps_aside, steps_saved
-from nagjax.train.checkpoint.store import store as checkpoint
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
 
@@ -116,11 +117,11 @@ def test_every_damage_to_every_file_is_named(tmp_path):
 def test_previous_skips_the_damaged_ones_and_puts_them_aside(tmp_path, capsys):
     saved_at(tmp_path, 2, 4, 6, latest=3)
     for step in (4, 6):
-        (tmp_path / str(step) / SEAL).unlink()
+        (tmp_path / str(step) / MANIFEST).unlink()
     with Checkpoints(tmp_path, latest=3) as checkpoints:
         assert checkpoints.newest(skip_damaged=True) == checkpoints.latest == 2
         said = capsys.readouterr().err
-        assert f"{tmp_path / '6'} is damaged and skipped: {SEAL} is missing" in said and str(tmp_path / "4") in said
+        assert f"{tmp_path / '6'} is damaged and skipped: {MANIFEST} is missing" in said and str(tmp_path / "4") in said
         checkpoints.save(4, state_at(4))
     assert steps_saved(tmp_path) == [2, 4] and steps_aside(tmp_path) == [4, 6]
     with Checkpoints(tmp_path) as checkpoints:
@@ -129,7 +130,7 @@ def test_previous_skips_the_damaged_ones_and_puts_them_aside(tmp_path, capsys):
 
 def test_when_nothing_intact_is_left_the_run_does_not_silently_start_over(tmp_path):
     saved_at(tmp_path, 2)
-    (tmp_path / "2" / SEAL).write_text("{")
+    (tmp_path / "2" / MANIFEST).write_text("{")
     for skip in (True, False):  # the second time there is no numbered folder any more
         with Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match="no intact checkpoint.*--fresh"):
             checkpoints.newest(skip_damaged=skip)
@@ -142,7 +143,7 @@ def test_a_failed_save_raises_at_the_next_step_and_is_not_remembered(tmp_path, m
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with Checkpoints(tmp_path) as checkpoints:
-        monkeypatch.setattr(checkpoint, "seal", failing)
+        monkeypatch.setattr(checkpoint, "write_manifest", failing)
         checkpoints.save(4, state_at(4))
         checkpoints._pending[1].exception()  # it has failed in the background
         assert checkpoints.failed
@@ -171,10 +172,10 @@ def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
 
     def watching(folder, facts):
         there.append(steps_saved(tmp_path))
-        seal(folder, facts)
+        write_manifest(folder, facts)
         there.append(steps_saved(tmp_path))
 
-    monkeypatch.setattr(checkpoint, "seal", watching)
+    monkeypatch.setattr(checkpoint, "write_manifest", watching)
     saved_at(tmp_path, 4, latest=1)
     assert there == [[2], [2]] and steps_saved(tmp_path) == [4]
 
@@ -185,8 +186,8 @@ def test_facts_can_be_corrected_and_are_sealed_too(tmp_path):
         checkpoints.wait()
         checkpoints.save(2, state_at(2), {"score": 1.5, "evaluated": True})
         assert checkpoints.saved == [Saved(2, 1.5)] and verify(tmp_path / "2") == {"score": 1.5, "evaluated": True}
-    reseal(tmp_path / "2", {"score": 0.5})
-    text = (tmp_path / "2" / SEAL).read_text()
-    (tmp_path / "2" / SEAL).write_text(text.replace("0.5", "0.4"))
-    with pytest.raises(Damaged, match=SEAL):
+    write_facts(tmp_path / "2", {"score": 0.5})
+    text = (tmp_path / "2" / MANIFEST).read_text()
+    (tmp_path / "2" / MANIFEST).write_text(text.replace("0.5", "0.4"))
+    with pytest.raises(Damaged, match=MANIFEST):
         verify(tmp_path / "2")

@@ -6,10 +6,10 @@ import signal
 import pytest
 
 from nagjax.errors import Preempted
-from nagjax.train import run as run_module
+from nagjax.runs.metrics import comparable
+from nagjax.train import loop as loop_module
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.logging.metrics import comparable
 from nagjax.train.loop import train
 
 
@@ -19,7 +19,7 @@ def unbroken(run_of, tmp_path_factory):
 
 
 def signal_at_step(monkeypatch, nth, number=signal.SIGTERM):
-    make, seen = run_module.jit_train_step, []
+    make, seen = loop_module.jit_train_step, []
 
     def watched(blueprint):
         step = make(blueprint)

@@ -7,7 +7,7 @@ import pytest
 
 from nagjax.data import DataConfig, batches, open_dataset
 from nagjax.errors import UserError
-from nagjax.train.batches import Skipped, TrainStream
+from nagjax.train.batches import Skipped, TrainBatches
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def same(got, want):
 def test_every_batch_by_its_number_for_any_number_of_processes(dataset, processes):
     rows = iter(batches(dataset, batch=4, context=16))
     want = [next(rows) for _ in range(60)]
-    parts = [TrainStream(dataset, 4, 16, process_index=i, process_count=processes) for i in range(processes)]
+    parts = [TrainBatches(dataset, 4, 16, process_index=i, process_count=processes) for i in range(processes)]
     for number in (0, 1, 2, 40, 41, 59, 3, 3, 5):
         got = [part.take(number) for part in parts]
         joined = {name: np.concatenate([part[name] for part in got]) for name in got[0]}

@@ -52,7 +52,7 @@ def test_ten_times_the_median_and_at_least_so_much(tmp_path):
 
 
 def test_a_run_is_watched(run_of, tmp_path, monkeypatch):
-    path, make, calls = tmp_path / "stacks.txt", run.jit_train_step, []
+    path, make, calls = tmp_path / "stacks.txt", loop.jit_train_step, []
 
     def slow(blueprint):
         step = make(blueprint)

@@ -7,7 +7,8 @@ import types
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.train.logging.metrics import Writers, comparable
+from nagjax.runs.metrics import comparable
+from nagjax.train.logging.metrics import Writers
 
 
 def test_lines_after_the_checkpoint_and_a_torn_one_are_dropped(tmp_path):

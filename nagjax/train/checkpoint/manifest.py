@@ -1,43 +1,49 @@
-"""What makes a folder of files whole: a seal that names every file in it with its size and SHA-256."""
+"""What makes a folder of files whole: a manifest that names every file in it with its size and SHA-256."""
 
 import concurrent.futures
+import contextlib
 import json
 import os
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-SEAL = "seal.json"
+from nagjax.errors import UserError
+from nagjax.files import read_json, sync_folder, write_bytes
+from nagjax.runs.names import MANIFEST, SEAL
+
 READERS = 4  # files hashed at once; hashing lets go of the interpreter
 
 
 class Damaged(Exception):
-    """A sealed folder is not what was sealed; the message names the file and what is wrong with it."""
+    """A folder is not what its manifest says; the message names the file and what is wrong with it."""
 
 
-def seal(folder: Path, facts: dict[str, Any]) -> None:
-    """Writes the seal of all files now in `folder`, with `facts` (JSON values) in it, and puts it all on disk."""
+def write_manifest(folder: Path, facts: dict[str, Any], owner: dict[str, Any] | None = None) -> None:
+    """Writes the manifest of all files now in `folder`, with `facts` and `owner` (JSON values: whose it is) in it, and
+    puts it all on disk."""
     names = _names(folder)
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
         found = pool.map(lambda name: _describe(folder / name, sync=True), names)
-        body = {"facts": facts, "files": dict(zip(names, found, strict=True))}
+        body = {"owner": owner or {}, "facts": facts, "files": dict(zip(names, found, strict=True))}
     _write(folder, body)
     for path in {folder, *((folder / name).parent for name in names)}:
         sync_folder(path)
 
 
-def reseal(folder: Path, facts: dict[str, Any]) -> None:
-    """Gives a sealed folder other facts. Raises Damaged."""
+def write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Gives a whole folder other facts. Raises Damaged."""
     _write(folder, _read(folder) | {"facts": facts})
 
 
-def read_seal(folder: Path) -> dict[str, Any]:
-    """The facts of a sealed folder, without reading its files. Raises Damaged."""
-    return _read(folder)["facts"]
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A manifest's `facts` and `owner` (empty in older ones), without reading the files. Raises Damaged."""
+    body = _read(folder)
+    return {"facts": body["facts"], "owner": body.get("owner", {})}
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Reads every sealed file and returns the facts. Raises Damaged naming the first file that is not as sealed."""
+    """Reads every file and returns the facts. Raises Damaged naming the first file that is not as the manifest says."""
     body = _read(folder)
     present = set(_names(folder))
     if missing := sorted(set(body["files"]) - present):
@@ -52,34 +58,20 @@ def verify(folder: Path) -> dict[str, Any]:
     return body["facts"]
 
 
-def write_durably(path: Path, text: str) -> None:
-    """The whole new text, on disk when this returns, or the old file untouched."""
-    scratch = path.with_name(f"{path.name}.partial")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames inside `folder` survive a crash of the machine."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _write(folder: Path, body: dict) -> None:
-    write_durably(folder / SEAL, json.dumps({**body, "sha256": _digest(body)}, indent=1))
+    text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
+    write_bytes(folder / MANIFEST, text.encode())
+    with contextlib.suppress(FileNotFoundError):
+        (folder / SEAL).unlink()
 
 
 def _names(folder: Path) -> list[str]:
     """Files under the folder, relative; links are not followed, so that nothing outside is read."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sorted(str(path.relative_to(folder)) for path in files if path != folder / SEAL)
+    found, own = [], {folder / MANIFEST, folder / SEAL}
+    for parent, _, files in os.walk(folder):  # which enters no link
+        paths = (Path(parent, name) for name in files)
+        found += [str(p.relative_to(folder)) for p in paths if p.is_file() and not p.is_symlink() and p not in own]
+    return sorted(found)
 
 
 def _describe(path: Path, sync: bool = False) -> tuple[int, str]:
@@ -101,15 +93,17 @@ def _problem(path: Path, size: int, digest: str) -> str | None:
 
 
 def _read(folder: Path) -> dict[str, Any]:
+    name = SEAL if not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / SEAL) else MANIFEST
     try:
-        body = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        body = read_json(folder / name)
         digest = body.pop("sha256")
+        dict.items(body["files"]), dict.items(body["facts"])
     except FileNotFoundError:
-        raise Damaged(f"{SEAL} is missing") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise Damaged(f"{SEAL} cannot be read ({error})") from None
+        raise Damaged(f"{name} is missing") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, UserError) as error:
+        raise Damaged(f"{name} cannot be read ({error})") from None
     if digest != _digest(body):
-        raise Damaged(f"{SEAL} does not have the content that was saved")
+        raise Damaged(f"{name} does not have the content that was saved")
     return body
 
 

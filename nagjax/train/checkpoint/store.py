@@ -1,42 +1,34 @@
-"""Checkpoints of the whole state: written in the background, complete and sealed or not there."""
+"""Checkpoints of the whole state: written in the background, complete or not there."""
 
 import concurrent.futures
 import contextlib
 import shutil
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
 from nagjax.errors import UserError
-from nagjax.train.checkpoint.manifest import Damaged, read_seal, reseal, seal, sync_folder, verify
+from nagjax.files import sync_folder
+from nagjax.runs.names import DAMAGED, DELETING, SAVING
+from nagjax.train.checkpoint.manifest import Damaged, read_manifest, verify, write_facts, write_manifest
 from nagjax.train.checkpoint.retention import Saved, kept
 from nagjax.train.distributed.consensus import from_first, together
-from nagjax.train.state import TrainState
 
-SAVING, DELETING, DAMAGED = ".saving", ".deleting", ".damaged"
-WRITTEN = (
-    "config.json",
-    "corpus.json",
-    "info.json",
-    "metrics.jsonl",
-    "sample.txt",
-    "skipped.json",
-    "tokenizer.json",
-)
 SPARE = 1 << 20  # bytes of a checkpoint besides its arrays
 
 
 class Checkpoints:
     """A folder of checkpoints, each a folder named by the steps done.
 
-    A save is written beside its place, sealed (sizes and SHA-256 of all files), and renamed into its place: a folder
-    with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep: the
-    `latest` newest, the `best` of lowest score, and every multiple of `every`.
+    A save is written beside its place, given its manifest (sizes and SHA-256 of all files), and renamed into its place:
+    a folder with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep:
+    the `latest` newest, the `best` of lowest score, and every multiple of `every`.
 
-    In a run of several processes all of them call the same methods in the same order. The first one seals, removes and
-    reads the seals; what fails on one of them raises on all. They share the folder.
+    In a run of several processes all of them call the same methods in the same order. The first one writes and reads
+    the manifests and removes; what fails on one of them raises on all. They share the folder.
     """
 
     def __init__(self, folder: Path, latest: int = 2, best: int = 0, every: int = 0):
@@ -65,7 +57,7 @@ class Checkpoints:
         done, pending = self._done, self._pending
         return done if pending is None or pending[0] in done else [*done, pending[0]]
 
-    def save(self, step: int, state: TrainState, facts: dict | None = None) -> None:
+    def save(self, step: int, state: NamedTuple, facts: dict | None = None) -> None:
         """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save.
 
         `facts` are JSON values kept with it; its `score` is what the best are chosen by. If the step is saved
@@ -87,14 +79,14 @@ class Checkpoints:
         known = self.facts(saved.step)
         if known.get("evaluated") is False and facts.get("evaluated"):
             self._done = [saved if s.step == saved.step else s for s in self._done]
-            from_first(lambda: reseal(path, facts))
+            from_first(lambda: write_facts(path, facts))
 
     def _finish(self, writing, saved: Saved, facts: dict) -> None:
         writing.result()
         stays = kept([*self._done, saved], **self._policy)
         if self._first:
             place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{SAVING}"
-            seal(scratch, facts)
+            write_manifest(scratch, facts)
             scratch.rename(place)
             sync_folder(self.folder)
             for old in {s.step for s in self._done} - stays:
@@ -106,7 +98,7 @@ class Checkpoints:
         (self.folder / str(step)).rename(gone)
         shutil.rmtree(gone)
 
-    def _check_room(self, state: TrainState) -> None:
+    def _check_room(self, state: NamedTuple) -> None:
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
         self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
@@ -163,10 +155,10 @@ class Checkpoints:
         """What was given to `save` with this step."""
         return from_first(lambda: _facts(self.folder / str(step)))
 
-    def restore(self, abstract: TrainState, step: int | None = None) -> TrainState:
+    def restore[State: NamedTuple](self, abstract: State, step: int | None = None) -> State:
         """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
         path = self.folder / str(self.latest if step is None else step)
-        return TrainState(**_load(path, abstract._asdict()))
+        return type(abstract)(**_load(path, abstract._asdict()))
 
     def close(self) -> None:
         """Waits until everything is on disk."""
@@ -196,14 +188,14 @@ class Checkpoints:
         self._worker.shutdown()
 
 
-def restore_params(folder: Path, abstract: TrainState) -> TrainState:
-    """Step and parameters of the newest state in a folder of checkpoints; the optimizer's moments stay on disk.
+def restore_parts(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Parts of the newest state in a folder of checkpoints, as `wanted` has them (abstract arrays by field); the rest,
+    such as the optimizer's moments, stays on disk.
 
     Only reads: a run that is saving into the folder at the same time is not disturbed.
     Raises UserError where there is no checkpoint, or it is damaged.
     """
     folder = Path(folder).absolute()
-    wanted = {name: leaf for name, leaf in abstract._asdict().items() if name != "optimizer"}
     while True:
         newest = max(steps_saved(folder), default=None)
         if newest is None:
@@ -211,7 +203,7 @@ def restore_params(folder: Path, abstract: TrainState) -> TrainState:
         path = folder / str(newest)
         try:
             verify(path)
-            return TrainState(**_load(path, wanted, partial=True), optimizer=None)
+            return _load(path, wanted, partial=True)
         except (Damaged, UserError) as error:
             if not path.exists():
                 continue  # the run has just replaced it by a newer one
@@ -240,7 +232,7 @@ def _reason(error: Exception) -> str:
 
 def _facts(path: Path) -> dict:
     with contextlib.suppress(Damaged):  # `newest` tells, when it comes to use it
-        return read_seal(path)
+        return read_manifest(path)["facts"]
     return {}
 
 
@@ -253,11 +245,3 @@ def steps_aside(folder: Path) -> list[int]:
     """Steps of checkpoints that were found damaged and put aside."""
     names = (path.name.removesuffix(DAMAGED) for path in folder.glob(f"*{DAMAGED}"))
     return sorted(int(name) for name in names if name.isdigit())
-
-
-def clear(folder: Path) -> None:
-    """Removes a run's checkpoints and metrics, and nothing else that may lie in its folder."""
-    if jax.process_index() == 0:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        for name in WRITTEN:
-            (folder / name).unlink(missing_ok=True)

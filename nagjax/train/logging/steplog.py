@@ -6,7 +6,7 @@ import time
 
 import jax
 
-from nagjax.train.facts import peak_flops
+from nagjax.runs.facts import peak_flops
 from nagjax.train.logging.console import ProgressLine
 from nagjax.train.logging.metrics import Writers
 from nagjax.train.safety.watchdog import Watchdog

@@ -1,0 +1,148 @@
+"""Files of a folder that somebody else may have made: no link in it is written through, none is read that leads out of
+it, and what is written is whole or not there."""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from nagjax.errors import UserError
+
+PARTIAL = ".partial"
+
+
+def inside(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Path:
+    """The file or folder that `path` leads to, which is not there, or lies under `root` (default: its own folder).
+
+    `root` itself may be a link: it is what the user named. So may the links of a Hugging Face cache be, from
+    `snapshots/REVISION` to the `blobs` beside it. Raises UserError naming a link that leads elsewhere or nowhere, and
+    what is neither file nor folder (a pipe would be waited for without end).
+    """
+    path = Path(path)
+    folder = Path(path.parent if root is None else root).resolve()
+    try:
+        found = path.resolve()
+    except (OSError, RuntimeError):
+        raise UserError("file", str(path), "is a link that leads in a circle: remove it") from None
+    blobs = [folder.parents[1] / "blobs"] if folder.parent.name == "snapshots" else []
+    if not any(found.is_relative_to(allowed) for allowed in (folder, *blobs)):
+        fix = f"is a link out of {folder}, which is not followed: put the file itself there, or remove the link"
+        raise UserError("file", str(path), fix)
+    try:
+        mode = found.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise UserError("file", str(path), "is a link that leads nowhere: remove it") from None
+        return found
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError("file", str(path), "is neither a file nor a folder: remove it")
+    return found
+
+
+def has_file(path: str | os.PathLike, root: str | os.PathLike | None = None) -> bool:
+    """Whether there is such a file to read. Raises UserError as `inside` does."""
+    return inside(path, root).is_file()
+
+
+def read_bytes(path: str | os.PathLike, root: str | os.PathLike | None = None) -> bytes:
+    """Raises OSError, and UserError as `inside` does."""
+    return inside(path, root).read_bytes()
+
+
+def read_text(path: str | os.PathLike, root: str | os.PathLike | None = None) -> str:
+    """UTF-8. Raises OSError, UnicodeDecodeError (a ValueError), and UserError as `inside` does."""
+    return inside(path, root).read_text(encoding="utf-8")
+
+
+def read_json(path: str | os.PathLike, root: str | os.PathLike | None = None):
+    """The JSON value in a file. Raises OSError, ValueError where it is not JSON or nested without end, and UserError
+    as `inside` does."""
+    text = read_text(path, root)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def refuse_link(path: Path) -> None:
+    """Raises UserError where `path` is a link: nothing is written through it, and it is not replaced in silence."""
+    if path.is_symlink():
+        raise UserError("file", str(path), "is a link, which is not written through: remove it")
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+    """Gives an OSError (a full disk, say) the name of the file it is about, where it has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
+def write_bytes(path: str | os.PathLike, content: bytes) -> None:
+    """The whole new content, on disk when this returns, or the old file untouched. Raises OSError naming the file, and
+    UserError where a link stands in its place."""
+    path = Path(path)
+    refuse_link(path)
+    scratch = path.with_name(f"{path.name}{PARTIAL}")
+    with naming(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(scratch)
+        try:
+            with open(create(scratch), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+            raise
+        sync_folder(path.parent)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """As `write_bytes`; nothing at all where the text is there already."""
+    path, content = Path(path), text.encode()
+    refuse_link(path)
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() == content:
+            return
+    write_bytes(path, content)
+
+
+def write_json(path: str | os.PathLike, value) -> None:
+    """As `write_text`."""
+    write_text(path, json.dumps(value, indent=2))
+
+
+def create(path: str | os.PathLike) -> int:
+    """Descriptor of a new file. Raises FileExistsError where anything stands in its place, a link too."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
+def open_to_change(path: str | os.PathLike) -> BinaryIO:
+    """The file, made if need be, to be read and written in place. Raises OSError, and UserError for a link."""
+    path = Path(path)
+    refuse_link(path)
+    inside(path)
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copies a file of one such folder into another. Raises as `inside` and `write_bytes` do."""
+    write_bytes(target, read_bytes(source))
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside `folder` survive a crash of the machine."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,98 @@
+"""A model and its parameters, without their values, on a mesh: all that opening a run takes."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from nagjax.model.transformer import Transformer
+from nagjax.runs.config import RunConfig
+from nagjax.train.distributed.mesh import check_sequence, parameter_sharding, replicated
+
+Tree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """What is known of one parameter without its value."""
+
+    axes: tuple[str | None, ...]
+    role: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelBlueprint:
+    """The static side of a run's model: its graph and its parameters' metadata, placed on a mesh."""
+
+    config: RunConfig
+    mesh: Mesh
+    graph: nnx.GraphDef
+    parameters: Tree  # of Parameter
+
+    @classmethod
+    def of(cls, config: RunConfig, mesh: Mesh) -> "ModelBlueprint":
+        """Raises UserError for a model whose sequences cannot be split as the mesh does."""
+        check_sequence(config.model, mesh.shape)
+        graph, abstract = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
+        described = jax.tree.map(
+            lambda variable: Parameter(
+                variable.get_metadata()["axes"], variable.get_metadata()["role"], variable.shape
+            ),
+            abstract,
+            is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
+        )
+        return cls(config, mesh, graph, nnx.to_pure_dict(described))
+
+    def __repr__(self) -> str:
+        model, count = self.config.model, sum(math.prod(p.shape) for p in jax.tree.leaves(self.parameters))
+        size = f"{model.depth} blocks x {model.width}, {count:,} parameters"
+        return f"{type(self).__name__}({self.config.scheme.title}, {size}, mesh {dict(self.mesh.shape)})"
+
+    def model(self, params: Tree) -> Transformer:
+        return nnx.merge(self.graph, params)
+
+    def init_params(self, seed: int) -> Tree:
+        """Start values, a nested dict of float32 arrays; trace it under jit."""
+        return self.constrained(nnx.to_pure_dict(nnx.state(build_model(self.config, seed))))
+
+    def create_params(self) -> Tree:
+        """The run's start values, each shard made where it lives."""
+        make = jax.jit(lambda: self.init_params(self.config.train.seed), out_shardings=self.parameter_shardings())
+        return make()
+
+    def constrained(self, params: Tree) -> Tree:
+        """The parameters where the scheme wants them to lie."""
+        bring = self.config.scheme.constrain
+        return jax.tree.map(lambda value, known: bring(value, known.axes, known.role), params, self.parameters)
+
+    def parameter_shardings(self) -> Tree:
+        return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
+
+    def init_mod(self) -> dict[str, jax.Array]:
+        """The state of Mixture-of-Depths before the first step: `cuts` [S], empty without it."""
+        model = self.config.model
+        return {"cuts": jnp.zeros(model.sublayers)} if model.mod.active else {}
+
+    def abstract_params(self) -> Tree:
+        """Shapes, dtypes and shardings of the parameters."""
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(lambda: self.init_params(0)),
+            self.parameter_shardings(),
+        )
+
+    def abstract_use(self) -> dict[str, Tree]:
+        """What of a checkpoint it takes to use the model: `step`, `params` and `mod`, as `abstract_params`."""
+        whole = replicated(self.mesh)
+        rest = jax.eval_shape(lambda: {"step": jnp.int32(0), "mod": self.init_mod()})
+        rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), rest)
+        return {**rest, "params": self.abstract_params()}
+
+
+def build_model(config: RunConfig, seed: int) -> Transformer:
+    return Transformer(config.model, config.scheme, nnx.Rngs(seed))

@@ -1,0 +1,81 @@
+"""What is known of a run's model without running it, and what it runs on: the content of a run's info.json."""
+
+import datetime
+import importlib.metadata
+import math
+import subprocess
+from pathlib import Path
+
+import jax
+
+from nagjax.mod.costs import Costs, costs, mod_rates
+from nagjax.mod.routed import MoD
+from nagjax.runs.blueprint import ModelBlueprint
+
+# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; MFU is not given on other devices.
+PEAK_FLOPS = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Dense bfloat16 FLOP/s of one device, or None where not known."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if device_kind.startswith(name)), None)
+
+
+def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
+    """Parameter counts: embedding, attention, mlp, residual (entries, gates, ends of the scheme), routing (of
+    Mixture-of-Depths), head."""
+    parts = dict.fromkeys(("embedding", "attention", "mlp", "residual", "routing", "head"), 0)
+    for path, parameter in jax.tree_util.tree_leaves_with_path(blueprint.parameters):
+        names = [key.key for key in path]
+        if names[0] == "blocks":
+            part = {"branch": names[1], "routing": "routing"}.get(names[2], "residual")
+        else:
+            part = names[0] if names[0] in parts else "residual"
+        parts[part] += math.prod(parameter.shape)
+    return parts
+
+
+def model_costs(blueprint: ModelBlueprint) -> Costs:
+    """FLOPs, executed parameters and cache per token, with what Mixture-of-Depths skips left out."""
+    mod = MoD.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
+    return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name)
+
+
+def commit() -> str | None:
+    """Of the checkout this code lies in; None outside of one."""
+    folder = Path(__file__).parents[2]
+    if not (folder / ".git").exists():
+        return None
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
+    return found.stdout.strip() or None
+
+
+def run_facts(blueprint: ModelBlueprint) -> dict:
+    """The content of a run's info.json."""
+    parts, each = parameters_by_part(blueprint), model_costs(blueprint)
+    packages = ("nagjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    return {
+        "parameters": sum(parts.values()),
+        "parameters_by_part": parts,
+        "executed_parameters_per_token": each.executed_parameters,
+        "forward_flops_per_token": each.forward,
+        "train_flops_per_token": each.train,
+        "kv_bytes_per_token": each.kv_bytes,
+        "mod_rate": mod_rates(blueprint.config.model),
+        "device": blueprint.mesh.devices.flat[0].device_kind,
+        "devices": blueprint.mesh.size,
+        "mesh": dict(blueprint.mesh.shape),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,231 @@
+"""`metrics.jsonl`: the lines a run appends while it trains, and how they are read."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from nagjax.errors import UserError
+from nagjax.files import inside, naming, open_to_change
+
+_OPTIONAL = {"mfu", "accuracy"}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainLog:
+    """Training lines in step order, one entry per logged step. What was not measured is NaN."""
+
+    step: Int[np.ndarray, "N"]
+    tokens: Int[np.ndarray, "N"]
+    loss: Float[np.ndarray, "N"]
+    """Nats per token."""
+    grad_norm: Float[np.ndarray, "N"]
+    lr: Float[np.ndarray, "N"]
+    tokens_per_second: Float[np.ndarray, "N"]
+    step_seconds: Float[np.ndarray, "N"]
+    mfu: Float[np.ndarray, "N"]
+    """Model FLOPs utilisation, between 0 and 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvalLog:
+    """Validation lines in step order. What was not measured is NaN."""
+
+    step: Int[np.ndarray, "N"]
+    tokens: Int[np.ndarray, "N"]
+    loss: Float[np.ndarray, "N"]
+    """Nats per token."""
+    bits_per_byte: Float[np.ndarray, "N"]
+    accuracy: Float[np.ndarray, "N"]
+
+
+@dataclass(frozen=True, eq=False)
+class DepthLog:
+    """Per-sublayer telemetry in step order; sublayers 2i and 2i+1 are attention and MLP of block i."""
+
+    step: Int[np.ndarray, "N"]
+    log_norm: Float[np.ndarray, "N S+1"]
+    """Log of the residual stream's RMS before each sublayer, and after the last."""
+    turn: Float[np.ndarray, "N S"]
+    """Mean angle by which the sublayer turns the stream, in radians."""
+    ratio: Float[np.ndarray, "N S"]
+    """Mean ratio of update norm to stream norm, |t|."""
+    gate: Float[np.ndarray, "N S"]
+    """Mean gate. NaN where the scheme has none."""
+    closed: Float[np.ndarray, "N S"]
+    """Share of tokens whose gate is below 0.05. NaN where the scheme has none."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to the run: a resume, a skipped step."""
+
+    step: int
+    message: str
+
+
+TIMED = ("tokens_per_second", "step_seconds", "mfu")
+
+
+def comparable(path: Path) -> list[dict]:
+    """The records of a metrics.jsonl that a run repeats bit for bit however often it is killed: all but events (what
+    happened to this one) and the wall-clock fields `TIMED`."""
+    records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return [{k: v for k, v in r.items() if k not in TIMED} for r in records if r["kind"] != "event"]
+
+
+class JsonLines:
+    """Appends a line per record; a number that is not finite becomes null.
+
+    A run that goes on from step n rewinds the file to n first: lines of later steps and a half-written last line are
+    dropped, and if the evaluation at n is still `owed`, lines of it; events stay, because they happened. A run that
+    starts (n = 0) begins an empty file.
+
+    The file is cut in place and never replaced, so that whoever has it open (a reader that follows it, or a process
+    that should not write it) sees the same file as everybody else. Only events can be lost by a crash in the cut.
+    """
+
+    def __init__(self, path: Path, resume_step: int, owed: bool = False):
+        self.path = path
+        self._file = open_to_change(path)
+        self._cut(lambda record: resume_step > 0 and _stays(record, resume_step, owed))
+
+    def _cut(self, stays: Callable[[dict], bool]) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        same, tail, unchanged = 0, [], True
+        for line in content.split(b"\n"):  # what does not parse: half a line, or what a crash of the machine left of it
+            if _parses(line) and stays(json.loads(line)):
+                unchanged &= same + len(line) < len(content)
+                if unchanged:
+                    same += len(line) + 1
+                else:
+                    tail.append(line + b"\n")
+            else:
+                unchanged = False
+        with naming(self.path):
+            self._file.truncate(same)
+            self._file.seek(same)
+            self._file.writelines(tail)
+            self.sync()
+
+    def rewind(self, step: int, owed: bool) -> None:
+        self._cut(lambda record: _stays(record, step, owed))
+
+    def write(self, record: dict) -> None:
+        with naming(self.path):
+            self._file.seek(0, os.SEEK_END)
+            self._file.write((json.dumps({name: _json(value) for name, value in record.items()}) + "\n").encode())
+            self._file.flush()
+
+    def sync(self) -> None:
+        with naming(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        with naming(self.path):
+            self._file.close()
+
+
+def _stays(record: dict, step: int, owed: bool) -> bool:
+    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+        return False
+    if record["kind"] == "event":
+        return True
+    return record["step"] < step or (record["step"] == step and (record["kind"] == "train" or not owed))
+
+
+def _json(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return [_json(v) for v in value] if isinstance(value, list) else value
+
+
+_LOGS = {"train": TrainLog, "eval": EvalLog, "depth": DepthLog}
+
+
+def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
+    """Lines by kind and step, the later of two with the same step; and the events in file order."""
+    logs: dict[str, dict[int, dict]] = {kind: {} for kind in _LOGS}
+    events: list[Event] = []
+    found = inside(file)
+    raw = found.read_bytes() if found.is_file() else b""
+    *whole, unfinished = raw.split(b"\n")
+    lines = [*whole, unfinished] if _parses(unfinished) else whole
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            complaint = _complaint(line)
+        except (ValueError, RecursionError):
+            complaint = "is not valid JSON"
+        if complaint:
+            shown = text[:60].decode("utf-8", "replace")
+            raise UserError(f"{file}:{number}", shown, f"{complaint}: repair or remove this line")
+        if line["kind"] == "event":
+            events.append(Event(int(line["step"]), str(line["message"])))
+        elif line["kind"] in logs:
+            logs[line["kind"]][int(line["step"])] = line
+    widths = {len(line["turn"]) for line in logs["depth"].values()}
+    if len(widths) > 1:
+        raise UserError(str(file), sorted(widths), "depth lines of one run must have the same number of sublayers")
+    return logs, events
+
+
+def _parses(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _complaint(line: Any) -> str | None:
+    """What is wrong with one parsed line, or None."""
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return "must be an object with a 'kind'"
+    kind = line["kind"]
+    if kind == "event":
+        fine = isinstance(line.get("step"), int) and isinstance(line.get("message"), str)
+        return None if fine else "must have an integer 'step' and a 'message'"
+    if kind not in _LOGS:
+        return None
+    for field in fields(_LOGS[kind]):
+        value = line.get(field.name)
+        if field.name not in line and field.name not in _OPTIONAL:
+            return f"has no '{field.name}'"
+        if field.name in ("step", "tokens"):
+            fine = isinstance(value, int)
+        elif kind == "depth":
+            fine = isinstance(value, list) and all(v is None or is_number(v) for v in value)
+        else:
+            fine = value is None or is_number(value)
+        if not fine:
+            return f"has a '{field.name}' of the wrong type"
+    if kind == "depth":
+        sublayers = len(line["log_norm"]) - 1
+        if sublayers < 2 or any(len(line[key]) != sublayers for key in ("turn", "ratio", "gate", "closed")):
+            return "must have S numbers per sublayer list, S >= 2, and S + 1 in 'log_norm'"
+    return None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def columns(cls, lines: dict[int, dict]):
+    """Stack lines into arrays in step order; null becomes NaN."""
+    ordered = [lines[step] for step in sorted(lines)]
+    values = {}
+    for name in (field.name for field in fields(cls)):
+        dtype = np.int64 if name in ("step", "tokens") else np.float64
+        values[name] = np.array([line.get(name) for line in ordered], dtype=dtype)
+    return cls(**values)

@@ -1,0 +1,47 @@
+"""Every name in a run's folder. Nobody else spells them."""
+
+CONFIG = "config.json"  # the RunConfig
+CORPUS = "corpus.json"  # which text it reads
+IDENTITY = "run.json"  # its id, which every checkpoint names
+INFO = "info.json"  # sizes, FLOPs, device, versions
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"  # a folder per step
+TOKENIZER = "tokenizer.json"  # unless the run reads bytes
+SKIPPED = "skipped.json"  # batches left out since a rollback
+LOCK = "lock.json"  # who writes here
+SAMPLE = "sample.txt"  # what the demo lets it say
+TENSORBOARD = "tensorboard"  # a folder
+WANDB_ID = "wandb_id"
+ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
+PRUNED = "prune.json"  # of a pruned run: what was removed, and what that cost
+CALIBRATION = "calibration.json"  # the point of the dial that the run is used at
+DIAL, DIAL_PLOT = "dial.json", "dial.png"
+MAP, MAP_DATA = "map.png", "map.json"
+DIAGNOSIS, DIAGNOSIS_DATA = "diagnosis.html", "diagnosis.json"
+TASKS = "tasks.json"
+
+# Of a checkpoint, and of what a save or a removal that was cut short leaves beside it.
+MANIFEST, SEAL = "manifest.json", "seal.json"  # the second is what older versions called it
+SAVING, DELETING, DAMAGED = ".saving", ".deleting", ".damaged"
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# Files of a tokenizer as transformers writes them; an imported run keeps them.
+TOKENIZER_FILES = (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+# All that a run may have written, apart from its checkpoints and its lock: what `--fresh` removes.
+FILES = (
+    *(CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, SAMPLE, WANDB_ID, ORIGIN, PRUNED),
+    *(CALIBRATION, DIAL, DIAL_PLOT, MAP, MAP_DATA, DIAGNOSIS, DIAGNOSIS_DATA, TASKS),
+    *TOKENIZER_FILES,
+)
+FOLDERS = (TENSORBOARD,)

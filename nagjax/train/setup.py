@@ -1,0 +1,51 @@
+"""What a training run reads before it begins; what is wrong with it shows before anything is written."""
+
+import dataclasses
+
+from jax.sharding import Mesh
+
+from nagjax.data import Dataset, open_dataset
+from nagjax.errors import UserError
+from nagjax.runs.config import RunConfig
+from nagjax.train.batches import TrainBatches
+from nagjax.train.distributed.mesh import batch_share, check_batch, make_mesh
+from nagjax.train.evaluator import Evaluator
+from nagjax.train.facts import resolve
+from nagjax.train.state import Blueprint
+
+PLATFORM_OF = {
+    "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "triton": "gpu"},
+    "attention": {"splash": "tpu", "cudnn": "gpu"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A run's blueprint with its whole config, its corpus, its batches, and what evaluates it."""
+
+    blueprint: Blueprint
+    corpus: Dataset
+    batches: TrainBatches
+    evaluator: Evaluator
+
+
+def set_up(config: RunConfig) -> Setup:
+    """Raises UserError for what does not fit together or cannot be read."""
+    config = resolve(config)
+    mesh = make_mesh(config.mesh)
+    check_platform(config, mesh)
+    check_batch(config.train.batch, config.train.accumulate, mesh)
+    corpus = open_dataset(config.data)
+    batches = TrainBatches(corpus, config.train.batch, config.model.context, **batch_share(mesh))
+    blueprint = Blueprint.of(config, mesh)
+    return Setup(blueprint, corpus, batches, Evaluator(blueprint))
+
+
+def check_platform(config: RunConfig, mesh: Mesh) -> None:
+    """Raises UserError for an implementation that was forced and does not run on the mesh's devices."""
+    there = mesh.devices.flat[0].platform
+    for field, platforms in PLATFORM_OF.items():
+        value = getattr(config.model, field)
+        needed = platforms.get(value, there)
+        if needed != there:
+            raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")
