@@ -138,7 +138,7 @@ def dialled(folder: Path) -> dict:
     text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).batches(SEARCHED))
     held_out = list(at_random.evaluator.batches(run.config.train.eval_batches))
     found = {"curves": {}}
-    if hasattr(run.config.scheme, "turn"):
+    if run.config.scheme.turns:
         found = _by_angle(run, at_random, text, held_out)
     if not run.config.model.mod.active:
         found["curves"] |= _uninformed(run, at_random, text, held_out)

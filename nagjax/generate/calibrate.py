@@ -66,7 +66,7 @@ def calibrate(
 
 def _check(run: OpenRun, rates: Sequence[float], choose: float | None) -> None:
     scheme, mod = run.config.scheme, run.config.model.mod
-    if not hasattr(scheme, "turn"):
+    if not scheme.turns:
         raise UserError("run", str(run.folder), f"scheme {scheme.name} has no angle to put a dial on: give a nag run")
     if mod.active:
         fix = "was trained with Mixture-of-Depths and has thresholds of its own: use nagjax eval"

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers.attend import attend
+from nagjax.layers.branch import update_of
 from nagjax.layers.linear import linear
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.rotary import rotary
@@ -89,8 +90,4 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T D"], where: Where, cache: KVCache | None = None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """With a cache, the new keys and values are written at their positions and the queries see all of it."""
-        fresh = self.keys_values(x, where)
-        if cache is None:
-            return self.mix(x, where, fresh, where), None
-        cache = cache.write(fresh, where)
-        return self.mix(x, where, cache, cache.where, "xla"), cache
+        return update_of(self, x, where, cache)

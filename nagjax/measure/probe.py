@@ -131,7 +131,7 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
             "sample": (_rows(h[0], chosen), _rows(h[2], chosen)),
             "read": _read(model, stream, call, chosen),
         }
-        if hasattr(model.scheme, "turn"):
+        if model.scheme.turns:
             gates = [_gate(model, *where, groups[0]) for where in _modulated(model, stream, first.stream, call)]
             seen["gates"] = jax.tree.map(lambda *pair: jnp.stack(pair), *gates)
         if full:

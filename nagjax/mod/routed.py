@@ -1,4 +1,9 @@
-"""Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling."""
+"""Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
+
+The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in. loss: the
+decider's mean cross-entropy. executed: share of the tokens that ran; agreement: share on which the causal decision and
+the choice made here agree. Padding does not count.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,7 +15,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt32
 
 from nagjax.errors import UserError
-from nagjax.layers.attention import Attention, KVCache
+from nagjax.layers.attention import KVCache
+from nagjax.layers.branch import Mixing, update_of
 from nagjax.layers.where import Where
 from nagjax.mod.cache import HIDDEN, SelectedCache, with_room
 from nagjax.mod.config import ModConfig, kept
@@ -20,6 +26,7 @@ from nagjax.mod.selection import is_chosen, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing
 from nagjax.residual.rows import take
+from nagjax.residual.sublayer import Result, run
 
 Cache = KVCache | SelectedCache | None
 
@@ -52,27 +59,9 @@ class Site(NamedTuple):
     rate: float
 
 
-class Result(NamedTuple):
-    """What a sublayer leaves behind. `gate` and `ran` are by token; `notes` are by sequence, [B], float32.
-
-    cut: score of the last token let in. loss: the decider's mean cross-entropy. executed: share of the tokens that
-    ran; agreement: share on which the causal decision and the choice made here agree. Padding does not count.
-    """
-
-    stream: Stream
-    cache: Cache
-    gate: Float[Array, "B T #D"]
-    ran: Bool[Array, "B T"]
-    notes: dict[str, Float[Array, " B"]]
-
-
 @dataclasses.dataclass(frozen=True)
 class MoD:
-    """The rules by which the sublayers of one model run.
-
-    Updates are pinned: left to choose, XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output split
-    over `tensor` and then combines it wrongly with a gate, without a word.
-    """
+    """The rules by which the sublayers of one model are routed."""
 
     scheme: Scheme
     config: ModConfig
@@ -105,15 +94,9 @@ class MoD:
         return self._all(stream, site, cache, ctx) if k == tokens else self._capacity(stream, site, ctx, k)
 
     def _all(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
-        x = self.scheme.read(stream)
-        if isinstance(site.branch, Attention):
-            update, cache = site.branch(x, ctx.where, cache)
-        else:
-            update = site.branch(x)
-        with jax.named_scope("residual"):
-            after, gate = self.scheme.advance(stream, ctx.pin(update), site.at)
-        everyone = jnp.ones(x.shape[:2], bool)
-        return Result(after, cache, gate, everyone, _notes(everyone, executed=1.0, agreement=1.0))
+        branch = lambda x: update_of(site.branch, x, ctx.where, cache)  # noqa: E731
+        result = run(self.scheme, stream, branch, site.at, ctx.pin)
+        return result._replace(notes=_notes(result.ran, executed=1.0, agreement=1.0))
 
     def _none(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         nobody = jnp.zeros(ctx.where.positions.shape, bool)
@@ -133,7 +116,7 @@ class MoD:
             chosen = top_tokens(scores, ctx.where, k)
             rows, there = jax.tree.map(ctx.pin, take((stream, ctx.where), chosen.indices))
         picked = self.scheme.read(rows)
-        if isinstance(site.branch, Attention):
+        if isinstance(site.branch, Mixing):
             source, seen = (x, ctx.where) if self.config.kv == "all" else (picked, there)
             update = site.branch.mix(picked, there, site.branch.keys_values(source, seen), seen)
         else:
@@ -162,13 +145,13 @@ class MoD:
         x, scores = scheme.read(stream), self._scores(stream, site, ctx)
         real = where.segments > 0
         ran = (self.decider.logits(site.routing.decider, x, scores, site.cut) >= 0) & real
-        attention = isinstance(site.branch, Attention)
-        if attention:
+        mixing = isinstance(site.branch, Mixing)
+        if mixing:
             ran, known, seen, cache = self._known(x, site, cache, where, ran)
-        backend = None if cache is None else "xla"
+        backend = () if cache is None else ("xla",)
 
         def enter(stream):
-            update = site.branch.mix(x, where, known, seen, backend) if attention else site.branch(x)
+            update = site.branch.mix(x, where, known, seen, *backend) if mixing else site.branch(x)
             after, gate = scheme.advance(stream, self.router.weigh(ctx.pin(update), scores), site.at)
             keep = lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
             after = jax.tree.map(keep, after, scheme.skip(stream, site.at))

@@ -17,10 +17,11 @@ from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group, kept
-from nagjax.mod.routed import Cache, ForwardContext, MoD, Result, Site
+from nagjax.mod.routed import Cache, ForwardContext, MoD, Site
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
+from nagjax.residual.sublayer import Result, run
 from pallas_kernels import using
 
 POLICIES = {
@@ -39,7 +40,7 @@ class Output(NamedTuple):
     """`hidden` and `log_scale` are what the head reads.
 
     telemetry: by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
-    `nagjax.mod.routed.Result`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
+    `nagjax.mod.routed`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
     mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual. seen: what an
     intervention gathered, leaves [L, ...].
     """
@@ -157,17 +158,19 @@ class Transformer(nnx.Module):
     ) -> tuple[Result, Result]:
         """One block: what its attention and then its MLP leave behind."""
         attention, mlp = layer.block.attention, layer.block.mlp
-        site = lambda i, own, entry: Site(  # noqa: E731
-            own.branch,
-            own.routing,
-            self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress),
-            layer.cuts[i],
-            rates[i],
-        )
+        attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
+        think = lambda x: (mlp.branch(x), None)  # noqa: E731
+
+        def one(i: int, own: Sublayer, entry: nnx.Module, stream: Stream, branch, cache: Cache) -> Result:
+            at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)
+            if rates[i] == 0.0 and not self.config.mod.active:
+                return run(self.scheme, stream, branch, at, ctx.pin)
+            return self.mod.run(stream, Site(own.branch, own.routing, at, layer.cuts[i], rates[i]), cache, ctx)
+
         with jax.named_scope("attention"):
-            first = self.mod.run(stream, site(0, attention, mlp.entry), cache, ctx)
+            first = one(0, attention, mlp.entry, stream, attend, cache)
         with jax.named_scope("mlp"):
-            second = self.mod.run(first.stream, site(1, mlp, layer.entry), None, ctx)
+            second = one(1, mlp, layer.entry, first.stream, think, None)
         return first, second
 
     def step(
@@ -193,7 +196,7 @@ class Transformer(nnx.Module):
         if observe.paths:
             (d0, _), (d1, _) = self.scheme.lanes(before), self.scheme.lanes(after)
             paths = {"ran": result.ran, "turn": turn_angle(d0, d1)}
-        return notes, result.notes if self.config.mod.active else {}, paths
+        return notes, result.notes, paths
 
     def __call__(
         self,

@@ -1,22 +1,24 @@
-"""The residual scheme protocol: what a stream is, and the four verbs that move it through depth.
+"""The residual scheme protocol: what a stream is, and the verbs that move it through depth.
 
 A *stream* is a pytree whose every leaf starts with `[batch, tokens, ...]`. A scheme is a frozen dataclass (its fields
-are its options) with four verbs:
+are its options) that must have five verbs:
 
     open(embedding, at, ends)   -> stream          start the stream
     read(stream)                -> x               what the next branch reads, [B, T, D]
     advance(stream, update, at) -> stream, gate    commit the branch's proposal
     close(stream, ends)         -> hidden, log_scale
+    lanes(stream)               -> direction, log_rms    the residual taken apart: what telemetry measures
 
-A *sublayer* is one attention or one MLP; sublayers count from 1. Parameters come in three groups: `entry` (what
-normalises a sublayer's input; the head has one too), `gate` (what commits a sublayer's update) and `ends` (one set
-per model). `advance` is handed the entry of the *next* reader, so that committing an update and normalising for the
-next read is one pass over memory.
+All else has a default: parameters (none), start values (ordinary ones), Mixture-of-Depths, limits on parameters. What
+only some schemes can do, a class attribute declares: `turns`.
 
-Mixture-of-Depths adds what has a default: `skip` is the boundary for tokens that have no update, `advance_rows` the
-one where only some have.
+A *sublayer* is one branch and what commits its update, in our Transformer one attention or one MLP; sublayers count
+from 1. Parameters come in three groups: `entry` (what normalises a sublayer's input; the head has one too), `gate`
+(what commits a sublayer's update) and `ends` (one set per model). `advance` is handed the entry of the *next* reader,
+so that committing an update and normalising for the next read is one pass over memory.
 """
 
+import abc
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,8 +65,8 @@ class Boundary(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scheme:
-    """Base of all schemes: no parameters, an unscaled head, ordinary start values. Subclasses define the four verbs."""
+class Scheme(abc.ABC):
+    """Base of all schemes: the five verbs that a subclass defines, then what it may define."""
 
     name: ClassVar[str] = ""  # the file's name
     title: ClassVar[str] = ""  # how tables and plots call it
@@ -72,23 +74,53 @@ class Scheme:
     gate_rate: ClassVar[float] = 1.0  # learning rate of the parameters of role "gate", relative to the matrices'
     router: ClassVar[str] = "linear"  # of Mixture-of-Depths, unless another is asked for
     scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by a factor on it
+    turns: ClassVar[bool] = False  # the angle of a sublayer's update is known before its branch runs: `turn`
 
-    def default_rate(self, width: int, depth: int) -> float:
-        """Peak learning rate for a model of this size: the one tuned at 24 blocks x 64, times 64/width."""
-        return self.learning_rate * 64 / width
+    # The five verbs.
 
-    def trained(self) -> "Scheme":
-        """The scheme of a further training: what this one does only as a training begins is over."""
-        return self
+    @abc.abstractmethod
+    def open(self, embedding: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
+        """The stream in front of the first sublayer."""
+
+    @abc.abstractmethod
+    def read(self, stream: Stream) -> Float[Array, "B T D"]:
+        """What the next branch reads."""
+
+    @abc.abstractmethod
+    def advance(
+        self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
+    ) -> tuple[Stream, Float[Array, "B T #D"]]:
+        """The stream behind a sublayer, ready for the next reader, and the gate its update went through (ones where
+        there is none)."""
+
+    @abc.abstractmethod
+    def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+        """What the head reads, and the logarithm of the factor on its logits."""
+
+    @abc.abstractmethod
+    def lanes(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+        """The residual as direction (unit RMS, float32) and log RMS: what telemetry measures."""
+
+    # Parameters.
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
+        """What normalises a sublayer's input."""
         return Nothing()
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
+        """What commits a sublayer's update."""
         return Nothing()
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
+        """One set for the whole stream."""
         return Nothing()
+
+    def constrain(self, value: Float[Array, "..."], axes: tuple[str | None, ...], role: str) -> Float[Array, "..."]:
+        """A parameter brought back to where it has to lie: at its start and after every step of the optimizer. `axes`
+        are the names of its last axes, `role` is the optimizer's."""
+        return value
+
+    # Start values, and the learning rate that goes with them.
 
     def output_scale(self, sublayer: SublayerIndex) -> Float[Array, ""] | float:
         """Factor on the start of a branch's output projection."""
@@ -98,11 +130,6 @@ class Scheme:
         """Factor on the start of what a branch's output is linear in: attention's values, the MLP's up projection."""
         return 1.0
 
-    def constrain(self, value: Float[Array, "..."], axes: tuple[str | None, ...], role: str) -> Float[Array, "..."]:
-        """A parameter brought back to where it has to lie: at its start and after every step of the optimizer. `axes`
-        are the names of its last axes, `role` is the optimizer's."""
-        return value
-
     def embedding_std(self, width: int) -> float:
         """Standard deviation of the embedding's start, where no head shares the table.
 
@@ -111,20 +138,19 @@ class Scheme:
         """
         return 1.0
 
+    def default_rate(self, width: int, depth: int) -> float:
+        """Peak learning rate for a model of this size: the one tuned at 24 blocks x 64, times 64/width."""
+        return self.learning_rate * 64 / width
+
+    def trained(self) -> "Scheme":
+        """The scheme of a further training: what this one does only as a training begins is over."""
+        return self
+
     def head_rows(self, table: Float[Array, "V D"]) -> Float[Array, "V D"]:
         """The unembedding table as the head uses it."""
         return table
 
-    def open(self, embedding: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        raise NotImplementedError
-
-    def read(self, stream: Stream) -> Float[Array, "B T D"]:
-        raise NotImplementedError
-
-    def advance(
-        self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
-    ) -> tuple[Stream, Float[Array, "B T #D"]]:
-        raise NotImplementedError
+    # Mixture-of-Depths.
 
     def skip(self, stream: Stream, at: Boundary) -> Stream:
         """The stream behind a sublayer that did not run. A stream that carries what is ready for one reader makes it
@@ -138,17 +164,15 @@ class Scheme:
         after, gate = self.advance(rows, update, at)
         return put(self.skip(stream, at), after, indices), gate
 
-    def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
-        raise NotImplementedError
+    def turn(self, stream: Stream, at: Boundary) -> Float[Array, "B T"]:
+        """tan of the angle the sublayer is going to turn each token. For a scheme that declares `turns`."""
+        raise UserError("scheme", self.name, "has no rotation angle that is known before a branch runs")
+
+    # Looking at depth, and changing it.
 
     def rebuild(self, residual: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        """The stream that has this residual, ready for the reader of `at`: what `lanes` took apart, put together. For
-        looking at depth and for changing it."""
+        """The stream that has this residual, ready for the reader of `at`: what `lanes` took apart, put together."""
         return self.open(residual, at, ends)
-
-    def lanes(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
-        """The residual as direction (unit RMS, float32) and log RMS: what telemetry measures."""
-        raise NotImplementedError
 
 
 def split_lanes(residual: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:

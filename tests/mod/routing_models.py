@@ -39,7 +39,7 @@ def run(model: Transformer, batch=None, **options):
 
 def masked_reference(model: Transformer, batch, chosen):
     """Logits, and scores [S, B, T], by sublayers that compute every token and then keep those of `chosen`."""
-    config, scheme, depth = model.config, model.scheme, model.depth
+    config, scheme, mod = model.config, model.scheme, model.mod
     rates = [r for pair in config.mod.rates(config.depth) for r in pair]
     blocks = [jax.tree.map(lambda x, i=i: x[i], model.blocks) for i in range(config.depth)]
     parts = [part for block in blocks for part in (block.attention, block.mlp)]
@@ -53,7 +53,7 @@ def masked_reference(model: Transformer, batch, chosen):
         here = at(part.gate, i + 1, entries[i + 1], i + 2 if i + 1 < len(parts) else 0)
         k, x = kept(rate, config.context), scheme.read(stream)
         if 0 < k < config.context:
-            scores = depth.router.score(scheme, stream, part.routing.router, here, where, jnp.uint32(0))
+            scores = mod.router.score(scheme, stream, part.routing.router, here, where, jnp.uint32(0))
         else:
             scores = jnp.ones(x.shape[:2])
         mask = chosen[i]
@@ -65,7 +65,7 @@ def masked_reference(model: Transformer, batch, chosen):
         else:
             update = part.branch(x)
         if 0 < k < config.context:
-            update = depth.router.weigh(update, scores)
+            update = mod.router.weigh(update, scores)
         after, _ = scheme.advance(stream, update, here)
         keep = lambda new, old, m=mask: jnp.where(m.reshape(*m.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
         stream = jax.tree.map(keep, after, scheme.skip(stream, here))

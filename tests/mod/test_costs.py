@@ -33,7 +33,7 @@ def counted(scheme: str, mod: ModConfig) -> tuple[float, float]:
                 return train_step(bp)(state, batch)
 
         flops = jax.jit(step).lower(bp.abstract(), abstract_batch(bp)).cost_analysis()["flops"] / (SEQUENCES * TOKENS)
-        rules = bp.model(bp.abstract().params).depth
+        rules = bp.model(bp.abstract().params).mod
         known = costs(bp.config.model, bp.parameters, rules.router.name, rules.decider.name, keys="computed").train
         both.append((flops, known))
     return both[1][0] - both[0][0], both[1][1] - both[0][1]

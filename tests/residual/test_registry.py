@@ -17,6 +17,7 @@ from nagjax.residual.protocol import Nothing, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
 PLACE = SublayerIndex(3, 48)
+VERBS = ("open", "read", "advance", "close", "lanes")
 
 
 def test_the_schemes_of_the_papers_and_their_baselines_are_there():
@@ -68,10 +69,24 @@ def test_a_registered_scheme_is_known_and_runs(monkeypatch):
 
 
 def test_defaults_of_the_base_class():
-    base = Scheme()
+    base = type("Bare", (Scheme,), {verb: getattr(Post, verb) for verb in VERBS})()
     assert isinstance(base.gate(8, PLACE, nnx.Rngs(0)), Nothing) and base.output_scale(PLACE) == 1.0
     table = jnp.ones((3, 2))
     assert base.head_rows(table) is table
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_scheme_without_one_of_the_five_verbs_is_refused_by_its_name(verb):
+    others = {name: getattr(Post, name) for name in VERBS if name != verb}
+    with pytest.raises(TypeError, match=verb):
+        type("Short", (Scheme,), others)()
+
+
+def test_only_a_scheme_that_declares_it_has_an_angle_before_its_branch_runs():
+    able = {name for name, scheme in residual.schemes().items() if scheme.turns}
+    assert able == {name for name, scheme in residual.schemes().items() if scheme.turn is not Scheme.turn} == {"nag"}
+    with pytest.raises(UserError, match="plain"):
+        Plain().turn(None, None)
 
 
 def test_output_projections_start_scaled_where_the_paper_scales_them():

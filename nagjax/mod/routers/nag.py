@@ -18,7 +18,7 @@ class NAGRouter(Router):
     name: ClassVar[str] = "nag"
 
     def check(self, scheme):
-        if not hasattr(scheme, "turn"):
+        if not scheme.turns:
             fix = f"scheme {scheme.name} has no rotation angle to route by: use --mod.router linear, or --scheme nag"
             raise UserError("mod.router", self.name, fix)
 

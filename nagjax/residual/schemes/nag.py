@@ -72,6 +72,7 @@ class NAG(Scheme):
     gate_rate: ClassVar[float] = 1 / 12
     router: ClassVar[str] = "nag"
     scale_free: ClassVar[bool] = True
+    turns: ClassVar[bool] = True
 
     directions: int = 32  # C, directions of each modulator
     alpha_power: float = 0.5  # p, alpha_l starts at l ** -p
