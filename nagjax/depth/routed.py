@@ -135,7 +135,7 @@ class Depth:
         picked = self.scheme.read(rows)
         if isinstance(site.branch, Attention):
             source, seen = (x, going.where) if self.config.kv == "all" else (picked, there)
-            update = site.branch.mix(picked, there, site.branch.keys_values(source, seen), seen)
+            update = site.branch.between(picked, there, source, seen)
         else:
             update = site.branch(picked)
         update = self.router.weigh(going.pin(update), take(scores, chosen.indices))
