@@ -1,10 +1,7 @@
 """Softmax attention over given queries, keys and values, by the backend the machine has."""
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator
-from contextvars import ContextVar
 
 import jax
 from jax.sharding import NamedSharding
@@ -12,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
+from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.where import causal_mask
 from pallas_kernels.placement import Placement, current_placement
 
@@ -66,21 +64,8 @@ def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Flo
     return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, P(free, axes, free, free)))
 
 
-_platform: ContextVar[str | None] = ContextVar("attention_platform", default=None)
-
-
-@contextlib.contextmanager
-def tracing_for(platform: str) -> Iterator[None]:
-    """ "auto" traced inside takes what is best on that platform (tpu, gpu), whatever this machine is."""
-    token = _platform.set(platform)
-    try:
-        yield
-    finally:
-        _platform.reset(token)
-
-
 def _best(q, k, window: int | None = None) -> str:
-    platform, parts = _platform.get() or jax.default_backend(), _parts(current_placement())
+    platform, parts = current_platform(), _parts(current_placement())
     if platform == "tpu" and window is None and q.shape[1] == k.shape[1] and q.shape[1] % (parts * SPLASH_BLOCK) == 0:
         return "splash"
     return "cudnn" if platform == "gpu" and parts == 1 and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 else "xla"

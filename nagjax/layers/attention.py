@@ -7,12 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.layers import cpu
 from nagjax.layers.attend import attend
 from nagjax.layers.branch import update_of
 from nagjax.layers.linear import linear
 from nagjax.layers.parameters import Scales, bias, gain, matrix
-from nagjax.layers.rotary import rotary
-from nagjax.layers.where import Where
+from nagjax.layers.platform import on_one_cpu
+from nagjax.layers.rotary import rotary, turns
+from nagjax.layers.where import Where, causal_mask
 
 
 class KVCache(NamedTuple):
@@ -85,6 +87,34 @@ class Attention(nnx.Module):
         window = self.config.block.window
         mixed = attend(self.queries(x, where), known.keys, known.values, where, seen, implementation, window)
         return linear(mixed.reshape(*x.shape[:2], -1), self.out, self.out_bias)
+
+    def between(
+        self, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
+    ) -> Float[Array, "B k D"]:
+        """The update of the tokens `x`, which stand at `where`, from the tokens `source`, which stand at `seen`."""
+        if self.config.attention != "auto" or not on_one_cpu():
+            return self.mix(x, where, self.keys_values(source, seen), seen)
+        config, scale = self.config, self.config.head_width**-0.5
+        q = self._heads_first(self._heads(x, self.query, self.query_bias), self.query_gain, where, scale)
+        k = self._heads_first(self._heads(source, self.key, self.key_bias), self.key_gain, seen, 1.0)
+        v = self._heads(source, self.value, self.value_bias).swapaxes(1, 2)
+        bounded = self._unit and cpu.is_bounded(config.head_width)
+        mixed = cpu.attention(q, k, v, causal_mask(where, seen, config.block.window), bounded)
+        return linear(mixed, self.out, self.out_bias)
+
+    @property
+    def _unit(self) -> bool:
+        """Whether queries and keys have unit RMS."""
+        return self.config.qk_norm and self.config.block.qk_gain == "none"
+
+    def _heads_first(
+        self, x: Float[Array, "B T H Dh"], gain: nnx.Param | None, where: Where, scale: float
+    ) -> Float[Array, "B H T Dh"]:
+        config, block = self.config, self.config.block
+        if self._unit and config.positions == "rotary" and config.rotated_width == config.head_width:
+            cos, sin = turns(where.positions, config.head_width // 2, config.rope_base, block.rope)
+            return cpu.placed(x, cos, sin, block.qk_epsilon, scale)
+        return scale * self._place(x, gain, where).swapaxes(1, 2)
 
     def __call__(
         self, x: Float[Array, "B T D"], where: Where, cache: KVCache | None = None

@@ -4,8 +4,10 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.layers import cpu
 from nagjax.layers.linear import linear
 from nagjax.layers.parameters import Scales, bias, matrix
+from nagjax.layers.platform import on_one_cpu
 
 
 class SwiGLU(nnx.Module):
@@ -20,6 +22,8 @@ class SwiGLU(nnx.Module):
         self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        if on_one_cpu() and self.gate_bias is None:
+            return cpu.swiglu(x, *(weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)))
         opened = jax.nn.silu(linear(x, self.gate, self.gate_bias))
         return linear(opened * linear(x, self.up, self.up_bias), self.down, self.down_bias)
 

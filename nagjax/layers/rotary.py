@@ -20,6 +20,14 @@ def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Ar
     return kept * plain + (1.0 - kept) * plain / rope.factor
 
 
+def turns(
+    positions: Int[Array, "B T"], half: int, base: float, rope: RopeConfig = UNSCALED
+) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
+    """Cosine and sine of the angle by which each pair of features turns at each position, float32."""
+    angle = positions[..., None].astype(jnp.float32) * frequencies(half, base, rope)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
 def rotary(
     x: Float[Array, "B T H Dh"],
     positions: Int[Array, "B T"],
@@ -35,8 +43,7 @@ def rotary(
     """
     rotated = x.shape[-1] if rotated is None else rotated
     half = rotated // 2
-    angle = positions[..., None, None].astype(jnp.float32) * frequencies(half, base, rope)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos, sin = (x[:, :, None] for x in turns(positions, half, base, rope))
     x1, x2 = x[..., :half].astype(jnp.float32), x[..., half:rotated].astype(jnp.float32)
     turned = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
     return turned if rotated == x.shape[-1] else jnp.concatenate([turned, x[..., rotated:]], axis=-1)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from nagjax.errors import UserError
 from nagjax.layers.attention import KVCache
-from nagjax.layers.branch import Mixing, update_of
+from nagjax.layers.branch import Mixing, between, update_of
 from nagjax.layers.where import Where
 from nagjax.mod.cache import HIDDEN, SelectedCache, with_room
 from nagjax.mod.config import ModConfig, kept
@@ -118,7 +118,7 @@ class MoD:
         picked = self.scheme.read(rows)
         if isinstance(site.branch, Mixing):
             source, seen = (x, ctx.where) if self.config.kv == "all" else (picked, there)
-            update = site.branch.mix(picked, there, site.branch.keys_values(source, seen), seen)
+            update = between(site.branch, picked, there, source, seen)
         else:
             update = site.branch(picked)
         update = self.router.weigh(ctx.pin(update), take(scores, chosen.indices))

@@ -257,13 +257,14 @@ class Transformer(nnx.Module):
         """The blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an intervention
         gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
-        fold = lambda x: x[group.start : group.stop].reshape(group.repeats, size, *x.shape[1:])  # noqa: E731
+        # By place in the pattern: what the body reads as it comes is not copied for the backward pass.
+        places = [slice(group.start + i, group.stop, size) for i in range(size)]
+        pattern = tuple(jax.tree.map(lambda x, place=place: x[place], layers) for place in places)
 
         def body(stream, xs):
-            layer, caches = xs
+            blocks, caches = xs
             written, notes, seen = [], [], []
-            for i, rates in enumerate(group.rates):
-                block = jax.tree.map(lambda x, i=i: x[i], layer)
+            for i, (block, rates) in enumerate(zip(blocks, group.rates, strict=True)):
                 stream = jax.tree.map(lambda x: checkpoint_name(ctx.pin(x), "stream"), stream)
                 now, note, found = None, ({}, {}, {}), ()
                 if observe.intervene is None:
@@ -278,7 +279,7 @@ class Transformer(nnx.Module):
 
         if self.config.remat != "none":
             body = jax.checkpoint(body, policy=POLICIES[self.config.remat], prevent_cse=False)
-        return jax.lax.scan(body, stream, (jax.tree.map(fold, layers), cache))
+        return jax.lax.scan(body, stream, (pattern, cache))
 
     def head_rows(self) -> Float[Array, "V D"]:
         """The unembedding table as the scheme's head uses it."""

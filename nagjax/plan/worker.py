@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from nagjax.layers.attend import tracing_for
+from nagjax.layers.platform import tracing_for
 from nagjax.plan.account import account
 from nagjax.plan.hlo import parse
 from nagjax.plan.saved import saved_bytes

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nagjax.layers.attend import _best, tracing_for
+from nagjax.layers.attend import _best
+from nagjax.layers.platform import tracing_for
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""The two branches as XLA:CPU runs them fastest, each with its own backward pass.
+
+Why this exists: XLA:CPU turns every matrix product into a library call and everything between two products into loops.
+A loop that two others read is not kept but repeated in both, exponentials and all; a product whose operands lie
+otherwise than its library wants them gets a transposing copy; and what the backward pass needs is copied into and out
+of arrays stacked over depth. Here each exponential is taken once a pass, heads come first from the first loop on, and
+what is kept is as little as gives the gradient without another exponential.
+Numerics: as of the formulas in `mlp` and `attend`, softmax and statistics in float32, all else in the dtype of x. A
+weight's gradient is summed in the dtype of x, as autodiff does.
+Backend: taken for a CPU without a mesh (`nagjax.layers.platform`); other compilers fuse these loops themselves.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+once = jax.lax.optimization_barrier  # its value is computed once, whoever reads it
+
+
+def _product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
+    return jax.lax.dot_general(x, weight, (((2,), (0,)), ((), ())))
+
+
+def _back(dy: Float[Array, "B T n"], weight: Float[Array, "m n"]) -> Float[Array, "B T m"]:
+    return jax.lax.dot_general(dy, weight, (((2,), (1,)), ((), ())))
+
+
+def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Float[Array, "m n"]:
+    flat = lambda rows: rows.reshape(-1, rows.shape[-1])  # noqa: E731
+    return jax.lax.dot_general(flat(x), flat(dy), (((0,), (0,)), ((), ())))
+
+
+@jax.custom_vjp
+def product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
+    """`x W`."""
+    return _product(x, weight)
+
+
+def _product_forward(x, weight):
+    return _product(x, weight), (x, weight)
+
+
+def _product_backward(kept, dy):
+    x, weight = kept
+    return _back(dy, weight), _weight_gradient(x, dy)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
+def swiglu(
+    x: Float[Array, "B T D"], gate: Float[Array, "D F"], up: Float[Array, "D F"], down: Float[Array, "F D"]
+) -> Float[Array, "B T D"]:
+    """`(silu(x W_gate) * (x W_up)) W_down`. Kept: x and its two products."""
+    return _swiglu_forward(x, gate, up, down)[0]
+
+
+def _swiglu_forward(x, gate, up, down):
+    a, b = once((_product(x, gate), _product(x, up)))
+    return _product(a * jax.nn.sigmoid(a) * b, down), (x, a, b, gate, up, down)
+
+
+def _swiglu_backward(kept, dy):
+    x, a, b, gate, up, down = kept
+    share, d = once((jax.nn.sigmoid(a), _back(dy, down)))
+    opened = a * share
+    da, db = once((d * b * (share + opened * (1.0 - share)), d * opened))
+    dx = _back(da, gate) + _back(db, up)
+    return dx, _weight_gradient(x, da), _weight_gradient(x, db), _weight_gradient(opened * b, dy)
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attention(
+    q: Float[Array, "B H T Dh"],
+    k: Float[Array, "B K S Dh"],
+    v: Float[Array, "B K S Dh"],
+    seen: Bool[Array, "B 1 T S"],
+    bounded: bool,
+) -> Float[Array, "B T H*Dh"]:
+    """`softmax(q k^T where seen) v`, tokens first; q is scaled already. bounded: no product of a query and a key is
+    large enough for its exponential to overflow, so that the largest need not be subtracted first.
+
+    Kept: the arguments, the result, and of every row the logarithm of its sum of exponentials. The exponentials are
+    taken again in the backward pass, which costs less than to write them and read them back; keys are its rows.
+    """
+    return _attention_forward(q, k, v, seen, bounded)[0]
+
+
+def _dot(a, b, over, dtype=None):
+    """Product by head, summed over these two axes."""
+    return jax.lax.dot_general(a, b, (over, ((0, 1), (0, 1))), preferred_element_type=dtype)
+
+
+def _rows(q, keys: int):
+    """The queries of all heads that share a key, as rows of one head: [B, H, T, Dh] to [B, K, H/K*T, Dh]."""
+    return q.reshape(q.shape[0], keys, -1, q.shape[-1])
+
+
+def _attention_forward(q, k, v, seen, bounded):
+    batch, heads, tokens, width = q.shape
+    wide, keys = jnp.promote_types(q.dtype, jnp.float32), k.shape[1]
+    mask = jnp.tile(seen, (1, 1, heads // keys, 1))
+    scores = _dot(_rows(q, keys), k, ((3,), (3,)), wide)
+    if bounded:
+        most = jnp.zeros((), wide)
+    else:
+        most = jnp.max(jnp.where(mask, scores, jnp.finfo(wide).min), axis=-1, keepdims=True)
+    raised = once(jnp.where(mask, jnp.exp(scores - most), 0.0))
+    total = jnp.sum(raised, axis=-1, keepdims=True)
+    out = _dot(raised.astype(v.dtype), v, ((3,), (2,)), wide) / total
+    out = out.astype(v.dtype).reshape(batch, heads, tokens, width).swapaxes(1, 2).reshape(batch, tokens, -1)
+    log_total = (jnp.log(total) + most)[..., 0]
+    return out, (q, k, v, seen, log_total, out)
+
+
+def _attention_backward(bounded, kept, d_out):
+    q, k, v, seen, log_total, out = kept
+    wide, keys = log_total.dtype, k.shape[1]
+    batch, heads, tokens, width = q.shape
+    mask = jnp.tile(seen.swapaxes(2, 3), (1, 1, 1, heads // keys))
+    rows, by_head = _rows(q, keys), (batch, tokens, heads, width)
+    d = once(_rows(d_out.reshape(by_head).swapaxes(1, 2), keys))
+    along = jnp.sum(d_out.reshape(by_head).astype(wide) * out.reshape(by_head).astype(wide), axis=-1)
+    along = along.swapaxes(1, 2).reshape(batch, keys, 1, -1)
+    scores = _dot(k, rows, ((3,), (3,)), wide)
+    shares = once(jnp.where(mask, jnp.exp(scores - log_total[:, :, None]), 0.0))
+    d_scores = once((shares * (_dot(v, d, ((3,), (3,)), wide) - along)).astype(q.dtype))
+    dk, dv = _dot(d_scores, rows, ((3,), (2,))), _dot(shares.astype(d.dtype), d, ((3,), (2,)))
+    dq = _dot(once(k.swapaxes(2, 3)), d_scores, ((3,), (2,)))  # [B, K, Dh, rows]
+    return dq.swapaxes(2, 3).reshape(q.shape), dk, dv, None
+
+
+attention.defvjp(_attention_forward, _attention_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def placed(
+    x: Float[Array, "B T H Dh"],
+    cos: Float[Array, "B T half"],
+    sin: Float[Array, "B T half"],
+    epsilon: float,
+    scale: float,
+) -> Float[Array, "B H T Dh"]:
+    """`scale * rotary(x / rms(x))`, heads first. Kept: the result and the inverse RMS, not x."""
+    return _placed_forward(x, cos, sin, epsilon, scale)[0]
+
+
+def _placed_forward(x, cos, sin, epsilon, scale):
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    inverse = once(jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1) + epsilon))
+    y = _turn(wide * (scale * inverse)[..., None], cos[:, :, None], sin[:, :, None])
+    y = once(y.astype(x.dtype))
+    return y.swapaxes(1, 2), (y, inverse, cos, sin)
+
+
+def _placed_backward(epsilon, scale, kept, dy):
+    """dx = r (dn - n <dn n>), n = r x; a rotation leaves <dn n> = <dy y> as it is, and undoes itself with -sin."""
+    y, inverse, cos, sin = kept
+    dtype, wide = y.dtype, inverse.dtype
+    y, dy = y.astype(wide), dy.swapaxes(1, 2).astype(wide)
+    along = once(jnp.mean(dy * y, axis=-1, keepdims=True))
+    turned = _turn(scale * dy - (along / scale) * y, cos[:, :, None], -sin[:, :, None])
+    return (turned * inverse[..., None]).astype(dtype), None, None
+
+
+placed.defvjp(_placed_forward, _placed_backward)
+
+
+def _turn(x, cos, sin):
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def is_bounded(head_width: int) -> bool:
+    """Whether queries and keys of unit RMS give exponentials, and sums of them, within float32."""
+    return math.sqrt(head_width) < 60.0
