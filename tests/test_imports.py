@@ -10,13 +10,15 @@ FILES = sorted(p for package in ("pallas_kernels", "nagjax") for p in (ROOT / pa
 
 # What each part of the house may import of the house, besides itself: its own line and all that its line names.
 ERRORS = {"nagjax.errors"}
+BASE = ERRORS | {"nagjax.discovery", "nagjax.parameters", "pallas_kernels"}
 BELOW = {
     "pallas_kernels": set(),
     "nagjax.errors": set(),
     "nagjax.discovery": ERRORS,
+    "nagjax.parameters": set(),
     "nagjax.data": ERRORS,
-    "nagjax.residual": ERRORS | {"nagjax.discovery", "pallas_kernels"},
-    "nagjax.layers": ERRORS | {"pallas_kernels"},
+    "nagjax.residual": BASE,
+    "nagjax.layers": BASE,
 }
 BELOW["nagjax.mod"] = BELOW["nagjax.residual"] | {"nagjax.layers", "nagjax.residual"}
 BELOW["nagjax.model"] = BELOW["nagjax.mod"] | {"nagjax.mod"}
