@@ -16,10 +16,11 @@ LINES = {
     "nagjax": ["nagjax.interop", "nagjax.notebook"],  # the door: lazily, and nobody below imports it
     "nagjax.errors": [],
     "nagjax.discovery": ["nagjax.errors"],
+    "nagjax.parameters": [],
     "nagjax.files": ["nagjax.errors"],
     "nagjax.data": ["nagjax.files"],
-    "nagjax.layers": ["nagjax.errors", "pallas_kernels"],
-    "nagjax.residual": ["nagjax.discovery", "pallas_kernels"],
+    "nagjax.layers": ["nagjax.errors", "nagjax.parameters", "pallas_kernels"],
+    "nagjax.residual": ["nagjax.discovery", "nagjax.parameters", "pallas_kernels"],
     "nagjax.mod": ["nagjax.residual", "nagjax.layers"],
     "nagjax.model": ["nagjax.mod"],
     "nagjax.runs.names": [],

@@ -1,8 +1,4 @@
-"""Start values and the metadata every parameter carries: logical axis names, and its role for the optimizer.
-
-Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding", "norm" (gains and
-biases), "gate".
-"""
+"""Start values of the layers' parameters."""
 
 from typing import NamedTuple
 
@@ -10,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
+
+from nagjax.parameters import parameter
 
 
 class Scales(NamedTuple):
@@ -24,19 +22,19 @@ def matrix(
 ) -> nnx.Param:
     """A hidden matrix [in, out], float32, normal with standard deviation `scale / sqrt(in)`."""
     value = jax.random.normal(rngs.params(), shape) * (scale * shape[0] ** -0.5)
-    return nnx.Param(value, axes=axes, role="matrix")
+    return parameter(value, axes, "matrix")
 
 
 def table(rngs: nnx.Rngs, shape: tuple[int, int], std: float, rows: str | None = "vocab") -> nnx.Param:
     """A table of rows [entries, D], float32, normal with standard deviation `std`."""
-    return nnx.Param(jax.random.normal(rngs.params(), shape) * std, axes=(rows, "embed"), role="embedding")
+    return parameter(jax.random.normal(rngs.params(), shape) * std, (rows, "embed"), "embedding")
 
 
 def bias(size: int, axis: str | None) -> nnx.Param:
     """What a linear map adds: [size], float32, starts at 0."""
-    return nnx.Param(jnp.zeros((size,), jnp.float32), axes=(axis,), role="norm")
+    return parameter(jnp.zeros((size,), jnp.float32), (axis,), "norm")
 
 
 def gain(size: int, axis: str | None) -> nnx.Param:
     """A factor by feature: [size], float32, starts at 1."""
-    return nnx.Param(jnp.ones((size,), jnp.float32), axes=(axis,), role="norm")
+    return parameter(jnp.ones((size,), jnp.float32), (axis,), "norm")

@@ -19,9 +19,10 @@ from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group, kept
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site
 from nagjax.model.config import ModelConfig
+from nagjax.parameters import STACKED
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
-from nagjax.residual.sublayer import Result, run
+from nagjax.residual.sublayer import Result, following, run
 from pallas_kernels import using
 
 POLICIES = {
@@ -121,7 +122,7 @@ class Transformer(nnx.Module):
         self.groups = config.mod.groups(config.depth)
         std = head_std(config.width) if config.tied else scheme.embedding_std(config.width)
         self.embedding = Embedding(config, std, rngs)
-        make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs))
+        make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs), transform_metadata=STACKED)
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
         self.ends = scheme.ends(config.width, std, rngs)
@@ -134,13 +135,11 @@ class Transformer(nnx.Module):
 
     def layers(self, cuts: Float[Array, " S"] | None = None) -> Layer:
         """What the scans run over, stacked along depth."""
-        shifted = jax.tree.map(
-            lambda own, last: jnp.concatenate([own[1:], last[None]]), self.blocks.attention.entry, self.entry
-        )
+        shifted = following(self.blocks.attention.entry, self.entry)
         index = jnp.asarray(self.config.indices, jnp.int32)
-        following = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
+        readers = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
         cuts = jnp.zeros(self.config.sublayers) if cuts is None else cuts
-        pairs = (x.reshape(-1, 2) for x in (index, following, cuts))
+        pairs = (x.reshape(-1, 2) for x in (index, readers, cuts))
         return Layer(self.blocks, shifted, *pairs, jnp.arange(self.config.depth, dtype=jnp.int32))
 
     def boundary(self, gate: nnx.Module | None, entry: nnx.Module, index, following, progress) -> Boundary:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from nagjax.parameters import parameter
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.protocol import Boundary, Scheme, split_lanes
 from pallas_kernels import add_rms_norm
@@ -23,7 +24,7 @@ class Gain(nnx.Module):
     """Per-feature gain of one RMSNorm, starts at 1."""
 
     def __init__(self, width: int):
-        self.gain = nnx.Param(jnp.ones((width,), jnp.float32), axes=("embed",), role="norm")
+        self.gain = parameter(jnp.ones((width,), jnp.float32), ("embed",), "norm")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
+from nagjax.parameters import parameter
 from nagjax.residual.rows import put
 
 Stream = Any  # a pytree of arrays, each [B, T, ...]
@@ -216,4 +217,4 @@ def check_epsilon(value: float) -> None:
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
     """A parameter of the optimizer's gate group: no weight decay, the scheme's `gate_rate`."""
-    return nnx.Param(value, axes=axes, role="gate")
+    return parameter(value, axes, "gate")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nagjax.residual.protocol import Boundary, Scheme, Stream
@@ -38,3 +39,10 @@ def run(
     with jax.named_scope("residual"):
         after, gate = scheme.advance(stream, pin(update), at)
     return Result(after, cache, gate, jnp.ones(x.shape[:2], bool), {})
+
+
+def following(entries: nnx.Module, last: nnx.Module) -> nnx.Module:
+    """The entry that reads after each block, stacked: those of the blocks [L, ...] one further, and the head's."""
+    leaves = zip(jax.tree.leaves(entries), jax.tree.leaves(last), strict=True)
+    shifted = [jnp.concatenate([own[1:], end[None]]) for own, end in leaves]
+    return jax.tree.unflatten(jax.tree.structure(entries), shifted)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nagjax.parameters import parameter
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, SublayerIndex, check_epsilon
 
@@ -15,8 +16,8 @@ class Affine(nnx.Module):
     """Gain and bias of one LayerNorm, start at 1 and 0."""
 
     def __init__(self, width: int):
-        self.gain = nnx.Param(jnp.ones((width,), jnp.float32), axes=("embed",), role="norm")
-        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32), axes=("embed",), role="norm")
+        self.gain = parameter(jnp.ones((width,), jnp.float32), ("embed",), "norm")
+        self.bias = parameter(jnp.zeros((width,), jnp.float32), ("embed",), "norm")
 
 
 @dataclasses.dataclass(frozen=True)

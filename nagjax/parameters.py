@@ -1,0 +1,17 @@
+"""What every parameter of nagjax carries besides its value: names of its axes, and its role for the optimizer.
+
+Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (tables), "norm" (gains and biases),
+"gate" (what commits updates: a scheme's own relative learning rate). Only "matrix" decays.
+"""
+
+import jax
+from flax import nnx
+
+ROLES = ("matrix", "embedding", "norm", "gate")
+STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis that layers are stacked along has no name
+
+
+def parameter(value: jax.Array, axes: tuple[str | None, ...], role: str) -> nnx.Param:
+    """A parameter whose last axes have these names. They stand in Flax's own metadata too: `nnx.get_partition_spec`
+    gives its specs, with mesh axes in place of names inside `flax.linen.logical_axis_rules`."""
+    return nnx.Param(value, axes=axes, role=role, out_sharding=axes, eager_sharding=False)
