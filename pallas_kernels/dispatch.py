@@ -203,10 +203,27 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
     op, constants = choice.op, dict(choice.constants)
     real_dtypes = tuple(d for i, d in enumerate(dtypes) if i not in op.integer_inputs)
 
+    # Jitted, so that a kernel is traced once for its shapes and not in every sublayer, program and derivative.
+    @functools.partial(jax.jit, inline=True)
+    def forward_rows(*rows):
+        return _switch(choice, "forward", lambda m, *a: m.forward(*a, **constants), *rows)
+
+    @functools.partial(jax.jit, inline=True)
+    def backward_rows(*rows):
+        return _switch(choice, "backward", local_gradients, *rows)
+
+    def local_gradients(module, *arrays):
+        n = len(op.residuals)
+        sums = module.backward(arrays[:n], arrays[n:], **constants)
+        return tuple(
+            x.astype(jnp.float32 if t is None else dtype)
+            for x, t, dtype in zip(sums, op.gradients, real_dtypes, strict=True)
+        )
+
     def forward(*args):
         def shard(*local):
             shape, rows = _flatten(op.inputs, local)
-            outputs, extra = _switch(choice, "forward", lambda m, *a: m.forward(*a, **constants), *rows)
+            outputs, extra = forward_rows(*rows)
             return _unflatten(shape, op.outputs + op.extra, outputs + extra)
 
         lead = len(_lead_shape(op.inputs, args))
@@ -221,17 +238,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
 
         def shard(*local):
             shape, rows = _flatten(given, local)
-            n = len(op.residuals)
-
-            def local_gradients(module, *arrays):
-                sums = module.backward(arrays[:n], arrays[n:], **constants)
-                return tuple(
-                    x.astype(jnp.float32 if t is None else dtype)
-                    for x, t, dtype in zip(sums, op.gradients, real_dtypes, strict=True)
-                )
-
-            gradients = _switch(choice, "backward", local_gradients, *rows)
-            return _unflatten(shape, op.gradients, gradients)
+            return _unflatten(shape, op.gradients, backward_rows(*rows))
 
         arrays = (*residuals, *cotangents)
         lead = len(_lead_shape(given, arrays))

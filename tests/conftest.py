@@ -1,23 +1,27 @@
 """Before jax is imported: the CPU, as eight devices. With pytest-xdist every worker comes through here itself.
 
-Programs run a handful of steps and compiling them is what tests cost, so XLA optimises little here and writes loops
-with its older emitters, which take a third of the time. What is compiled is kept in a folder of this run of the tests.
-The workers and the processes they start share all of it.
+Programs run a handful of steps and compiling them is what tests cost, so XLA optimises little here, writes loops with
+its older emitters, which take a third of the time, and writes a program in one piece. What is compiled is kept in a
+folder of this run of the tests. The workers and the processes they start share all of it.
 """
 
+import gc
 import os
 import shutil
 import tempfile
 
 DEVICES = 8
 PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
-EXTRA = "--xla_backend_extra_options"
+FLAGS = {
+    "--xla_backend_extra_options": "xla_cpu_disable_new_fusion_emitters",
+    "--xla_cpu_parallel_codegen_split_count": "1",
+}
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(DEVICES))
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-if EXTRA not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {EXTRA}=xla_cpu_disable_new_fusion_emitters".strip()
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(given.split() + [f"{k}={v}" for k, v in FLAGS.items() if k not in given])
 own_programs = None if PROGRAMS in os.environ else tempfile.mkdtemp(prefix="nagjax-programs-")
 if own_programs:
     os.environ[PROGRAMS] = own_programs
@@ -27,6 +31,7 @@ import jax  # noqa: E402
 
 if jax.config.jax_num_cpu_devices != DEVICES:
     jax.config.update("jax_num_cpu_devices", DEVICES)  # a plugin imported jax first
+gc.set_threshold(50_000, 20, 20)  # tracing makes objects by the million, and few are garbage
 
 
 def pytest_unconfigure():
