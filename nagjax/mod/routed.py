@@ -1,6 +1,6 @@
 """Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
 
-The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in. loss: the
+The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where padding was. loss: the
 decider's mean cross-entropy. executed: share of the tokens that ran; agreement: share on which the causal decision and
 the choice made here agree. Padding does not count.
 """
@@ -22,7 +22,7 @@ from nagjax.mod.cache import HIDDEN, SelectedCache, with_room
 from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.deciders import Decider, cross_entropy, find_decider
 from nagjax.mod.routers import Router, find_router
-from nagjax.mod.selection import is_chosen, top_tokens
+from nagjax.mod.selection import is_chosen, lowered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing
 from nagjax.residual.rows import take
@@ -109,6 +109,9 @@ class MoD:
         with jax.named_scope("routing"):
             return self.router.score(self.scheme, stream, site.routing.router, site.at, ctx.where, ctx.noise)
 
+    def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
+        return self.decider.logits(site.routing.decider, x, scores, lowered(site.cut, self.router.scale, x.dtype))
+
     def _capacity(self, stream, site: Site, ctx: ForwardContext, k: int) -> Result:
         """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
         x, scores = self.scheme.read(stream), self._scores(stream, site, ctx)
@@ -126,7 +129,7 @@ class MoD:
             after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
 
         ran, real = is_chosen(chosen.indices, x.shape[1]), ctx.where.segments > 0
-        logits = self.decider.logits(site.routing.decider, x, scores, site.cut)
+        logits = self._logits(site, x, scores)
         notes = _notes(
             ran,
             cut=chosen.cut,
@@ -144,7 +147,7 @@ class MoD:
         scheme, where = self.scheme, ctx.where
         x, scores = scheme.read(stream), self._scores(stream, site, ctx)
         real = where.segments > 0
-        ran = (self.decider.logits(site.routing.decider, x, scores, site.cut) >= 0) & real
+        ran = (self._logits(site, x, scores) >= 0) & real
         mixing = isinstance(site.branch, Mixing)
         if mixing:
             ran, known, seen, cache = self._known(x, site, cache, where, ran)
@@ -185,6 +188,18 @@ class MoD:
 def _notes(ran: Bool[Array, "B T"], **values: Any) -> dict[str, Float[Array, " B"]]:
     values = {"cut": -jnp.inf, "loss": 0.0} | values
     return {name: jnp.broadcast_to(jnp.float32(value), ran.shape[:1]) for name, value in values.items()}
+
+
+def averaged(notes: dict[str, Float[Array, "S B"]], where: Where) -> dict[str, Float[Array, " S"]]:
+    """Notes of a batch, each over its real tokens and not over its sequences; `cut` over the sequences that have one,
+    -inf where none has, and their number `cuts`."""
+    real = jnp.sum(where.segments > 0, axis=-1).astype(jnp.float32)
+    finite = jnp.isfinite(notes["cut"])
+    rows = jnp.sum(finite, axis=-1)
+    mean = jnp.sum(jnp.where(finite, notes["cut"], 0.0), axis=-1) / jnp.maximum(rows, 1)
+    real = real / jnp.maximum(jnp.sum(real), 1.0)
+    shares = {name: jnp.sum(note * real, axis=-1) for name, note in notes.items() if name != "cut"}
+    return shares | {"cut": jnp.where(rows > 0, mean, -jnp.inf), "cuts": rows.astype(jnp.float32)}
 
 
 def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:

@@ -12,7 +12,8 @@ from pallas_kernels.placement import current_placement
 
 
 class Chosen(NamedTuple):
-    """The chosen tokens of each sequence in their original order, and the score of the last one let in."""
+    """The chosen tokens of each sequence in their original order, and the score of the last one let in: -inf where
+    a sequence has fewer than k tokens."""
 
     indices: Int[Array, "B k"]
     cut: Float[Array, " B"]
@@ -35,6 +36,19 @@ def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
         return choose(ranked)
     rows = P(placement.rows[0])
     return jax.shard_map(choose, mesh=placement.mesh, in_specs=rows, out_specs=rows, check_vma=False)(ranked)
+
+
+def lowered(cut: Float[Array, "*#B"], scale: float, dtype: jax.typing.DTypeLike) -> Float[Array, "*#B"]:
+    """The cut less what rounding may move a score by, float32: a score is compared with this.
+
+    Two programs for one score, a training pass and a causal one, round it differently. The margin is 2^-16 of the
+    cut's size, or of `scale` if that is more: 128 units in the last place of float32, room for sums of 16,384 terms
+    whose errors add up like a random walk. In bfloat16 what the score is made from is itself rounded: there it is
+    2^-8, half a unit in the last place. No cut (NaN) is as low as can be.
+    """
+    relative = max(2.0**-16, 0.5 * float(jnp.finfo(dtype).eps))
+    size = jnp.where(jnp.isfinite(cut), jnp.maximum(jnp.abs(cut), scale), 0.0)
+    return jnp.where(jnp.isnan(cut), -jnp.inf, cut - relative * size)
 
 
 def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:

@@ -17,7 +17,7 @@ from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group, kept
-from nagjax.mod.routed import Cache, ForwardContext, MoD, Site
+from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.parameters import STACKED
 from nagjax.residual import Boundary, Scheme, Stream
@@ -41,9 +41,9 @@ class Output(NamedTuple):
     """`hidden` and `log_scale` are what the head reads.
 
     telemetry: by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
-    `nagjax.mod.routed`), None for a model that routes nothing. paths: by sublayer and token, [S, B, T], if
-    mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual. seen: what an
-    intervention gathered, leaves [L, ...].
+    `nagjax.mod.routed`), None for a model that routes nothing. Padding counts in neither. paths: by sublayer and token,
+    [S, B, T], if mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual.
+    seen: what an intervention gathered, leaves [L, ...].
     """
 
     hidden: Float[Array, "B T D"]
@@ -185,12 +185,13 @@ class Transformer(nnx.Module):
         """One block: the stream, the layer's new cache, and notes on its two sublayers, stacked: telemetry, routing,
         paths."""
         first, second = self.sublayers(stream, layer, ctx, rates, cache)
-        both = (self._notes(stream, first, observe), self._notes(first.stream, second, observe))
+        real = ctx.where.segments > 0
+        both = (self._notes(stream, first, observe, real), self._notes(first.stream, second, observe, real))
         return second.stream, first.cache, jax.tree.map(lambda *pair: jnp.stack(pair), *both)
 
-    def _notes(self, before, result: Result, observe: Observe) -> tuple[dict, dict, dict]:
+    def _notes(self, before, result: Result, observe: Observe, real) -> tuple[dict, dict, dict]:
         after = result.stream
-        notes = telemetry(self.scheme, before, after, result.gate) if observe.telemetry else {}
+        notes = telemetry(self.scheme, before, after, result.gate, real) if observe.telemetry else {}
         paths = {}
         if observe.paths:
             (d0, _), (d1, _) = self.scheme.lanes(before), self.scheme.lanes(after)
@@ -246,11 +247,11 @@ class Transformer(nnx.Module):
                 seen.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found))
         by_sublayer, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
         seen = jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen)
-        routing = jax.tree.map(lambda note: jnp.mean(note, axis=-1), routing)
+        routing = averaged(routing, where) if routing else None
         with jax.named_scope("head"):
             hidden, log_scale = self.scheme.close(stream, self.ends)
         cache = tuple(written) if cache else None
-        return Output(hidden, log_scale, cache, by_sublayer or None, routing or None, paths or None, seen)
+        return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen)
 
     def _scan(self, group: Group, stream, layers: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
         """The blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an intervention

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.errors import UserError
 from nagjax.parameters import parameter
@@ -189,8 +189,10 @@ def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> F
     return 2.0 * jnp.arcsin(jnp.clip(half_chord, 0.0, 1.0))
 
 
-def telemetry(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dict[str, Float[Array, ""]]:
-    """Telemetry of one sublayer, averaged over tokens (float32 scalars).
+def telemetry(
+    scheme: Scheme, before: Stream, after: Stream, gate: Array, real: Bool[Array, "B T"] | None = None
+) -> dict[str, Float[Array, ""]]:
+    """Telemetry of one sublayer, averaged over the `real` tokens, all unless given (float32 scalars).
 
     turn: angle the residual turned, radians. ratio: length of the written step over the length of the residual it
     was written on (NAG's |t|). growth: change of the residual's log RMS. log_norm: log RMS after the sublayer.
@@ -199,14 +201,17 @@ def telemetry(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dic
     (d0, s0), (d1, s1) = scheme.lanes(before), scheme.lanes(after)
     step = jnp.exp(s1 - s0)[..., None] * d1 - d0
     gate = jnp.broadcast_to(jnp.mean(gate.astype(jnp.float32), axis=-1), s0.shape)
-    return {
-        "turn": jnp.mean(turn_angle(d0, d1)),
-        "ratio": jnp.mean(jnp.sqrt(jnp.mean(step**2, axis=-1))),
-        "growth": jnp.mean(s1 - s0),
-        "log_norm": jnp.mean(s1),
-        "gate": jnp.mean(gate),
-        "closed": jnp.mean((gate < 0.05).astype(jnp.float32)),
+    by_token = {
+        "turn": turn_angle(d0, d1),
+        "ratio": jnp.sqrt(jnp.mean(step**2, axis=-1)),
+        "growth": s1 - s0,
+        "log_norm": s1,
+        "gate": gate,
+        "closed": (gate < 0.05).astype(jnp.float32),
     }
+    real = jnp.ones(s0.shape, bool) if real is None else real
+    count = jnp.maximum(jnp.sum(real), 1)
+    return {name: jnp.sum(jnp.where(real, value, 0.0)) / count for name, value in by_token.items()}
 
 
 def check_epsilon(value: float) -> None:

@@ -74,9 +74,9 @@ class ModelBlueprint:
         return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
 
     def init_mod(self) -> dict[str, jax.Array]:
-        """The state of Mixture-of-Depths before the first step: `cuts` [S], empty without it."""
+        """The state of Mixture-of-Depths before the first step: `cuts` [S], -inf before the first; empty without it."""
         model = self.config.model
-        return {"cuts": jnp.zeros(model.sublayers)} if model.mod.active else {}
+        return {"cuts": jnp.full(model.sublayers, -jnp.inf)} if model.mod.active else {}
 
     def abstract_params(self) -> Tree:
         """Shapes, dtypes and shardings of the parameters."""

@@ -35,7 +35,8 @@ class Evaluator:
         return (put(self.blueprint, batch) for batch in itertools.islice(found, limit))
 
     def __call__(self, params, mod: dict, step: int, batches: Iterable[Batch]) -> tuple[dict, dict]:
-        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers.
+        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers, means
+        over all tokens that are no padding.
 
         Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
         decider with top-k, too; its scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its
@@ -46,20 +47,22 @@ class Evaluator:
             results.append(self.step(params, mod, jnp.int32(step), batch, self.token_bytes))
             results[-2:-1] = jax.device_get(results[-2:-1])  # one behind: neither waits for long, nor runs ahead
         results = jax.device_get(results)
-        total = {name: float(sum(getattr(r.sums, name) for r in results)) for name in ("nats", "count", "correct")}
-        read_bytes = float(sum(r.bytes for r in results))
+        total = {name: sum(float(getattr(r.sums, name)) for r in results) for name in ("nats", "count", "correct")}
+        read_bytes = sum(float(r.bytes) for r in results)
+        tokens = np.array([float(r.tokens) for r in results])
+        mean = lambda values: np.tensordot(tokens / tokens.sum(), np.stack(values).astype(np.float64), 1)  # noqa: E731
         scores = {
             "loss": total["nats"] / total["count"],
             "bits_per_byte": total["nats"] / math.log(2) / read_bytes if read_bytes else None,
             "accuracy": total["correct"] / total["count"],
             "targets": int(total["count"]),
         }
-        depth = {name: np.mean([r.telemetry[name] for r in results], axis=0) for name in results[0].telemetry}
+        depth = {name: mean([r.telemetry[name] for r in results]) for name in results[0].telemetry}
         first = depth["log_norm"][:1] - depth["growth"][:1]
         depth["log_norm"] = np.concatenate([first, depth["log_norm"]])
         if results[0].routing is not None:
             for name in ("executed", "agreement"):
-                depth[name] = np.mean([r.routing[name] for r in results], axis=0)
+                depth[name] = mean([r.routing[name] for r in results])
             skipped = 1.0 - depth["executed"]
             parts = {"": skipped, "_attention": skipped[::2], "_mlp": skipped[1::2]}
             scores |= {f"mod_rate{part}": float(np.mean(rates)) for part, rates in parts.items()}

@@ -30,11 +30,12 @@ class StepMetrics(NamedTuple):
 
 
 class EvalSums(NamedTuple):
-    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; `telemetry` is by sublayer, [S],
-    `routing` what Mixture-of-Depths did."""
+    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; and means over its `tokens`
+    that are no padding: `telemetry` is by sublayer, [S], `routing` what Mixture-of-Depths did."""
 
     sums: Sums
     bytes: Float[Array, ""]
+    tokens: Int[Array, ""]
     telemetry: dict[str, Float[Array, " S"]]
     routing: dict[str, Float[Array, " S"]] | None
 
@@ -50,22 +51,39 @@ def noise(state: TrainState) -> UInt32[Array, ""]:
 
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
-    """Weighted cross-entropy of a trained causal decider, mean over sublayers, nats."""
+    """Weighted cross-entropy of a trained causal decider, mean over sublayers and over tokens, nats."""
     if output.routing is None or not model.mod.decider.trained:
         return 0.0
     return model.config.mod.aux_weight * jnp.mean(output.routing["loss"])
 
 
-def _cuts(output: Output) -> dict[str, Array]:
-    return {} if output.routing is None else {"cuts": jax.lax.stop_gradient(output.routing["cut"])}
+class Cuts(NamedTuple):
+    """Of the sequences that have a cut: their cuts' sum, and their number."""
+
+    total: Float[Array, " S"]
+    rows: Float[Array, " S"]
 
 
-def _averaged(state: TrainState, cuts: dict[str, Array], decay: float) -> dict[str, Array]:
+def _cuts(output: Output) -> dict[str, Cuts]:
+    if output.routing is None:
+        return {}
+    cut, rows = (jax.lax.stop_gradient(output.routing[name]) for name in ("cut", "cuts"))
+    return {"cuts": Cuts(jnp.where(rows > 0, cut * rows, 0.0), rows)}
+
+
+def _averaged(state: TrainState, cuts: dict[str, Cuts], decay: float) -> dict[str, Array]:
     """Exponential moving averages over at most as many good steps as there have been: early cuts, made while NAG's
-    angles still rise, are soon forgotten. decay_t = min(decay, t / (t + 10))."""
+    angles still rise, are soon forgotten. decay_t = min(decay, t / (t + 10)). A batch without a cut leaves the average
+    as it is; one that is not finite (none yet) is replaced."""
     done = state.guard.good.astype(jnp.float32)
     decay = jnp.minimum(decay, done / (done + 10.0))
-    return jax.tree.map(lambda old, new: decay * old + (1.0 - decay) * new, state.mod, cuts)
+
+    def average(old, new: Cuts):
+        seen = new.total / jnp.maximum(new.rows, 1.0)
+        mixed = jnp.where(jnp.isfinite(old), decay * old + (1.0 - decay) * seen, seen)
+        return jnp.where(new.rows > 0, mixed, old)
+
+    return {name: average(old, cuts[name]) for name, old in state.mod.items()}
 
 
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
@@ -76,27 +94,32 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     train, mesh = blueprint.config.train, blueprint.mesh
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
 
-    def summed_loss(params, part: Batch, state: TrainState):
+    def summed_loss(params, part: Batch, state: TrainState, share):
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
         sums, output = forward(model, part, **options)
-        return sums.nats + train.z_loss * sums.z + sums.count * auxiliary(model, output), (sums, _cuts(output))
+        extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
+        return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(output))
 
-    def gradient(params, part: Batch, state: TrainState):
-        """Every gradient where its parameter lives: summed over devices and scattered, not kept whole."""
-        grads, rest = jax.grad(summed_loss, has_aux=True)(params, part, state)
+    def gradient(params, part: Batch, state: TrainState, share):
+        """Every gradient where its parameter lives: summed over devices and scattered, not kept whole. `share` is the
+        batch's targets by its tokens: parts weigh by tokens in the auxiliary loss, by targets in the others."""
+        grads, rest = jax.grad(summed_loss, has_aux=True)(params, part, state, share)
         return jax.lax.with_sharding_constraint(grads, blueprint.parameter_shardings()), rest
 
     def step(state: TrainState, batch: Batch):
+        share = jnp.sum(batch.weights) / jnp.maximum(jnp.sum(batch.segment_ids > 0), 1)
         if train.accumulate == 1:
-            grads, (sums, cuts) = gradient(state.params, batch, state)
+            grads, (sums, cuts) = gradient(state.params, batch, state, share)
         else:
             parts = jax.tree.map(lambda x: _parts(x, train.accumulate), batch)
-            zeros = jax.eval_shape(lambda: gradient(state.params, jax.tree.map(lambda x: x[0], parts), state))
+            zeros = jax.eval_shape(lambda: gradient(state.params, jax.tree.map(lambda x: x[0], parts), state, share))
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
-            add = lambda total, part: (jax.tree.map(jnp.add, total, gradient(state.params, part, state)), None)  # noqa: E731
+
+            def add(total, part):
+                return jax.tree.map(jnp.add, total, gradient(state.params, part, state, share)), None
+
             (grads, (sums, cuts)), _ = jax.lax.scan(add, zeros, parts)
-            cuts = jax.tree.map(lambda x: x / train.accumulate, cuts)
         count = jnp.maximum(sums.count, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.named_scope("optimizer"):
@@ -142,7 +165,7 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
         sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
-        return EvalSums(sums, read, output.telemetry, output.routing)
+        return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry, output.routing)
 
     if mesh.size > 1:
         step = shard_rows(step, mesh, row_axes(mesh))

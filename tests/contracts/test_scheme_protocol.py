@@ -88,7 +88,7 @@ def test_scan_equals_unrolled_with_telemetry_of_every_sublayer(scheme):
 
     def commit(stream, update, at):
         after, gate = scheme.advance(stream, update, boundary(*at))
-        return after, telemetry(scheme, stream, after, gate)
+        return after, telemetry(scheme, stream, after, gate, batch.segment_ids > 0)
 
     stream, notes = open_(model.embedding(batch.tokens, batch.where, jnp.float32)), []
     for index, sublayer in enumerate(sublayers, 1):

@@ -65,11 +65,14 @@ def test_top_k_does_look_ahead():
     assert np.any(run(params, tokens)[..., :6] != run(params, tokens.at[:, 6:].set(1))[..., :6])
 
 
-def test_a_token_runs_when_its_score_reaches_the_cut():
-    """With one sequence's own cuts, and nothing routed before, the threshold lets in exactly the top k."""
+@pytest.mark.parametrize("off", [0, 60, -60])
+def test_a_token_runs_when_its_score_reaches_the_cut(off):
+    """With one sequence's own cuts, and nothing routed before, the threshold lets in exactly the top k: also where
+    the cut was rounded so many units in the last place differently."""
     model = make(find_scheme("nag")(), ModConfig(mlp_rate=(0.0, 0.0, 0.5), skip="mlp"))
     tokens = jnp.asarray(tiny.packed_batch().tokens)[:1]
-    _, ran = causal(model, tokens, cuts_of(model, tokens))(tokens)
+    cuts = cuts_of(model, tokens) * (1 + off * np.finfo(np.float32).eps)
+    _, ran = causal(model, tokens, cuts)(tokens)
     assert ran[-1].sum() == kept(0.5, tiny.TOKENS) and ran[:-1].all()
 
 

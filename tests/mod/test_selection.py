@@ -6,7 +6,7 @@ import pytest
 
 from nagjax.layers.where import Where
 from nagjax.mod import kept
-from nagjax.mod.selection import is_chosen, top_tokens
+from nagjax.mod.selection import is_chosen, lowered, top_tokens
 
 
 def choose(scores, k, segments=None):
@@ -36,6 +36,19 @@ def test_padding_goes_last():
     chosen = choose([[5.0, 1.0, 2.0, 9.0]], 2, [[0, 1, 1, 0]])
     np.testing.assert_array_equal(chosen.indices, [[1, 2]])
     assert choose([[5.0, 1.0, 2.0, 9.0]], 3, [[0, 1, 1, 0]]).indices.shape == (1, 3)
+
+
+@pytest.mark.parametrize("dtype, sums", [(jnp.float32, 4096), (jnp.bfloat16, 1)])
+def test_a_score_equal_to_the_cut_but_for_rounding_reaches_it(dtype, sums):
+    """The error of a sum of so many terms is about sqrt(n) units in the last place of what was added up."""
+    error = 0.99 * np.sqrt(sums) * float(jnp.finfo(dtype).eps) / 2
+    cuts, inside = np.float32([1e-3, 0.7, 40.0, -2.0, 1e-7]), np.float32([1e-3, 0.7, 40.0, 2.0, 1.0])
+    limits = np.asarray(lowered(jnp.asarray(cuts), 1.0, dtype))
+    assert np.all(cuts - error * np.maximum(inside, 1.0) >= limits) and np.all(limits >= cuts - 5 * error * 40.0)
+    positive = np.asarray(lowered(jnp.asarray(cuts[:2]), 0.0, dtype))  # nothing cancels: relative alone
+    assert np.all(cuts[:2] * (1 - error) >= positive) and np.all(positive >= cuts[:2] * (1 - 5 * error))
+    odd = lowered(jnp.array([np.inf, -np.inf, np.nan]), 1.0, dtype)
+    np.testing.assert_array_equal(odd, [np.inf, -np.inf, -np.inf])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Decider:
     def logits(
         self, own: nnx.Module, x: Float[Array, "B T D"], scores: Float[Array, "B T"], cut: Float[Array, ""]
     ) -> Float[Array, "B T"]:
-        """Float32, from what the sublayer reads, the router's score and the average cut."""
+        """Float32, from what the sublayer reads, the router's score and the average cut, lowered by its margin."""
         raise NotImplementedError
 
 

@@ -18,6 +18,7 @@ class Router:
     """Base of all routers: no parameters, and updates that do not know their score."""
 
     name: ClassVar[str] = ""  # the file's name
+    scale: ClassVar[float] = 0.0  # of what cancels in a score near 0, which is then rounded like a number of this size
 
     def check(self, scheme: Scheme) -> None:
         """Raises UserError for a scheme the router cannot score."""

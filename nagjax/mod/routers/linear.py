@@ -27,6 +27,7 @@ class LinearRouter(Router):
     """
 
     name: ClassVar[str] = "linear"
+    scale: ClassVar[float] = 1.0
 
     def check(self, scheme):
         if scheme.scale_free:
