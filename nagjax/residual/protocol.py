@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from nagjax.errors import UserError
+from nagjax.ranges import check_fields
 from nagjax.residual.rows import put
 
 Stream = Any  # a pytree of arrays, each [B, T, ...]
@@ -75,6 +75,9 @@ class Scheme(abc.ABC):
     router: ClassVar[str] = "linear"  # of Mixture-of-Depths, unless another is asked for
     scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by a factor on it
     turns: ClassVar[bool] = False  # the angle of a sublayer's update is known before its branch runs: `turn`
+
+    def __post_init__(self):
+        check_fields(self, "scheme.")
 
     # The five verbs.
 
@@ -206,12 +209,6 @@ def telemetry(scheme: Scheme, before: Stream, after: Stream, gate: Array) -> dic
         "gate": jnp.mean(gate),
         "closed": jnp.mean((gate < 0.05).astype(jnp.float32)),
     }
-
-
-def check_epsilon(value: float) -> None:
-    """Raises UserError unless it can be added to a mean square."""
-    if not 0.0 < value < 1.0:
-        raise UserError("scheme.epsilon", value, "give a number above 0 and below 1")
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
