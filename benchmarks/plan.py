@@ -7,8 +7,8 @@ import argparse
 import json
 from pathlib import Path
 
-from nagjax.commands.options import parse_run
 from nagjax.errors import UserError
+from nagjax.options import read_options
 from nagjax.plan import tables
 from nagjax.plan.compile import plan
 from nagjax.plan.order import filled
@@ -16,7 +16,7 @@ from nagjax.plan.topology import parse
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCUMENT = ROOT / "benchmarks" / "results" / "plan.json", ROOT / "docs" / "plan.md"
-MINUTES = 20
+MINUTES, VOCAB = 20, 32768
 
 STANDARD = [
     ("150M", "v5e:2x2"),
@@ -39,8 +39,8 @@ ORDERS = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
 
 def one(preset: str, topology_name: str, remat: str) -> dict:
     topology = parse(topology_name)
-    config, given = parse_run(["--preset", preset, "--remat", remat], "plan", "", [("vocab", int, 32768)])
-    config = filled(config, topology, given.vocab, batch_given=False, mesh_given=False)
+    config = read_options({"preset": preset, "remat": remat}).config()
+    config = filled(config, topology, VOCAB, batch_given=False, mesh_given=False)
     return {"label": preset} | plan(config, topology, seconds=60 * MINUTES)
 
 

@@ -1,51 +1,116 @@
-"""The nagjax command."""
+"""The nagjax command: its verbs are the files of `nagjax/commands/`, their options the parameters of what these define.
 
+A verb's file defines `main`, or lists its subcommands, functions too, in `SUBCOMMANDS`. Its docstring begins with the
+line that `nagjax --help` shows. Importing it imports no jax: help and refusals are there at once.
+"""
+
+import ast
 import errno
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+from nagjax import __version__
 from nagjax.discovery import pick
 from nagjax.errors import Preempted, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+COMMANDS = Path(__file__).parent / "commands"
 
-COMMANDS = {
-    "demo": ("train", "demo", "train plain, LNS, Review and NAG on this machine and compare them"),
-    "train": ("train", "train", "train one model, or go on training it"),
-    "eval": ("look", "evaluate", "validation loss and depth of a run"),
-    "generate": ("look", "generate", "continue prompts"),
-    "info": ("look", "info", "parameters, FLOPs and memory of a run or a model"),
-    "compare": ("look", "compare", "runs side by side in one table and one report"),
-    "data": ("corpus", "data", "data prepare: documents into token shards"),
-    "tokenizer": ("corpus", "tokenizer", "tokenizer train: learn a BPE tokenizer"),
-    "plan": ("plan", "plan", "does a run fit a TPU slice or GPU box, and what would it cost: compiled without one"),
-    "calibrate": ("depth", "calibrate", "how much of a dense NAG run can be skipped, and at what loss"),
-    "map": ("depth", "draw_map", "which sublayers each token of a text goes through"),
-    "import": ("interop", "import_", "a Llama, Mistral, Qwen, OLMo 2, GPT-NeoX or GPT-2 model becomes a run"),
-    "export": ("interop", "export", "a run as safetensors for transformers, or as a bundle"),
-    "diagnose": ("inside", "diagnose", "how much of a model's depth is used, and which blocks could go: a report"),
-    "prune": ("inside", "prune", "take blocks out of a trained model, by rule or by list; what is left is a run"),
-    "profile": ("profile", "profile", "trace a few training steps and tell which part of the model takes how long"),
-    "bench": ("train", "bench", "bench step | compile | mod: step times, compile time, what skipping saves"),
-}
+
+def verbs() -> dict[str, str]:
+    """Every verb with its line of help, from the files of `nagjax/commands/`, none of which is imported."""
+    files = sorted(path for path in COMMANDS.glob("*.py") if path.stem != "__init__")
+    docs = {path.stem.rstrip("_"): ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+    return {verb: (doc or "").split("\n")[0].rstrip(".") for verb, doc in docs.items()}
+
+
+def functions(verb: str) -> dict[str, Callable]:
+    """What a verb runs, by the words of the command: `{"train": main}`, `{"data prepare": prepare}`."""
+    known = verbs()
+    pick("command", verb, known, "commands")
+    stem = verb if (COMMANDS / f"{verb}.py").exists() else f"{verb}_"
+    module = importlib.import_module(f"nagjax.commands.{stem}")
+    several = getattr(module, "SUBCOMMANDS", ())
+    return {f"{verb} {f.__name__.rstrip('_')}": f for f in several} if several else {verb: module.main}
 
 
 def usage() -> str:
-    lines = [f"  nagjax {name:10} {what}" for name, (_, _, what) in COMMANDS.items()]
-    return "\n".join(["usage: nagjax COMMAND [OPTIONS]", "", *lines, "", "nagjax COMMAND --help lists its options."])
+    lines = [f"  nagjax {verb:10} {what[:1].lower()}{what[1:]}" for verb, what in verbs().items()]
+    ends = ["nagjax COMMAND --help lists its options; nagjax --version. Tab completion: nagjax completion --help"]
+    return "\n".join(["usage: nagjax COMMAND [OPTIONS]", "", *lines, "", *ends])
 
 
 def run(args: Sequence[str]) -> None:
     """Runs one command; errors pass through."""
-    if not args or args[0] in ("-h", "--help"):
+    if not args or args[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return
-    module, function, _ = pick("command", args[0], COMMANDS, "commands")
-    getattr(importlib.import_module(f"nagjax.commands.{module}"), function)(args[1:])
+    if args[0] == "--version":
+        print(f"nagjax {__version__}")
+        return
+    verb, args = args[0], list(args[1:])
+    known = functions(verb)
+    words = next(iter(known))
+    if " " in words:
+        word = args[0] if args else ""
+        if word in ("-h", "--help", "--help-all") and len(known) > 1:
+            print("\n".join([f"usage: {' | '.join(f'nagjax {name}' for name in known)} [OPTIONS]", "", verbs()[verb]]))
+            return
+        if word not in ("-h", "--help", "--help-all"):
+            words = f"{verb} {word}"
+            if words not in known:
+                raise UserError(verb, word, f"use: {', '.join(f'nagjax {name}' for name in known)}")
+            args = args[1:]
+    call(words, known[words], args)
+
+
+def call(words: str, function: Callable, args: list[str]) -> None:
+    """Calls a verb's function with the values of the arguments, or prints its help."""
+    from nagjax.arguments import Given, Rest, description, expanded, help_text, parameters, parse
+    from nagjax.options import COMMON, DEFAULT_SCHEME, RunOptions, read_options, run_options, taken
+
+    prog, rest = f"nagjax {words}", ()
+    fields = {field.name: field for field in parameters(function)}
+    if any(field.hint is Rest for field in fields.values()) and "--" in args:
+        at = args.index("--")
+        args, rest = args[:at], tuple(args[at + 1 :])
+    own = {name: expanded(f) for name, f in fields.items() if f.hint not in (Given, Rest, RunOptions)}
+    options = [option for group in own.values() for option in group]
+    runs = [name for name, field in fields.items() if field.hint is RunOptions]
+    if runs:
+        shared = run_options(taken("--scheme", args, DEFAULT_SCHEME))
+        options += [option for option in shared if option.name not in {o.name for o in options}]
+    if wanted := {"-h", "--help", "--help-all"} & {*args}:
+        everything = not runs or "--help-all" in wanted
+        named = {option.name for option in options}
+        common = [*(o.name for o in options if o.group == "" and o.name not in COMMON), *COMMON]
+        shown = [name for name in common if name in named]
+        print(help_text(prog, description(function), options, shown, everything))
+        return
+    values = parse(options, args, prog)
+    arguments: dict[str, Any] = {}
+    for name, field in fields.items():
+        if field.hint is Given:
+            arguments[name] = Given(values)
+        elif field.hint is Rest:
+            arguments[name] = rest
+        elif field.hint is RunOptions:
+            mine = {option.name for group in own.values() for option in group}
+            arguments[name] = read_options({key: value for key, value in values.items() if key not in mine})
+        elif len(own[name]) == 1 and own[name][0].name == name:
+            if name in values:
+                arguments[name] = values[name]
+        elif own[name]:
+            inner = {key.removeprefix(f"{name}."): v for key, v in values.items() if key.startswith(f"{name}.")}
+            arguments[name] = typing.cast(Any, field.hint)(**inner)
+    function(**arguments)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -1,22 +1,19 @@
 """What one types in a notebook: train in a line, look at what came of it."""
 
 import contextlib
-import dataclasses
-import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.generate.paths import token_paths
-from nagjax.model.config import ModelConfig
+from nagjax.options import read_options
 from nagjax.report.maps import depth_map as draw_depth_map
 from nagjax.report.maps import dial_plot
 from nagjax.report.plots import FIGURES, Plot, draw_plots
 from nagjax.report.table import Table, comparison_table
-from nagjax.residual import Scheme, find_scheme
-from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.residual import Scheme
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.loop import train
@@ -31,36 +28,27 @@ def fit(
     *,
     out: str | Path | None = None,
     fresh: bool = False,
-    data: str | DataConfig = "stdlib",
-    **options,
+    resume: Literal["latest", "previous"] = "latest",
+    force: bool = False,
+    callback: Callable[[dict[str, Any]], None] | None = None,
+    **options: Any,
 ) -> OpenRun:
     """Trains a run, or goes on training it, and opens it.
 
-    scheme: a name, or a scheme with its own options, `NAG(directions=16)`. data: a corpus folder, or `"stdlib"`.
-    out: the run's folder, runs/SCHEME-dDEPTH-wWIDTH unless given; a finished run in it is opened as it is, `fresh`
-    starts over. options: fields of ModelConfig, OptimizerConfig and TrainConfig, under the names they have on the
-    command line: depth, width, context, lr, steps, batch, mod...
+    scheme: a name, or a scheme with its own options, `NAG(directions=16)`. out, fresh, resume, force: as on the command
+    line; a finished run in the folder is opened as it is. callback: called with each record of the log as it is
+    written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`. options: every other option of `nagjax train`, by its
+    name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its dataclass,
+    `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`; `data` also
+    as the path of a corpus alone.
 
-    Raises UserError for an unknown option, and all that `nagjax.train.loop.train` raises.
+    Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
-    config = run_config(scheme, data, options)
-    folder = Path(out or f"runs/{config.scheme.name}-d{config.model.depth}-w{config.model.width}")
+    read = read_options({"scheme": scheme, **options})
+    folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
-        return open_run(train(config, folder, fresh=fresh))
-
-
-def run_config(scheme: str | Scheme, data: str | DataConfig, options: dict) -> RunConfig:
-    """The config that these options, all in one dict, describe."""
-    parts = {"model": ModelConfig, "optimizer": OptimizerConfig, "train": TrainConfig}
-    fields = {name: {field.name for field in dataclasses.fields(part)} for name, part in parts.items()}
-    known = sorted(set().union(*fields.values()))
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise UserError(name, options[name], f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
-    chosen = {name: part(**{k: v for k, v in options.items() if k in fields[name]}) for name, part in parts.items()}
-    data = DataConfig(path=data) if isinstance(data, str) else data
-    return RunConfig(scheme=find_scheme(scheme)() if isinstance(scheme, str) else scheme, data=data, **chosen)
+        skip = resume == "previous"
+        return open_run(train(read.config(), folder, fresh=fresh, skip_damaged=skip, force=force, callback=callback))
 
 
 def log(run: AnyRun) -> Run:

@@ -28,7 +28,7 @@ def refusal(**rows: jax.Array) -> str | None:
 def missing() -> str | None:
     """Why jax_triton cannot be used here, whatever the rows."""
     if importlib.util.find_spec("jax_triton") is None:
-        return "needs jax_triton: pip install 'nagjax[triton]'"
+        return "needs jax_triton: pip install -e '.[triton]'"
     version = importlib.metadata.version("jax-triton")
     if jax.__version_info__ >= (0, 12) and tuple(map(int, version.split(".")[:3])) <= (0, 4, 1):
         return f"jax_triton {version} does not run on jax {jax.__version__}"

@@ -1,1 +1,1 @@
-"""The commands behind `nagjax`, one function each; their options are generated from the signatures."""
+"""The verbs of `nagjax`, one file each: a new file here is a new verb, nothing else to edit (see `nagjax.cli`)."""

@@ -1,73 +1,79 @@
-"""nagjax plan: does a run fit a machine nobody has rented yet, and what will it cost."""
+"""Does a run fit a TPU slice or GPU box, and what would it cost: compiled without one."""
 
-import json
 import os
-from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
 
-from nagjax.commands.options import parse_run
+from nagjax.arguments import Given
+from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.options import RunOptions
+from nagjax.ranges import Count, Positive
 
 
-def plan(args: Sequence[str]) -> None:
-    from nagjax.plan.compile import plan as make_plan
-    from nagjax.plan.order import filled
-    from nagjax.plan.report import ranking, report, sort
-    from nagjax.plan.search import search
+def main(
+    options: RunOptions,
+    given: Given,
+    topology: str | None = None,
+    vocab: Count = 32768,
+    dollars_per_hour: Positive | None = None,
+    search: bool = False,
+    tries: Count = 12,
+    minutes: Positive = 15.0,
+    json: Path | None = None,
+) -> None:
+    """Compile a run's training step for a TPU slice or GPU box that is not there: memory, FLOPs, bytes and
+    collectives, a lower bound of the step time and what it costs; and what to change when it does not fit.
+
+    Options are those of nagjax train; without --mesh.* everything is sharded over all chips (fsdp), without --batch
+    every chip gets about 8192 tokens.
+
+    Args:
+        topology: the machine, as v5e:4x4 or h200x8.
+        vocab: tokens in the vocabulary.
+        dollars_per_hour: price of one chip.
+        search: try meshes, batches and rematerialisation, and rank what fits.
+        tries: programs that a search compiles, at most.
+        minutes: for one compilation, at most.
+        json: also write the result there.
+    """
     from nagjax.plan.topology import parse, require, summary
 
-    description = (
-        "Compile a run's training step for a TPU slice or GPU box that is not there: memory, FLOPs, bytes and "
-        "collectives, a lower bound of the step time and what it costs; and what to change when it does not fit.\n\n"
-        f"--topology NAME is one of {summary()}. Options are those of `nagjax train`; without --mesh.* everything is "
-        "sharded over all chips (fsdp), without --batch every chip gets about 8192 tokens."
-    )
-    extra = [
-        ("topology", str | None, None),
-        ("vocab", int, 32768),
-        ("dollars_per_hour", float | None, None),
-        ("search", bool, False),
-        ("tries", int, 12),
-        ("minutes", float, 15.0),
-        ("json", Path | None, None),
-    ]
-    config, given = parse_run(args, "plan", description, extra)
-    if given.topology is None:
+    if options.start:
+        raise UserError("start", options.start, "a plan is of options, not of a run: leave it out")
+    if topology is None:
         raise UserError("topology", None, f"give --topology; known: {summary()}")
-    if given.dollars_per_hour is not None and not given.dollars_per_hour > 0:
-        raise UserError("dollars_per_hour", given.dollars_per_hour, "give the price of one chip, above 0")
-    for name in ("tries", "minutes"):
-        if not getattr(given, name) > 0:
-            raise UserError(name, getattr(given, name), "give a number above 0")
-    topology = parse(given.topology)
-    require(topology.chip)
-    config = filled(config, topology, given.vocab, _given(args, "--batch"), _given(args, "--mesh."))
+    machine = parse(topology)
+    require(machine.chip)
+    say(f"planning {options}, on {machine.name}")
+    from nagjax.plan.compile import plan
+    from nagjax.plan.order import filled
+    from nagjax.plan.report import ranking, report, sort
+    from nagjax.plan.search import search as search_all
+
+    batch_given, mesh_given = "batch" in given, any(name.startswith("mesh.") for name in given)
+    config = filled(options.config(), machine, vocab, batch_given, mesh_given)
 
     def one(config) -> dict:
-        print(f"compiling for {topology.name}; this takes a minute or more", flush=True)
-        return make_plan(config, topology, seconds=60 * given.minutes, dollars_per_hour=given.dollars_per_hour)
+        say(f"compiling for {machine.name}; this takes a minute or more, {minutes:g} at most")
+        return plan(config, machine, seconds=60 * minutes, dollars_per_hour=dollars_per_hour)
 
-    if given.search:
-        results = sort(search(config, topology, one, given.tries))
+    if search:
+        results = sort(search_all(config, machine, one, tries))
         if not results:
-            raise UserError(
-                "batch", config.train.batch, f"is divisible by no mesh of {topology.size} chips: try {topology.size}"
-            )
+            fix = f"is divisible by no mesh of {machine.size} chips: try {machine.size}"
+            raise UserError("batch", config.train.batch, fix)
         print(ranking(results))
     else:
         results = [one(config)]
-    if results[0]["fits"] or not given.search:
+    if results[0]["fits"] or not search:
         print(report(results[0]))
-    if given.json:
-        _write(given.json, results if given.search else results[0])
-
-
-def _given(args: Sequence[str], option: str) -> bool:
-    return any(arg.startswith(option) if option.endswith(".") else arg.split("=")[0] == option for arg in args)
+    if json:
+        _write(json, results if search else results[0])
 
 
 def _write(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.write_text(dumps(value, indent=1) + "\n")
     os.replace(partial, path)

@@ -1,20 +1,22 @@
-"""nagjax profile: a trace of a few training steps, and where their time goes."""
+"""Trace a few training steps and tell which part of the model takes how long."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from nagjax.commands.options import parse_run
+from nagjax.console import say
+from nagjax.options import RunOptions
+from nagjax.ranges import Count
 
 
-def profile(args: Sequence[str]) -> None:
-    from nagjax.commands.profiling import profile as trace
-    from nagjax.commands.profiling import report
+def main(options: RunOptions, traced: Count = 5, out: Path = Path("runs/profile")) -> None:
+    """Trace a few training steps of a fresh model and tell which part of it the time goes to: embedding, attention,
+    mlp, residual update, routing, head, optimizer.
 
-    description = (
-        "Trace a few training steps of a fresh model and tell which part of it the time goes to: embedding, attention, "
-        "mlp, residual update, routing, head, optimizer. Options are those of `nagjax train`; --traced is the number "
-        "of steps, --out the folder of the trace, for TensorBoard or XProf."
-    )
-    config, given = parse_run(args, "profile", description, [("traced", int, 5), ("out", Path, Path("runs/profile"))])
-    print(report(trace(config, given.out, given.traced)))
-    print(f"trace: {given.out}")
+    Args:
+        traced: steps in the trace.
+        out: folder of the trace, for TensorBoard or XProf.
+    """
+    say(f"{options}: compiling, then {traced} traced steps")
+    from nagjax.measure.profile import profile, report
+
+    print(report(profile(options.config(), out, traced)))
+    print(f"trace: {out}")

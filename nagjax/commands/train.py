@@ -1,55 +1,42 @@
-"""nagjax train, demo and bench: what runs steps."""
+"""Train one model, or go on training it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from nagjax.commands.options import parse, parse_run
+from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.options import RunOptions
+from nagjax.train.distributed.hosts_config import HostsConfig
 
 
-def train(args: Sequence[str]) -> None:
+def main(
+    options: RunOptions,
+    hosts: HostsConfig,
+    out: Path | None = None,
+    fresh: bool = False,
+    resume: Literal["latest", "previous"] = "latest",
+    force: bool = False,
+) -> None:
+    """Train a Transformer under one residual scheme, or go on training it: the same command resumes.
+
+    Args:
+        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH.
+        fresh: start over; what the run in the folder has written is deleted.
+        resume: previous passes over a damaged newest checkpoint.
+        force: begin also where the model does not fit into the memory there is.
+    """
+    if options.start and out is None:
+        raise UserError("out", None, "give a folder for the run that starts from another one")
+    folder = out or options.folder
+    say(f"{options}, in {folder}")
+
     import jax
 
-    from nagjax.train.distributed.hosts import HostsConfig, connect
-    from nagjax.train.loop import train as train_run
+    from nagjax.train.distributed.hosts import connect
+    from nagjax.train.loop import train
 
-    description = (
-        "Train a Transformer under one residual scheme, or go on training it: the same command resumes.\n\n"
-        "--scheme NAME (default nag) chooses the scheme and its own --scheme.* options; "
-        "--preset 1M|4M|20M|60M|150M|350M|1B sets depth, width and context; "
-        "--resume previous passes over a damaged newest checkpoint; "
-        "--start RUN begins with the model, scheme and parameters of another run, an imported one say."
-    )
-    extra = [("out", Path | None, None), ("fresh", bool, False), ("resume", Literal["latest", "previous"], "latest")]
-    extra += [("hosts", HostsConfig, HostsConfig()), ("start", Path | None, None)]
-    config, given = parse_run(args, "train", description, extra)
-    connect(given.hosts)
-    model = config.model
-    if given.start is not None and given.out is None:
-        raise UserError("out", None, "give a folder for the run that starts from another one")
-    folder = given.out or Path("runs") / f"{config.scheme.name}-d{model.depth}-w{model.width}"
-    train_run(config, folder, fresh=given.fresh, skip_damaged=given.resume == "previous")
+    config = options.config()
+    connect(hosts)
+    train(config, folder, fresh=fresh, skip_damaged=resume == "previous", force=force)
     if jax.process_index() == 0:
-        print(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")
-
-
-def demo(args: Sequence[str]) -> None:
-    from nagjax.commands.demo import Demo, run_demo
-
-    run_demo(parse(Demo, args, "demo"))
-
-
-def bench(args: Sequence[str]) -> None:
-    from nagjax.commands.bench_mod import BenchMod, bench_mod
-    from nagjax.commands.bench_step import BenchCompile, BenchStep, bench_compile, bench_step
-
-    known = {"step": (BenchStep, bench_step), "compile": (BenchCompile, bench_compile), "mod": (BenchMod, bench_mod)}
-    what = args[0] if args else ""
-    if what in ("-h", "--help"):
-        print("usage: nagjax bench step | compile | mod [OPTIONS]; each has a --help of its own")
-        return
-    if what not in known:
-        raise UserError("bench", what, f"known benchmarks: {', '.join(known)}")
-    options, measure = known[what]
-    measure(parse(options, args[1:], f"bench {what}"))
+        say(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")

@@ -134,7 +134,7 @@ def prepare_on_beam(
     `s3://`, a shared disk). Raises UserError as `prepare` does, and where Beam is not installed.
     """
     if not _installed():
-        raise UserError("runner", "beam", "needs Apache Beam: pip install -c constraints-beam.txt 'nagjax[beam]'")
+        raise UserError("runner", "beam", "needs Apache Beam: pip install -c constraints-beam.txt -e '.[beam]'")
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
     if manifest := request.finished():
         return manifest

@@ -139,7 +139,7 @@ def _hub_documents(name: str, field: str) -> Iterator[str]:
     try:
         import datasets
     except ImportError:
-        raise UserError("inputs", name, "needs the `datasets` package: pip install 'nagjax[hub]'") from None
+        raise UserError("inputs", name, "needs the `datasets` package: pip install -e '.[hub]'") from None
     try:
         for number, row in enumerate(
             datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)

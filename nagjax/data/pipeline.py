@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from jaxtyping import Float32
@@ -13,6 +13,7 @@ from nagjax.data.storage import storage_path
 from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
+from nagjax.ranges import Range, Seed, check_fields
 
 if TYPE_CHECKING:
     import grain
@@ -23,31 +24,21 @@ _BUFFERED_BATCHES = 4
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What to train on, and in which order.
+    """What to train on, and in which order."""
 
-    path: `"stdlib"`, the sources of the running Python's standard library, or a folder made by `prepare`.
-    tokenizer: `"bytes"` or a tokenizer.json, for `"stdlib"` only: a prepared folder carries its own.
-    seed: order of the training rows; epochs differ in order.
-    workers: processes that make batches; 0 makes them in a thread. The batches are the same.
-    shuffle: whether training rows are shuffled at all.
-    """
-
-    path: str = STDLIB
-    tokenizer: str = "bytes"
-    seed: int = 0
-    workers: int = 0
-    shuffle: bool = True
+    path: str = STDLIB  # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare
+    tokenizer: str = "bytes"  # bytes or a tokenizer.json, for stdlib only: a prepared folder carries its own
+    seed: Seed = 0  # order of the training rows; epochs differ in order
+    workers: Annotated[int, Range(ge=0, le=256)] = 0  # processes that make the same batches; 0: a thread does
+    shuffle: bool = True  # whether training rows are shuffled at all
 
     def __post_init__(self):
+        check_fields(self, "data.")
         if not self.path:
-            raise UserError("path", self.path, 'use "stdlib" or a folder made by "nagjax data prepare"')
+            raise UserError("data.path", self.path, 'use "stdlib" or a folder made by "nagjax data prepare"')
         if self.path != STDLIB and self.tokenizer != "bytes":
             fix = "a prepared corpus carries its own tokenizer: leave this out, or prepare it again"
-            raise UserError("tokenizer", self.tokenizer, fix)
-        if not 0 <= self.seed < 2**32:
-            raise UserError("seed", self.seed, "use a whole number from 0 to 2**32 - 1")
-        if not 0 <= self.workers <= 256:
-            raise UserError("workers", self.workers, "use 0 (a thread) to 256 processes")
+            raise UserError("data.tokenizer", self.tokenizer, fix)
 
 
 @dataclass(frozen=True)

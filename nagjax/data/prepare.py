@@ -7,7 +7,7 @@ that was stopped (killed, disk full) continues after the last recorded round whe
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -72,6 +72,7 @@ def prepare(
     held_out: Sequence[str] = (),
     field: str = "text",
     shard_tokens: int = 1 << 25,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
     """Tokenise documents into the corpus folder `out` and return its manifest.
 
@@ -79,7 +80,8 @@ def prepare(
     `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
     documents held out, chosen by hash. held_out: further inputs that go to validation whole; with them
     `validation` may be 0. field: where JSON lines, Parquet rows and hub rows keep their text. shard_tokens:
-    tokens in one round, which also bounds the memory (about 5 bytes each).
+    tokens in one round, which also bounds the memory (about 5 bytes each). progress: called with the numbers of
+    documents and tokens so far, after each document.
 
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else, and when it cannot be written.
@@ -88,32 +90,35 @@ def prepare(
     folder, encoder, source = request
     if manifest := request.finished():
         return manifest
-    progress = request.progress("local") or {"rounds": 0, "documents": 0, "splits": {}}
+    done = request.progress("local") or {"rounds": 0, "documents": 0, "splits": {}}
 
     def finish_round(pending: dict[str, list[Document]]) -> None:
         for name, documents in pending.items():
             if documents:
-                shard = write_shard(folder, name, progress["rounds"], documents, encoder)
-                progress["splits"].setdefault(name, []).append(asdict(shard))
+                shard = write_shard(folder, name, done["rounds"], documents, encoder)
+                done["splits"].setdefault(name, []).append(asdict(shard))
                 documents.clear()
-        progress["rounds"] += 1
-        write_json(folder, PROGRESS, {"request": source, **progress})
+        done["rounds"] += 1
+        write_json(folder, PROGRESS, {"request": source, **done})
 
-    pending, tokens = {name: [] for name in SPLITS}, 0
+    pending, tokens, total = {name: [] for name in SPLITS}, 0, 0
     texts = _labelled(inputs, held_out, validation, field)
-    for split, document in encode_documents(islice(texts, progress["documents"], None), encoder):
-        progress["documents"] += 1
+    for split, document in encode_documents(islice(texts, done["documents"], None), encoder):
+        done["documents"] += 1
         if document.byte_count:
             pending[split].append(document)
             tokens += len(document.ids) + 1
+            total += len(document.ids) + 1
+        if progress:
+            progress(done["documents"], total)
         if tokens >= shard_tokens:
             finish_round(pending)
             tokens = 0
     if tokens:
         finish_round(pending)
-    if not progress["splits"]:
+    if not done["splits"]:
         raise UserError("inputs", list(inputs), "there is no text in them")
-    return finish(request, {n: [ShardRecord.from_json(s) for s in shards] for n, shards in progress["splits"].items()})
+    return finish(request, {n: [ShardRecord.from_json(s) for s in shards] for n, shards in done["splits"].items()})
 
 
 def describe_request(

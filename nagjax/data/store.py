@@ -237,10 +237,10 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if (folder / PROGRESS).exists():
-            fix = 'was not finished: run the same "nagjax prepare" again, it goes on where it stopped'
+            fix = 'was not finished: run the same "nagjax data prepare" again, it goes on where it stopped'
         else:
             state = "is not a corpus folder" if folder.exists() else "does not exist"
-            fix = f'{state} (no {MANIFEST}); make it with "nagjax prepare", or use path = "stdlib"'
+            fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use path = "stdlib"'
         raise UserError("path", str(folder), fix) from None
     except (OSError, ValueError) as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -167,11 +167,20 @@ def added_in_front(path: Path) -> list[int]:
     return whole[: max(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)] if plain else []
 
 
-def train_bpe(inputs: Sequence[str], vocab_size: int, path: str | os.PathLike, *, field: str = "text") -> Tokenizer:
+def train_bpe(
+    inputs: Sequence[str],
+    vocab_size: int,
+    path: str | os.PathLike,
+    *,
+    field: str = "text",
+    progress: Callable[[int], None] = lambda documents: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tokenizer:
     """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `path`.
 
-    `inputs` are files, folders or `hub:` datasets, as for `prepare`; `vocab_size` counts the 256 bytes and
-    the end-of-text token. Raises UserError when there is no room for those, or `path` cannot be written.
+    `inputs` are files, folders or `hub:` datasets, as for `prepare`; `vocab_size` counts the 256 bytes and the
+    end-of-text token. `progress` is called with the number of documents read, `say` told of what follows. Raises
+    UserError when there is no room for those tokens, or `path` cannot be written.
     """
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -187,7 +196,14 @@ def train_bpe(inputs: Sequence[str], vocab_size: int, path: str | os.PathLike, *
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    engine.train_from_iterator(read_documents(inputs, field=field), trainer)
+
+    def read() -> Iterator[str]:
+        for number, text in enumerate(read_documents(inputs, field=field), 1):
+            yield text
+            progress(number)
+        say("all documents are read; learning merges")
+
+    engine.train_from_iterator(read(), trainer)
     partial = Path(f"{path}.partial")
     try:
         partial.write_text(engine.to_str(), encoding="utf-8")

@@ -1,6 +1,6 @@
 """`nagjax import`: a model made elsewhere becomes a run's folder, which all commands open."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -27,19 +27,23 @@ def import_model(
     context: int | None = None,
     dtype: str = "auto",
     devices: Sequence[jax.Device] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> OpenRun:
     """Reads the model in the folder `source` and writes it to the new folder `out` as a run: config.json, a whole
     checkpoint (parameters alone: an optimizer's state would be all zeros), the tokenizer's files, origin.json.
 
-    context, dtype, devices: as for `read_source`. Raises UserError: what `read_source` raises, and an `out` in use.
+    context, dtype, devices: as for `read_source`. `say` is told what is being done. Raises UserError: what
+    `read_source` raises, and an `out` in use.
     """
     source, out = Path(source), Path(out)
     new_folder(out)
+    say("reading the weights")
     run = read_source(source, context=context, dtype=dtype, devices=devices)
     out.mkdir(parents=True, exist_ok=True)
     copy_files(source, out)
     if run.calibrated:
         copy(source / CALIBRATION, out / CALIBRATION)
+    say("writing the checkpoint")
     write_run(run, out, read_json(source))
     return run
 

@@ -18,7 +18,7 @@ try:
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as missing:
-    fix = f"needs lm-evaluation-harness ({missing}): pip install 'nagjax[eval]'"
+    fix = f"needs lm-evaluation-harness ({missing}): pip install -e '.[eval]'"
     raise UserError("tasks", "lm_eval", fix) from None
 
 NEW_TOKENS = 256  # of a generation, where the task does not say

@@ -1,9 +1,10 @@
 """What a block may have beyond nagjax's own parts: where published models differ from each other."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 from nagjax.errors import UserError
+from nagjax.ranges import Count, Fraction, Positive, Range, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,39 +16,29 @@ class RopeConfig:
     the frequency (Llama 3.1, arXiv:2407.21783).
     """
 
-    scaling: Literal["none", "linear", "llama3"] = "none"
-    factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192  # tokens
+    scaling: Literal["none", "linear", "llama3"] = "none"  # which frequencies are divided
+    factor: Annotated[float, Range(ge=1)] = 1.0  # by how much
+    low: Positive = 1.0  # of llama3: wavelengths beyond original / low are divided whole
+    high: Positive = 4.0  # of llama3: wavelengths below original / high are not divided
+    original: Count = 8192  # tokens of the context that the model was first trained at
 
     def __post_init__(self):
-        if not self.factor >= 1.0:
-            raise UserError("rope.factor", self.factor, "give a number of at least 1")
-        if not 0.0 < self.low < self.high:
-            raise UserError("rope.low", self.low, f"give a number above 0 and below rope.high = {self.high}")
+        check_fields(self, "block.rope.")
+        if not self.low < self.high:
+            raise UserError("block.rope.low", self.low, f"give a number below block.rope.high = {self.high}")
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
     """Parts of a block that nagjax's own models do without. The defaults add nothing."""
 
-    head_width: int | None = None  # Dh; None: width / heads
-    biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()  # linear maps that add one: to queries, keys, values; ...
+    head_width: Count | None = None  # Dh; None: width / heads
+    biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()  # linear maps that add one; qkv: to queries, keys and values
     qk_gain: Literal["none", "head", "row"] = "none"  # of qk_norm: by feature of a head; row: all heads as one vector
-    qk_epsilon: float = 1e-6  # of qk_norm
-    rotated: float = 1.0  # share of a head's features that rotary turns, the first ones
-    rope: RopeConfig = RopeConfig()
-    window: int | None = None  # tokens that attention sees, the own one included; None: all before it
+    qk_epsilon: Fraction = 1e-6  # of qk_norm
+    rotated: Annotated[float, Range(gt=0, le=1)] = 1.0  # share of a head's features that rotary turns, the first ones
+    rope: RopeConfig = RopeConfig()  # rotary for longer contexts
+    window: Count | None = None  # tokens that attention sees, the own one included; None: all before it
 
     def __post_init__(self):
-        for field in ("head_width", "window"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise UserError(f"block.{field}", value, "give a whole number of at least 1, or leave it out")
-        if not 0.0 < self.rotated <= 1.0:
-            raise UserError("block.rotated", self.rotated, "give a share above 0 and up to 1")
-        if not self.qk_epsilon > 0.0:
-            raise UserError("block.qk_epsilon", self.qk_epsilon, "give a number above 0")
-        if unknown := sorted(set(self.biases) - {"qkv", "out", "mlp"}):
-            raise UserError("block.biases", unknown, "known: qkv, out, mlp")
+        check_fields(self, "block.")

@@ -85,8 +85,8 @@ class Cutter:
     def stays(self, gone: Sequence[int]) -> Bool[np.ndarray, " L"]:
         """Raises UserError for a block that is not there, or all of them."""
         if not set(gone) <= set(range(self.depth)) or len(set(gone)) == self.depth:
-            fix = f"name blocks from 0 to {self.depth - 1}, and leave at least one"
-            raise UserError("blocks", sorted(set(gone)), fix)
+            fix = f"blocks are 1 to {self.depth}, and at least one has to stay"
+            raise UserError("blocks", sorted(block + 1 for block in set(gone)), fix)
         stays = np.ones(self.depth, bool)
         stays[list(gone)] = False
         return stays

@@ -5,7 +5,5 @@
 """
 
 from nagjax.mod.config import Group, ModConfig, kept
-from nagjax.mod.deciders import deciders
-from nagjax.mod.routers import routers
 
-__all__ = ["Group", "ModConfig", "deciders", "kept", "routers"]
+__all__ = ["Group", "ModConfig", "kept"]

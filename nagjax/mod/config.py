@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from nagjax.errors import UserError
+from nagjax.ranges import Count, Fraction, NonNegative, Range, Share, check_fields
+
+Rate = Annotated[float, Range(ge=0, lt=1)]
 
 
 class Group(NamedTuple):
@@ -32,33 +35,24 @@ class ModConfig:
     parts, so that as many rates as blocks give each block its own. Stages of one rate share a scan.
     """
 
-    rate: tuple[float, ...] = (0.0,)  # of every routed sublayer, by stage
-    attention_rate: tuple[float, ...] | None = None  # of attention sublayers instead; here 1 removes the sublayer
-    mlp_rate: tuple[float, ...] | None = None  # of MLP sublayers instead; here 1 removes the sublayer
-    every: int = 1  # route every n-th block; the others run all tokens
+    rate: tuple[Rate, ...] = (0.0,)  # of every routed sublayer, by stage
+    attention_rate: tuple[Share, ...] | None = None  # of attention sublayers instead; here 1 removes the sublayer
+    mlp_rate: tuple[Share, ...] | None = None  # of MLP sublayers instead; here 1 removes the sublayer
+    every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
     router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
     decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss
-    ema: float = 0.99  # of the top-k cuts, for the threshold
-    aux_weight: float = 0.01  # of a trained decider's cross-entropy in the loss
+    ema: Fraction = 0.99  # of the top-k cuts, for the threshold
+    aux_weight: NonNegative = 0.01  # of a trained decider's cross-entropy in the loss
 
     def __post_init__(self):
+        whole = "1 removes the sublayer"
+        remove = "to remove sublayers use --mod.attention-rate 1 or --mod.mlp-rate 1"
+        check_fields(self, "mod.", rate=remove, attention_rate=whole, mlp_rate=whole)
         for field in ("rate", "attention_rate", "mlp_rate"):
-            rates = getattr(self, field)
-            whole = field != "rate"
-            if rates is None and whole:
-                continue
-            if not rates or not all(0.0 <= rate < 1.0 or (whole and rate == 1.0) for rate in rates):
-                fix = "give shares of skipped tokens in [0, 1)"
-                fix += ", or 1 to remove the sublayer" if whole else "; to remove sublayers use --mod.mlp-rate 1"
-                raise UserError(f"mod.{field}", rates, fix)
-        if self.every < 1:
-            raise UserError("mod.every", self.every, "give 1 to route every block, 2 for every other")
-        if not 0.0 < self.ema < 1.0:
-            raise UserError("mod.ema", self.ema, "give a decay above 0 and below 1")
-        if self.aux_weight < 0:
-            raise UserError("mod.aux_weight", self.aux_weight, "give a weight of at least 0")
+            if getattr(self, field) == ():
+                raise UserError(f"mod.{field}", (), "give one rate, or one for each stage")
 
     @property
     def active(self) -> bool:

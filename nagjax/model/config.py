@@ -3,13 +3,10 @@
 import dataclasses
 from typing import Annotated, Literal
 
-import jax
-import jax.numpy as jnp
-import tyro
-
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
 from nagjax.mod.config import ModConfig
+from nagjax.ranges import HIDDEN, Count, Natural, Positive, check_fields
 
 
 def _round_up(value: float, multiple: int) -> int:
@@ -20,33 +17,32 @@ def _round_up(value: float, multiple: int) -> int:
 class ModelConfig:
     """A decoder-only Transformer. `depth` and `width` are the dial: what is left None follows from them."""
 
-    depth: int = 24  # blocks; each is an attention and an MLP sublayer
-    width: int = 64  # D, features of the residual
-    heads: int | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
-    kv_heads: int | None = None  # key/value heads (grouped-query attention); None: as many as heads
-    hidden: int | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu: tanh form)
-    context: int = 128  # tokens a sequence holds
-    vocab: Annotated[int, tyro.conf.Suppress] = 257  # the commands take it from the corpus' tokenizer
-    mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"
-    positions: Literal["rotary", "learned"] = "rotary"
-    rope_base: float = 10_000.0
-    qk_norm: bool = True  # unit RMS queries and keys
+    depth: Count = 24  # blocks; each is an attention and an MLP sublayer
+    width: Count = 64  # D, features of the residual
+    heads: Count | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
+    kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
+    hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
+    context: Count = 128  # tokens a sequence holds
+    vocab: Annotated[Count, HIDDEN] = 257  # the commands take it from the corpus' tokenizer
+    mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"  # the feed-forward branch; gelu: in its tanh form
+    positions: Literal["rotary", "learned"] = "rotary"  # how attention knows where a token stands
+    rope_base: Positive = 10_000.0  # of rotary: the longest wavelength is about 2 pi times it
+    qk_norm: bool = True  # queries and keys of unit RMS
     tied: bool = False  # one table for embedding and head
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
     # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
     remat: Literal["none", "block", "dots", "offload"] = "none"
-    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"
-    kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"  # residual updates
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"  # its implementation; auto: the device's fastest
+    # implementation of the residual updates; auto: the device's own kernels where they fit, else xla
+    kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
     block: BlockConfig = BlockConfig()  # parts that models made elsewhere have
-    kept: Annotated[tuple[int, ...], tyro.conf.Suppress] = ()  # of a pruned model: its blocks' places (0-based) before
-    depth_before: Annotated[int, tyro.conf.Suppress] = 0  # blocks there were before any were cut; 0: none were
+    kept: Annotated[tuple[Natural, ...], HIDDEN] = ()  # of a pruned model: its blocks' places (0-based) before
+    depth_before: Annotated[Natural, HIDDEN] = 0  # blocks there were before any were cut; 0: none were
 
     def __post_init__(self):
-        for field in ("depth", "width", "context", "vocab"):
-            if getattr(self, field) < 1:
-                raise UserError(field, getattr(self, field), "give a whole number of at least 1")
-        if self.kept and (len(self.kept) != self.depth or list(self.kept) != sorted({*self.kept}) or self.kept[0] < 0):
+        check_fields(self)
+        if self.kept and (len(self.kept) != self.depth or list(self.kept) != sorted({*self.kept})):
             raise UserError("kept", self.kept, f"give {self.depth} places of blocks in ascending order, or none")
         self.mod.rates(self.depth)  # its errors show here
         fill = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731 (frozen: derived defaults)
@@ -60,14 +56,12 @@ class ModelConfig:
             fill("kv_heads", self.heads)
         if self.hidden is None:
             fill("hidden", _round_up(8 / 3 * self.width, 8) if self.mlp == "swiglu" else 4 * self.width)
-        if self.heads < 1 or (self.block.head_width is None and self.width % self.heads):
+        if self.block.head_width is None and self.width % self.heads:
             fits = [h for h in range(1, min(self.width, 256) + 1) if self.width % h == 0]
             nearest = min(fits, key=lambda h: abs(h - self.heads))
             raise UserError("heads", self.heads, f"width {self.width} must be divisible by heads; nearest: {nearest}")
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
+        if self.heads % self.kv_heads:
             raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must be divisible by kv_heads")
-        if self.hidden < 1:
-            raise UserError("hidden", self.hidden, "give a whole number of at least 1")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
             raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
         if self.block.qk_gain != "none" and not self.qk_norm:
@@ -85,6 +79,9 @@ class ModelConfig:
     @property
     def compute_dtype(self):
         """Of the computation; "auto" is bfloat16 on accelerators and float32 on CPU."""
+        import jax
+        import jax.numpy as jnp
+
         if self.dtype == "auto":
             return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
         return jnp.dtype(self.dtype)

@@ -9,7 +9,7 @@ import re
 from nagjax.errors import UserError
 from nagjax.plan.chips import CHIPS, Chip
 
-INSTALL = "pip install 'nagjax[aot]'"
+INSTALL = "pip install -e '.[aot]'"
 
 
 @dataclasses.dataclass(frozen=True)

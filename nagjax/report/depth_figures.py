@@ -95,7 +95,7 @@ def _norm(record: dict) -> Drawing:
         "How long the residual grows",
         "mean length of the residual, log scale",
         record["sublayers"]["norm"],
-        first=0.0,
+        first=1.0,
     )
 
 
@@ -226,7 +226,7 @@ def _outliers(record: dict) -> Drawing:
         "How far the largest feature sticks out",
         "max |h| / median |h|, mean over tokens, log scale",
         record["sublayers"]["massive"],
-        first=0.5,
+        first=1.5,
     )
 
 

@@ -27,8 +27,9 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
-    range, so that rounding errors are not blown up to a story."""
+    """One panel with curves over depth, blocks counted from 1 where a line has no x of its own. level: a reference
+    height with its name. span: the least height of the vertical range, so that rounding errors are not blown up to a
+    story."""
 
     title: str
     subtitle: str
@@ -37,12 +38,13 @@ class Lines(NamedTuple):
     level: tuple[float, str] | None = None
     bottom: float | None = None
     span: float = 0.0
-    xlabel: str = "block (counted from 0)"
+    xlabel: str = "block"
     bars: bool = False
 
 
 class Grid(NamedTuple):
-    """A matrix, row by column, the first row at the bottom; `mask` leaves cells white."""
+    """A matrix, row by column, the first row at the bottom; `mask` leaves cells white. `first`: the number that a
+    reader knows the first row and column by."""
 
     title: str
     subtitle: str
@@ -53,6 +55,7 @@ class Grid(NamedTuple):
     log: bool = False
     top: float | None = None
     mask: np.ndarray | None = None
+    first: int = 1
 
 
 def draw(what: Lines | Grid) -> bytes:
@@ -69,7 +72,7 @@ def _lines(what: Lines) -> Figure:
     ends, shown = [], []
     for line in what.lines:
         y = np.array([np.nan if v is None or (what.log and v <= 0) else v for v in line.y], float)
-        x = np.arange(len(y)) if line.x is None else np.asarray(line.x, float)
+        x = _places(line)
         shown.append(y[np.isfinite(y)])
         if what.bars:
             ax.bar(x, y, color=line.color, width=0.75)
@@ -88,8 +91,9 @@ def _lines(what: Lines) -> Figure:
     if not what.log and np.diff(ax.get_ylim())[0] < what.span:
         middle = float(np.mean(ax.get_ylim()))
         ax.set_ylim(middle - what.span / 2, middle + what.span / 2)
-    longest = max(np.max(np.arange(len(line.y)) if line.x is None else line.x) for line in what.lines)
-    ax.set_xlim(-0.6, longest + 0.6)
+    places = np.concatenate([_places(line) for line in what.lines])
+    longest = np.max(places)
+    ax.set_xlim(np.min(places) - 0.6, longest + 0.6)
     if what.level is not None:
         height, name = what.level
         ax.axhline(height, color=QUIET, linewidth=1.0, linestyle=(0, (4, 3)))
@@ -98,6 +102,10 @@ def _lines(what: Lines) -> Figure:
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     label_ends(ax, ends)
     return figure
+
+
+def _places(line: Line) -> np.ndarray:
+    return np.arange(1, len(line.y) + 1) if line.x is None else np.asarray(line.x, float)
 
 
 def _log_axis(ax: Axes, low: float, high: float) -> None:
@@ -117,6 +125,8 @@ def _grid(what: Grid) -> Figure:
     figure.text(0.012, 0.955, what.title, fontsize=13, fontweight="bold", va="center")
     figure.text(0.012, 0.905, what.subtitle, fontsize=9.5, color=QUIET, va="center")
     values = np.ma.masked_invalid(np.asarray(what.values, float))
+    rows, columns = values.shape
+    start = what.first - 0.5
     if what.mask is not None:
         values = np.ma.masked_where(what.mask, values)
     if what.log:
@@ -130,6 +140,7 @@ def _grid(what: Grid) -> Figure:
         origin="lower",
         aspect="auto",
         interpolation="none",
+        extent=(start, start + columns, start, start + rows),
         cmap=colors,
         norm=norm(low, high if high > low else low + 1),
     )

@@ -68,7 +68,9 @@ def _table(record: dict) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in ("block", *columns))
     shown = lambda value: "n/m" if value is None else f"{value:.4f}"  # noqa: E731
     rows = "".join(
-        f"<tr><th>{block}</th>" + "".join(f"<td>{shown(values[block])}</td>" for values in columns.values()) + "</tr>"
+        f"<tr><th>{block + 1}</th>"
+        + "".join(f"<td>{shown(values[block])}</td>" for values in columns.values())
+        + "</tr>"
         for block in range(record["depth"])
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

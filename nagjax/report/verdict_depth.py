@@ -31,9 +31,9 @@ def removable(record: dict, rise: float = RISE) -> tuple[str, list[int], float]:
 
 
 def ranges(blocks: list[int]) -> str:
-    """Blocks in words, neighbours together, counted from 0 as `nagjax prune --blocks` does: 3, 5-9."""
+    """Blocks (indices, from 0) in words, neighbours together, counted from 1 as `nagjax prune` does: 4, 6-10."""
     runs: list[list[int]] = []
-    for block in sorted(blocks):
+    for block in (index + 1 for index in sorted(blocks)):
         if runs and block == runs[-1][-1] + 1:
             runs[-1].append(block)
         else:
@@ -55,7 +55,7 @@ def _used(record: dict) -> str:
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
         f"nats per token to a loss of {record['loss']:.3f}{told}. The damage is as uneven as if "
-        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest} "
+        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest + 1} "
         f"(+{skips['added_loss'][dearest]:.2f})."
     )
 
@@ -76,10 +76,7 @@ def _removable(record: dict) -> str:
     if not gone:
         fewest = min(points[1][0] for points in record["curve"]["rules"].values() if len(points) > 1)
         return f"No rule finds even {fewest} block(s) that could go together for {RISE:g} nats per token."
-    return (
-        f"{len(gone)} blocks could go together for {cost:+.3f} nats per token: {ranges(gone)} "
-        f"(counted from 0, rule {rule!r})."
-    )
+    return f"{len(gone)} blocks could go together for {cost:+.3f} nats per token: {ranges(gone)} (rule {rule!r})."
 
 
 def _gates(record: dict) -> list[str]:

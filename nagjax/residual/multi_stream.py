@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from nagjax.errors import UserError
+from nagjax.ranges import Count
 from nagjax.residual.protocol import Boundary, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
@@ -28,12 +28,7 @@ class MultiStream(Plain):
     computed from the streams before it.
     """
 
-    streams: int = 4  # n
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.streams < 1:
-            raise UserError("scheme.streams", self.streams, "give a number of streams of at least 1")
+    streams: Count = 4  # n, residual streams side by side
 
     def read_weights(self, hidden: Float[Array, "B T N D"], at: Boundary) -> Float[Array, "B T N"]:
         """p of the next reader."""

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from nagjax.errors import UserError
 from nagjax.parameters import parameter
+from nagjax.ranges import check_fields
 from nagjax.residual.rows import put
 
 Stream = Any  # a pytree of arrays, each [B, T, ...]
@@ -76,6 +76,9 @@ class Scheme(abc.ABC):
     router: ClassVar[str] = "linear"  # of Mixture-of-Depths, unless another is asked for
     scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by a factor on it
     turns: ClassVar[bool] = False  # the angle of a sublayer's update is known before its branch runs: `turn`
+
+    def __post_init__(self):
+        check_fields(self, "scheme.")
 
     # The five verbs.
 
@@ -212,12 +215,6 @@ def telemetry(
     real = jnp.ones(s0.shape, bool) if real is None else real
     count = jnp.maximum(jnp.sum(real), 1)
     return {name: jnp.sum(jnp.where(real, value, 0.0)) / count for name, value in by_token.items()}
-
-
-def check_epsilon(value: float) -> None:
-    """Raises UserError unless it can be added to a mean square."""
-    if not 0.0 < value < 1.0:
-        raise UserError("scheme.epsilon", value, "give a number above 0 and below 1")
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:

@@ -1,5 +1,6 @@
 """The training loop: batches in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -28,12 +29,24 @@ from nagjax.train.step import jit_train_step
 from nagjax.train.warm_start import begin
 
 
-def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = "", skip_damaged: bool = False) -> Path:
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    fresh: bool = False,
+    label: str = "",
+    skip_damaged: bool = False,
+    force: bool = False,
+    callback: Callable[[dict], None] | None = None,
+) -> Path:
     """Trains, or goes on training, the run in `folder` and returns it.
 
     Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is left as it is. SIGINT and SIGTERM
     save and end it; the same call goes on where it stopped, and ends with the same parameters, optimizer state and
     metrics (`nagjax.runs.metrics.comparable`) as if it had never stopped, to the bit, however it stopped.
+
+    A model that does not fit into the devices' memory is an error, unless `force` says to try. `callback` is called
+    with each record of metrics.jsonl as it is written, on the first host.
 
     A newest checkpoint that is damaged is an error, or, with `skip_damaged`, named, put aside and passed over.
 
@@ -62,7 +75,8 @@ def train(config: RunConfig, folder: Path, *, fresh: bool = False, label: str = 
         skipped = Skipped(folder, fresh=resumed is None)
         title, quiet = label or config.scheme.title, jax.process_index() > 0
         line = ProgressLine(title, options.steps, start=resumed or 0, quiet=quiet)
-        with closing(together(lambda: Writers(folder, options.log, to_dict(config), resumed or 0, owed))) as writers:
+        logged = folder, options.log, to_dict(config), resumed or 0, owed
+        with closing(together(lambda: Writers(*logged, callback))) as writers:
             log = StepLog(writers, line, options.batch * config.model.context, facts, watchdog)
             if resumed is not None:
                 writers.write("event", resumed, message="resumed")

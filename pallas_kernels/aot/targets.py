@@ -46,7 +46,7 @@ def h200_config() -> Path:
 def missing(target: Target) -> str | None:
     """What has to be there before this target can be compiled for, or None."""
     if target.platform == "tpu":
-        return None if _installed("libtpu") else "libtpu is not installed (pip install 'nagjax[aot]')"
+        return None if _installed("libtpu") else "libtpu is not installed (pip install -e '.[aot]')"
     if not _installed("jax_plugins.xla_cuda13"):
         return "the CUDA plugin is not installed (see the aot target of the Makefile)"
     if not h200_config().is_file():

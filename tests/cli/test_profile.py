@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from nagjax.cli import main
-from nagjax.commands.profiling import OTHER, scope_of, scopes_of
+from nagjax.measure.profile import OTHER, scope_of, scopes_of
 
 
 def test_every_part_takes_time(tmp_path, capsys):

@@ -77,7 +77,7 @@ def test_without_the_harness_the_command_says_what_to_install(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "nagjax.interop.lm_eval", raising=False)
     assert main(["eval", str(tmp_path), "--tasks", "any"]) == 2
-    assert "pip install 'nagjax[eval]'" in capsys.readouterr().err
+    assert "pip install -e '.[eval]'" in capsys.readouterr().err
 
 
 def request(*args):

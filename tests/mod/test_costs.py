@@ -7,7 +7,7 @@ import jax
 import pytest
 import tiny
 
-from nagjax.commands.bench_mod import BenchMod, compiled_flops
+from nagjax.measure.routing_times import RoutingTimes, compiled_flops
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs, mod_rates
 from nagjax.residual import find_scheme
@@ -58,7 +58,7 @@ def test_training_flops_are_those_xla_counts(scheme, mod):
 
 def test_half_the_tokens_cost_at_most_six_tenths():
     """Of the whole compiled training step, by XLA's own count, with keys and values of all tokens."""
-    bench = BenchMod(depth=24, width=256, context=1024, batch=8)
+    bench = RoutingTimes(depth=24, width=256, context=1024, batch=8)
     ratio = compiled_flops(bench, bench.mod) / compiled_flops(bench, ModConfig())
     assert 0.5 < ratio <= 0.6
     closed = [model_costs(bench.blueprint(mod)).train for mod in (bench.mod, ModConfig())]

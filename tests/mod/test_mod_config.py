@@ -5,7 +5,9 @@ import tiny
 from flax import nnx
 
 from nagjax.errors import UserError
-from nagjax.mod import ModConfig, deciders, routers
+from nagjax.mod import ModConfig
+from nagjax.mod.deciders import deciders
+from nagjax.mod.routers import routers
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 
@@ -13,10 +15,10 @@ from nagjax.residual import find_scheme
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"rate": (1.0,)}, r"mod.rate.*\[0, 1\).*--mod.mlp-rate 1"),
+        ({"rate": (1.0,)}, r"mod.rate.*at least 0 and below 1 each; .*--mod.mlp-rate 1"),
         ({"rate": (-0.1,)}, "mod.rate"),
         ({"rate": ()}, "mod.rate"),
-        ({"mlp_rate": (1.5,)}, "mod.mlp_rate.*1 to remove"),
+        ({"mlp_rate": (1.5,)}, "mod.mlp_rate.*1 removes the sublayer"),
         ({"every": 0}, "mod.every"),
         ({"ema": 1.0}, "mod.ema"),
         ({"aux_weight": -1.0}, "mod.aux_weight"),

@@ -15,9 +15,9 @@ from nagjax.train.step import jit_train_step
     "changes, field, names",
     [
         ({"heads": 5}, "heads", "64.*nearest: 4"),
-        ({"heads": 0}, "heads", "64"),
+        ({"heads": 0}, "heads", "at least 1"),
         ({"kv_heads": 3}, "kv_heads", "heads 4"),
-        ({"kv_heads": -1}, "kv_heads", "heads 4"),
+        ({"kv_heads": -1}, "kv_heads", "at least 1"),
         ({"depth": 0}, "depth", "at least 1"),
         ({"width": -64}, "width", "at least 1"),
         ({"context": 0}, "context", "at least 1"),

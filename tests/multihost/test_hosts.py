@@ -44,7 +44,7 @@ def test_who_is_where(config, environment, cloud_tpu, place):
         (HostsConfig(), PLAIN | {"PROCESS_ID": "4"}, "PROCESS_ID", "from 0 to 3: NUM_PROCESSES is 4"),
         (HostsConfig(), PLAIN | {"PROCESS_ID": "one"}, "PROCESS_ID", "whole number"),
         (HostsConfig(coordinator="a"), PLAIN, "hosts.coordinator", "ADDRESS:PORT"),
-        (HostsConfig(count=0), PLAIN, "hosts.count", "at least 1"),
+        (HostsConfig(), PLAIN | {"NUM_PROCESSES": "0"}, "NUM_PROCESSES", "at least 1"),
         (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "SLURM_NTASKS", "by srun"),
     ],
 )

@@ -80,8 +80,8 @@ def test_bad_input(capsys):
 
 def test_a_missing_compiler(capsys, monkeypatch):
     monkeypatch.setattr("nagjax.plan.topology._installed", lambda module: False)
-    fails(capsys, ["--topology", "v5e:2x2"], "libtpu", "pip install 'nagjax[aot]'")
-    fails(capsys, ["--topology", "h200x8"], "CUDA", "pip install 'nagjax[aot]'")
+    fails(capsys, ["--topology", "v5e:2x2"], "libtpu", "pip install -e '.[aot]'")
+    fails(capsys, ["--topology", "h200x8"], "CUDA", "pip install -e '.[aot]'")
 
 
 def test_a_compiler_that_dies(capsys, monkeypatch):

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from nagjax.commands.options import parse_run
+from nagjax import arguments
 from nagjax.errors import UserError
 from nagjax.mod.config import ModConfig
 from nagjax.model.config import ModelConfig
+from nagjax.options import read_options, run_options
 from nagjax.plan.order import choose, filled, mesh_shape, options
 from nagjax.plan.topology import parse
 from nagjax.residual import find_scheme
@@ -67,10 +68,14 @@ def test_what_does_not_divide_is_refused(config, words):
         mesh_shape(config, parse("v5e:4x4"))
 
 
+def config_of(words):
+    return read_options(arguments.parse(run_options(), words, "nagjax train")).config()
+
+
 def test_the_command_line_gives_the_same_run():
     topology = parse("v5e:4x4")
     given = "--depth 6 --width 128 --context 256 --batch 64 --remat block --mod.rate 0.5 --no-qk-norm --scheme.ramp 0.2"
-    config, _ = parse_run([*given.split(), "--mesh.fsdp", "8"], "train", "")
-    again, _ = parse_run(options(config, mesh_shape(config, topology)).split(), "train", "")
+    config = config_of([*given.split(), "--mesh.fsdp", "8"])
+    again = config_of(options(config, mesh_shape(config, topology)).split())
     assert mesh_shape(again, topology) == mesh_shape(config, topology)
     assert (again.model, again.train, again.scheme) == (config.model, config.train, config.scheme)

@@ -8,7 +8,7 @@ from run_folders import final_lines
 
 import nagjax
 from nagjax.errors import UserError
-from nagjax.notebook import run_config
+from nagjax.options import read_options
 from nagjax.residual.schemes.nag import NAG
 
 
@@ -25,14 +25,16 @@ def test_every_call_is_there():
 
 
 def test_options_find_their_place():
-    config = run_config(NAG(directions=4), "stdlib", {"depth": 3, "lr": 0.1, "steps": 7, "batch": 2})
+    config = read_options(
+        {"scheme": NAG(directions=4), "data": "stdlib", "depth": 3, "lr": 0.1, "steps": 7, "batch": 2}
+    ).config()
     assert (config.scheme.directions, config.model.depth, config.optimizer.lr) == (4, 3, 0.1)
     assert (config.train.steps, config.train.batch, config.data.path) == (7, 2, "stdlib")
 
 
 def test_an_unknown_option_is_named_with_its_neighbour():
     with pytest.raises(UserError, match="dept = 3: did you mean 'depth'"):
-        run_config("nag", "stdlib", {"dept": 3})
+        read_options({"dept": 3})
 
 
 def test_runs_show_their_facts_and_figures(make_run):

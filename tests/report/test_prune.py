@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from nagjax import cli
-from nagjax.commands.inside import block_list
-from nagjax.commands.pruning import prune, without
+from nagjax.commands.prune import block_list
 from nagjax.data import load_tokenizer
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
@@ -18,6 +17,7 @@ from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.measure.cuts import forward_without
 from nagjax.mod import ModConfig
+from nagjax.report.pruning import prune, without
 from nagjax.report.verdict_depth import ranges, removable
 from nagjax.residual import find_scheme
 from nagjax.runs.opening import OpenRun, open_run
@@ -32,7 +32,7 @@ def contents(folder):
 
 def test_a_pruned_run_has_the_loss_that_was_told_and_heals(run_folder, tmp_path, capsys):
     source = contents(run_folder)
-    cli.run(["prune", str(run_folder), "--out", str(tmp_path / "cut"), "--blocks", "1-2", "--batches", "3"])
+    cli.run(["prune", str(run_folder), "--out", str(tmp_path / "cut"), "--blocks", "2-3", "--batches", "3"])
     assert contents(run_folder) == source
     record = json.loads((tmp_path / "cut" / "prune.json").read_text())
     assert record["removed"] == [1, 2] and record["kept"] == [0, 3] and record["loss"]["healed"] is None
@@ -129,7 +129,7 @@ def test_nothing_is_overwritten(run_folder):
 
 def test_block_lists():
     assert block_list("3,7,20-22") == [3, 7, 20, 21, 22] and block_list("") == []
-    assert ranges([22, 3, 20, 21]) == "3 and 20-22"
+    assert ranges([21, 2, 19, 20]) == "3 and 20-22"
     for bad in ("a", "5-3", "1-2-3"):
         with pytest.raises(UserError, match="ranges"):
             block_list(bad)

@@ -111,8 +111,7 @@ def work(args) -> int:
     from torture_history import History
     from torture_hosts import TwoHosts
 
-    import nagjax.commands.train  # noqa: F401 - what the forks need is imported once
-    import nagjax.train.loop  # noqa: F401
+    import nagjax.train.loop  # noqa: F401 - what the forks need is imported once
 
     logging.disable(logging.WARNING)
     for i, (variant, kinds) in enumerate(faults_of_each(args)):

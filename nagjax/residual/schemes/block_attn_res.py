@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from nagjax.errors import UserError
+from nagjax.ranges import Count
 from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
@@ -45,12 +45,7 @@ class BlockAttnRes(Plain):
     title: ClassVar[str] = "Block AttnRes"
     learning_rate: ClassVar[float] = 8e-3
 
-    blocks: int = 8  # of sublayers, at most
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.blocks < 1:
-            raise UserError("scheme.blocks", self.blocks, "give a number of blocks of at least 1")
+    blocks: Count = 8  # of sublayers, at most
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Query(width)

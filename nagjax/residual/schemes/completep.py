@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from nagjax.errors import UserError
+from nagjax.ranges import Count, Fraction, Share
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, check_epsilon
+from nagjax.residual.protocol import Boundary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +29,9 @@ class CompleteP(PreNorm):
     title: ClassVar[str] = "CompleteP"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    base_depth: int = 2  # blocks at which updates have weight 1; the source's
-    exponent: float = 1.0
-    epsilon: float = 1e-6  # in the norm
-
-    def __post_init__(self):
-        check_epsilon(self.epsilon)
-        if self.base_depth < 1:
-            raise UserError("scheme.base_depth", self.base_depth, "give a number of blocks, at least 1")
-        if not 0.0 <= self.exponent <= 1.0:
-            raise UserError("scheme.exponent", self.exponent, "give 1 (CompleteP), 0.5 (depth-muP) or between 0 and 1")
+    base_depth: Count = 2  # blocks at which updates have weight 1; the source's
+    exponent: Share = 1.0  # 1: CompleteP; 0.5: depth-muP; 0: muP
+    epsilon: Fraction = 1e-6  # in the norm
 
     def default_rate(self, width: int, depth: int) -> float:
         """The one at `base_depth` blocks, times what the exponent makes of the depth."""

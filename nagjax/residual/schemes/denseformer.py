@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from nagjax.errors import UserError
+from nagjax.ranges import Count
 from nagjax.residual.protocol import Boundary, gate_parameter, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
@@ -46,12 +46,7 @@ class DenseFormer(Plain):
     title: ClassVar[str] = "DenseFormer"
     learning_rate: ClassVar[float] = 8e-3
 
-    points: int = 8  # averaging points, at most
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.points < 1:
-            raise UserError("scheme.points", self.points, "give at least 1 averaging point")
+    points: Count = 8  # averaging points, at most
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
         return Weights(self.points)

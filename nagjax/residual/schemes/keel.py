@@ -6,9 +6,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
+from nagjax.ranges import Fraction
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain, PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, SublayerIndex, check_epsilon
+from nagjax.residual.protocol import Boundary, SublayerIndex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +31,7 @@ class Keel(PreNorm):
     title: ClassVar[str] = "Keel"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    epsilon: float = 1e-6  # in both norms
-
-    def __post_init__(self):
-        check_epsilon(self.epsilon)
+    epsilon: Fraction = 1e-6  # in both norms
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)

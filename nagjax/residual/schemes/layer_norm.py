@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.parameters import parameter
+from nagjax.ranges import Fraction
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, SublayerIndex, check_epsilon
+from nagjax.residual.protocol import Boundary, SublayerIndex
 
 
 class Affine(nnx.Module):
@@ -31,11 +32,8 @@ class LayerNorm(PreNorm):
     title: ClassVar[str] = "LayerNorm"
     learning_rate: ClassVar[float] = 8e-3
 
-    epsilon: float = 1e-5
-    scaled_start: bool = True  # as in `plain`
-
-    def __post_init__(self):
-        check_epsilon(self.epsilon)
+    epsilon: Fraction = 1e-5  # in the norm
+    scaled_start: bool = True  # output projections start divided by the root of the number of sublayers, as in plain
 
     def output_scale(self, sublayer: SublayerIndex) -> float:
         return sublayer.sublayers**-0.5 if self.scaled_start else 1.0

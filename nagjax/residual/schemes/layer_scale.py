@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
+from nagjax.ranges import NonNegative
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
@@ -29,7 +30,7 @@ class LayerScale(PreNorm):
     title: ClassVar[str] = "LayerScale"
     learning_rate: ClassVar[float] = 8e-3
 
-    start: float | None = None  # None: by depth, as above
+    start: NonNegative | None = None  # of the factors; None: by depth, 0.1, 1e-5 or 1e-6
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         by_depth = 0.1 if sublayer.blocks <= 18 else 1e-5 if sublayer.blocks <= 24 else 1e-6

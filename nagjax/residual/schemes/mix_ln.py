@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from nagjax.errors import UserError
+from nagjax.ranges import Share
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary
@@ -27,11 +27,7 @@ class MixLN(PreNorm):
     title: ClassVar[str] = "Mix-LN"
     learning_rate: ClassVar[float] = 2.5e-3  # 8e-3 was worse at 16 blocks x 32; no finer search
 
-    post: float = 0.25  # share of the blocks, the first ones, that are Post-LN
-
-    def __post_init__(self):
-        if not 0.0 <= self.post <= 1.0:
-            raise UserError("scheme.post", self.post, "give a share of the blocks between 0 and 1")
+    post: Share = 0.25  # share of the blocks, the first ones, that are Post-LN
 
     def border(self, at: Boundary) -> Int[Array, ""]:
         """The last Post-LN sublayer; 0 if there is none."""

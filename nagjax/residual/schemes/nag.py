@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from nagjax.errors import UserError
+from nagjax.ranges import Count, NonNegative, Range
 from nagjax.residual.protocol import Boundary, Scheme, gate_parameter, split_lanes
 from pallas_kernels import nag_update_modulated, nag_update_rows
 
@@ -74,15 +74,9 @@ class NAG(Scheme):
     scale_free: ClassVar[bool] = True
     turns: ClassVar[bool] = True
 
-    directions: int = 32  # C, directions of each modulator
-    alpha_power: float = 0.5  # p, alpha_l starts at l ** -p
-    ramp: float = 0.05  # share of the training over which alpha rises from 0
-
-    def __post_init__(self):
-        if self.directions < 1:
-            raise UserError("scheme.directions", self.directions, "a modulator needs at least 1 direction")
-        if not 0.0 <= self.ramp < 1.0:
-            raise UserError("scheme.ramp", self.ramp, "give a share of the training in [0, 1)")
+    directions: Count = 32  # C, directions of each modulator
+    alpha_power: NonNegative = 0.5  # p, alpha_l starts at l ** -p
+    ramp: Annotated[float, Range(ge=0, lt=1)] = 0.05  # share of the training over which alpha rises from 0
 
     def default_rate(self, width, depth):
         """Lower with depth: every branch is scale-free, so all of them move at each step, whatever their number."""

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from nagjax.errors import UserError
+from nagjax.ranges import Range
 from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, gate_parameter, split_lanes
 
 TINY = 1e-12  # on a mean square: a row of zeros stays one
@@ -59,11 +59,7 @@ class NGPT(Scheme):
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
-    start: float = 0.05  # alpha's; the source's
-
-    def __post_init__(self):
-        if not 0.0 < self.start <= 1.0:
-            raise UserError("scheme.start", self.start, "give a share of the way to the update above 0, at most 1")
+    start: Annotated[float, Range(gt=0, le=1)] = 0.05  # of alpha, the share of the way to the update; the source's
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scaled((width,), ("embed",), width)

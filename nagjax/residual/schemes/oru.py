@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from nagjax.ranges import Fraction
 from nagjax.residual.prenorm import PreNormStream
 from nagjax.residual.protocol import Boundary
 from nagjax.residual.schemes.plain import Plain
@@ -25,7 +26,7 @@ class ORU(Plain):
     title: ClassVar[str] = "orthogonal updates"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    epsilon: float = 1e-6  # in the norm, and in the projection
+    epsilon: Fraction = 1e-6  # in the norm, and in the projection
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         h, u = stream.hidden.astype(jnp.float32), update.astype(jnp.float32)

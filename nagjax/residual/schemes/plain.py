@@ -3,8 +3,9 @@
 import dataclasses
 from typing import ClassVar
 
+from nagjax.ranges import Fraction
 from nagjax.residual.prenorm import PreNorm
-from nagjax.residual.protocol import SublayerIndex, check_epsilon
+from nagjax.residual.protocol import SublayerIndex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,11 +17,8 @@ class Plain(PreNorm):
     learning_rate: ClassVar[float] = 8e-3
 
     # GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline here
-    scaled_start: bool = True
-    epsilon: float = 1e-6  # in the norm
-
-    def __post_init__(self):
-        check_epsilon(self.epsilon)
+    scaled_start: bool = True  # output projections start divided by the root of the number of sublayers
+    epsilon: Fraction = 1e-6  # in the norm
 
     def output_scale(self, sublayer: SublayerIndex) -> float:
         return sublayer.sublayers**-0.5 if self.scaled_start else 1.0

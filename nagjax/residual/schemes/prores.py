@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from nagjax.errors import UserError
+from nagjax.ranges import Share
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary
 
@@ -30,12 +30,7 @@ class ProRes(PreNorm):
     title: ClassVar[str] = "ProRes"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    ramp: float = 0.25  # share of the training until the last block is fully in; the source's T L / steps
-
-    def __post_init__(self):
-        if not 0.0 <= self.ramp <= 1.0:
-            fix = "give the share of the training until the last block is fully in, from 0 to 1"
-            raise UserError("scheme.ramp", self.ramp, fix)
+    ramp: Share = 0.25  # share of the training until the last block is fully in; the source's T L / steps
 
     def trained(self):
         return dataclasses.replace(self, ramp=0.0)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.ranges import Fraction
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, check_epsilon, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +27,7 @@ class Reordered(Scheme):
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
-    epsilon: float = 1e-6
-
-    def __post_init__(self):
-        check_epsilon(self.epsilon)
+    epsilon: Fraction = 1e-6  # in the norm
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nagjax.errors import UserError
+from nagjax.ranges import Count
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 from pallas_kernels import review_update
@@ -52,11 +52,7 @@ class Review(PreNorm):
     learning_rate: ClassVar[float] = 8e-3
     epsilon: ClassVar[float] = 1e-5
 
-    rank: int | None = None  # None: the paper's dense gate; a number: that rank, ours, cheaper
-
-    def __post_init__(self):
-        if self.rank is not None and self.rank < 1:
-            raise UserError("scheme.rank", self.rank, "give a rank of at least 1, or leave it out for the dense gate")
+    rank: Count | None = None  # None: the paper's dense gate; a number: that rank, ours, cheaper
 
     def gate(self, width, sublayer, rngs):
         return DenseGate(width) if self.rank is None else LowRankGate(width, self.rank, rngs)

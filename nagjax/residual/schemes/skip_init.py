@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from flax import nnx
 
+from nagjax.ranges import NonNegative
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
@@ -30,7 +31,7 @@ class SkipInit(PreNorm):
     title: ClassVar[str] = "SkipInit"
     learning_rate: ClassVar[float] = 8e-3
 
-    start: float | None = None  # None: 1/sqrt(number of blocks)
+    start: NonNegative | None = None  # of the factors; None: 1/sqrt(number of blocks)
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scalar(sublayer.blocks**-0.5 if self.start is None else self.start)

@@ -10,19 +10,10 @@ from collections.abc import Mapping
 import jax
 
 from nagjax.errors import UserError
+from nagjax.train.distributed.hosts_config import HostsConfig
 
 HEARTBEAT = 60  # seconds after which a host that fell silent ends the others
 FAREWELL = 20  # seconds a host that ends waits for the others to end
-
-
-@dataclasses.dataclass(frozen=True)
-class HostsConfig:
-    """This process among those of the run; what is None comes from the environment (see `find`)."""
-
-    coordinator: str | None = None  # ADDRESS:PORT of process 0, or COORDINATOR_ADDRESS
-    count: int | None = None  # processes of the run, or NUM_PROCESSES; 1: this one alone, whatever the environment says
-    index: int | None = None  # of this process, from 0, or PROCESS_ID, or JOB_COMPLETION_INDEX
-    timeout: int = 300  # seconds to wait for the others at the start
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise UserError("log", "tensorboard", "pip install 'nagjax[tensorboard]'") from None
+            raise UserError("log", "tensorboard", "pip install -e '.[tensorboard]'") from None
         self._writer = SummaryWriter(str(folder / TENSORBOARD))
 
     def write(self, record: dict) -> None:
@@ -45,7 +45,7 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise UserError("log", "wandb", "pip install 'nagjax[wandb]'") from None
+            raise UserError("log", "wandb", "pip install -e '.[wandb]'") from None
         name = folder / WANDB_ID  # the same run goes on after a resume
         if not name.exists():
             name.write_text(uuid.uuid4().hex)
@@ -59,10 +59,25 @@ class Wandb:
         self._run.finish()
 
 
+class Caller:
+    """Hands every record to a function of the caller's, after it was written."""
+
+    def __init__(self, callback: Callable[[dict], None]):
+        self.write, self.close = callback, lambda: None
+
+
 class Writers:
     """All of a run's writers as one."""
 
-    def __init__(self, folder: Path, log: Sequence[str], config: dict, resume_step: int, owed: bool = False):
+    def __init__(
+        self,
+        folder: Path,
+        log: Sequence[str],
+        config: dict,
+        resume_step: int,
+        owed: bool = False,
+        callback: Callable[[dict], None] | None = None,
+    ):
         self._writers: list[Writer] = []
         self._lines: JsonLines | None = None
         if jax.process_index():
@@ -73,6 +88,8 @@ class Writers:
             self._writers.append(Wandb(folder, config))
         self._lines = JsonLines(folder / METRICS, resume_step, owed)
         self._writers.append(self._lines)
+        if callback is not None:
+            self._writers.append(Caller(callback))
 
     def write(self, kind: str, step: int, **values) -> None:
         for writer in self._writers:

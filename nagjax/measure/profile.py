@@ -1,4 +1,4 @@
-"""nagjax profile: where the time of a training step goes, by the names that the model gives its parts.
+"""Where the time of a training step goes, by the names that the model gives its parts.
 
 The profiler names instructions of the compiled step; the compiled step says which `jax.named_scope` each came from.
 An instruction that the compiler fused from several parts counts for the part it is named after.

@@ -1,4 +1,4 @@
-"""`nagjax prune`: a trained model without some of its blocks, as a run of its own."""
+"""A trained model without some of its blocks, as a run of its own."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,9 +42,10 @@ def prune(
 ) -> dict:
     """Removes blocks of the run in `folder` for good and writes what is left to the new folder `out`, a run like any.
 
-    The blocks (0-based) are those given, or `count` chosen by a rule of `nagjax.measure.cuts.RULES` on training text.
-    Those that stay keep their place in depth, and with it LayerNorm Scaling's factors, their Mixture-of-Depths rates
-    and thresholds. `heal_steps` more training steps follow at the constant rate `lr` after a warm-up of a tenth of
+    The blocks (indices, from 0, as in `removed`) are those given, or `count` chosen by a rule of
+    `nagjax.measure.cuts.RULES` on training text. Those that stay keep their place in depth, and with it LayerNorm
+    Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow at the
+    constant rate `lr` after a warm-up of a tenth of
     them, with fresh moments, on the batches after the ones the run has seen; all else as the run was trained.
 
     Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
@@ -90,7 +91,8 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
     model = run.config.model
     stays = [block for block in range(model.depth) if block not in set(gone)]
     if len(stays) + len(set(gone)) != model.depth or not stays:
-        raise UserError("blocks", sorted(set(gone)), f"name blocks from 0 to {model.depth - 1}, and leave at least one")
+        fix = f"blocks are 1 to {model.depth}, and at least one has to stay"
+        raise UserError("blocks", sorted(block + 1 for block in set(gone)), fix)
     mod = model.mod
     if mod.active:
         rates = [mod.rates(model.depth)[block] for block in stays]

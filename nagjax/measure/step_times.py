@@ -1,4 +1,4 @@
-"""nagjax bench: step times of residual schemes, and compile times over depth, always as ratios within one process."""
+"""Step times of residual schemes, and compile times over depth, always as ratios within one process."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ DENSE = ModConfig()
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchStep:
+class StepTimes:
     """Time whole training steps of several schemes against the first one."""
 
     schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
@@ -66,7 +66,7 @@ def race(racers: dict[str, Racer], rounds: int, steps: int) -> dict[str, list[fl
     return times
 
 
-def bench_step(bench: BenchStep) -> dict:
+def step_times(bench: StepTimes) -> dict:
     """Prints, and returns, milliseconds per step and the ratio to the first scheme (median over rounds)."""
     shape = (bench.depth, bench.width, bench.batch, bench.context)
     racers = {name: Racer(blueprint_of(name, *shape), bench.batch, bench.context) for name in bench.schemes}
@@ -87,7 +87,7 @@ def bench_step(bench: BenchStep) -> dict:
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchCompile:
+class CompileTimes:
     """Time tracing and compiling one training step at two depths: scanned layers should make them alike."""
 
     schemes: tuple[str, ...] = ("plain", "nag")
@@ -100,7 +100,7 @@ class BenchCompile:
     out: Path | None = None
 
 
-def bench_compile(bench: BenchCompile) -> dict:
+def compile_times(bench: CompileTimes) -> dict:
     """Prints, and returns, seconds to a compiled step at both depths and their ratio (median over rounds)."""
     rows, facts = {}, None
     for name in bench.schemes:

@@ -1,4 +1,4 @@
-"""nagjax bench mod: what Mixture-of-Depths saves, in FLOPs by the compiler's count and in time."""
+"""What Mixture-of-Depths saves, in FLOPs by the compiler's count and in time."""
 
 import dataclasses
 import statistics
@@ -7,9 +7,10 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from nagjax.commands.bench_step import Racer, blueprint_of, race, record
 from nagjax.errors import UserError
+from nagjax.measure.step_times import Racer, blueprint_of, race, record
 from nagjax.mod import ModConfig
+from nagjax.ranges import Fraction, check_fields
 from nagjax.runs.facts import model_costs, run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.state import Blueprint
@@ -17,11 +18,11 @@ from nagjax.train.step import train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchMod:
+class RoutingTimes:
     """Time a routed training step against the dense one, and set it beside the FLOPs saved."""
 
     scheme: str = "nag"
-    rate: float = 0.5
+    rate: Fraction = 0.5
     router: str = "auto"
     kv: str = "all"
     depth: int = 24
@@ -33,8 +34,7 @@ class BenchMod:
     out: Path | None = None  # also write the result as JSON
 
     def __post_init__(self):
-        if not 0.0 < self.rate < 1.0:
-            raise UserError("rate", self.rate, "give a share of skipped tokens above 0 and below 1")
+        check_fields(self)
         if self.batch % len(jax.devices()):
             raise UserError("batch", self.batch, f"give a multiple of the {len(jax.devices())} devices")
 
@@ -46,7 +46,7 @@ class BenchMod:
         return ModConfig(rate=(self.rate,), router=self.router, kv=self.kv)
 
 
-def compiled_flops(bench: BenchMod, mod: ModConfig) -> float:
+def compiled_flops(bench: RoutingTimes, mod: ModConfig) -> float:
     """XLA's count for one whole training step, from the compiled steps of one and two blocks with their scans
     unrolled (it counts a loop's body once), continued to the depth: every further block costs the same."""
     one, two = (_unrolled(bench.blueprint(mod, depth)) for depth in (1, 2))
@@ -64,7 +64,7 @@ def _unrolled(blueprint: Blueprint) -> float:
     return jax.jit(step).lower(single.abstract(), abstract_batch(single)).compile().cost_analysis()["flops"]
 
 
-def bench_mod(bench: BenchMod) -> dict:
+def routing_times(bench: RoutingTimes) -> dict:
     """Prints, and returns, the ratios of FLOPs and step time, and the time saved as a share of the FLOPs saved."""
     mods = {"dense": ModConfig(), "routed": bench.mod}
     racers = {name: Racer(bench.blueprint(mod), bench.batch, bench.context) for name, mod in mods.items()}

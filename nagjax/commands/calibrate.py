@@ -1,0 +1,58 @@
+"""How much of a dense NAG run can be skipped, and at what loss."""
+
+from pathlib import Path
+from typing import Annotated
+
+from nagjax.arguments import POSITIONAL
+from nagjax.console import say
+from nagjax.errors import UserError
+from nagjax.ranges import Count, NonNegative, Range
+
+
+def main(
+    run: Annotated[Path, POSITIONAL],
+    rates: str = "0,0.1,0.2,0.3,0.4,0.5",
+    choose: Annotated[float, Range(ge=0, lt=1)] | None = None,
+    rise: NonNegative = 0.02,
+    batches: Count = 8,
+) -> None:
+    """Sweep one threshold on the angle of a dense NAG run; the chosen point is used by eval, generate and map.
+
+    Writes dial.json, dial.png and, beside the checkpoints, calibration.json.
+
+    Args:
+        run: the folder of a nag run trained without --mod.
+        rates: shares of the (token, sublayer) pairs to skip, separated by commas.
+        choose: the rate to use from now on; 0 goes back to the dense model.
+        rise: without --choose, the highest rate is taken whose loss rises by at most this, in nats per token.
+        batches: validation batches for each loss.
+    """
+    tried = _numbers("rates", rates)
+    say(f"calibrating {run}: {len(tried)} rates, {batches} validation batches each")
+    from nagjax.files import write_bytes
+    from nagjax.generate.calibrate import calibrate
+    from nagjax.report.maps import dial_plot
+    from nagjax.runs.names import DIAL_PLOT
+
+    dial = calibrate(run, tried, choose=choose, rise=rise, batches=batches, say=say)
+    write_bytes(run / DIAL_PLOT, dial_plot(dial))
+    dense = dial["dense"]
+    print("  rate  skipped (attention, MLP)  threshold   FLOPs    loss  at random  last blocks off (FLOPs)")
+    print(f"  0.00    0.0%  (  0.0%,   0.0%)          -  1.000  {dense['loss']:.4f}")
+    for p in dial["points"]:
+        mark = "*" if p["rate"] == dial["chosen"] else " "
+        by_kind = f"({p['mod_rate_attention']:6.1%}, {p['mod_rate_mlp']:6.1%})"
+        late = f"{p['late_loss']:.4f} ({p['late_blocks']} off, {p['late_flops'] / dense['flops']:.3f})"
+        print(
+            f"{mark} {p['rate']:.2f}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
+            f"{p['flops'] / dense['flops']:.3f}  {p['loss']:.4f}     {p['random_loss']:.4f}  {late}"
+        )
+    used = f"rate {dial['chosen']:g} is used by eval, generate and map" if dial["chosen"] else "the dense model is used"
+    print(used)
+
+
+def _numbers(field: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(field, text, "give numbers separated by commas, like 0,0.1,0.2") from None

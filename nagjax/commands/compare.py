@@ -1,0 +1,18 @@
+"""Runs side by side in one table and one report."""
+
+from pathlib import Path
+from typing import Annotated
+
+from nagjax.arguments import POSITIONAL
+
+
+def main(runs: Annotated[tuple[Path, ...], POSITIONAL], out: Path = Path("runs/compare")) -> None:
+    """Two or more runs in one table, with loss curves and depth profiles.
+
+    Args:
+        runs: run folders.
+        out: where report.html, report.md and the figures go.
+    """
+    from nagjax.report.compare import compare
+
+    print(compare(runs, out))

@@ -1,0 +1,53 @@
+"""data prepare: documents into token shards."""
+
+from typing import Annotated, Literal
+
+from nagjax.arguments import POSITIONAL, Rest
+from nagjax.console import Progress, say
+from nagjax.errors import UserError
+from nagjax.ranges import Range
+
+
+def prepare(
+    inputs: Annotated[tuple[str, ...], POSITIONAL],
+    out: str,
+    beam_options: Rest,
+    tokenizer: str = "bytes",
+    validation: Annotated[float, Range(ge=0, lt=1)] = 0.05,
+    held_out: tuple[str, ...] = (),
+    field: str = "text",
+    runner: Literal["local", "beam"] = "local",
+) -> None:
+    """Turn documents into token shards. Stopped and started again, it continues.
+
+    Inputs and out may be gs:// and s3:// paths. After "--" follow Apache Beam's own options, with --runner beam.
+
+    Args:
+        inputs: .txt, .md, .jsonl (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
+        out: the corpus folder to make.
+        tokenizer: bytes, or the path of a tokenizer.json.
+        validation: share of the documents held out, chosen by their hash.
+        held_out: further inputs that are held out whole.
+        field: where JSON lines and table rows keep their text.
+        runner: local, or beam for Apache Beam, whose own options follow after "--".
+    """
+    if beam_options and runner == "local":
+        raise UserError("--", " ".join(beam_options), "only --runner beam takes options of its own")
+    say(f"preparing {len(inputs) + len(held_out)} inputs with tokenizer {tokenizer}, into {out}")
+    given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field)
+    if runner == "beam":
+        from nagjax.data.beam import prepare_on_beam
+
+        manifest = prepare_on_beam(inputs, out, options=list(beam_options), **given)
+    else:
+        from nagjax.data.prepare import prepare
+
+        progress = Progress("documents")
+        manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
+    for split in manifest.splits:
+        documents, tokens, size = (manifest.total(split, f"{what}_count") for what in ("document", "token", "byte"))
+        print(f"{split:11} {documents:,} documents  {tokens:,} tokens  {size:,} bytes")
+    print(f"train on it: nagjax train --data.path {out}")
+
+
+SUBCOMMANDS = (prepare,)

@@ -1,0 +1,35 @@
+"""A Llama, Mistral, Qwen, OLMo 2, GPT-NeoX or GPT-2 model becomes a run."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from nagjax.arguments import POSITIONAL
+from nagjax.console import say
+from nagjax.ranges import Count
+
+
+def main(
+    source: Annotated[Path, POSITIONAL],
+    out: Path,
+    context: Count | None = None,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    devices: Count = 1,
+) -> None:
+    """Make a run's folder of a model in safetensors, which eval, generate and the other commands then open: Llama,
+    SmolLM, Mistral, Qwen2, Qwen3, OLMo 2, GPT-NeoX, Pythia, GPT-2, or a bundle that nagjax export has written.
+
+    Args:
+        source: the folder with config.json and *.safetensors.
+        out: the run's folder, which must be new.
+        context: tokens a sequence may hold, if fewer than the model allows.
+        dtype: of the computation; parameters are float32.
+        devices: read the parameters split over so many of this machine's devices.
+    """
+    weights = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
+    import jax
+
+    from nagjax.interop.importing import import_model
+
+    run = import_model(source, out, context=context, dtype=dtype, devices=jax.local_devices()[:devices], say=say)
+    print(f"{run!r}\n  nagjax info {out}\n  nagjax generate {out} --prompt 'def '")

@@ -1,0 +1,88 @@
+"""Take blocks out of a trained model, by rule or by list; what is left is a run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from nagjax.arguments import POSITIONAL
+from nagjax.console import say
+from nagjax.errors import UserError
+from nagjax.ranges import Count, Natural, Positive
+
+
+def main(
+    runs: Annotated[tuple[Path, ...], POSITIONAL],
+    out: Path,
+    rule: Literal["late", "influence", "angle", "drop"] = "drop",
+    count: Count | None = None,
+    blocks: str = "",
+    heal_steps: Natural = 0,
+    lr: Positive | None = None,
+    curve: bool = False,
+    data: str | None = None,
+    batches: Count = 8,
+) -> None:
+    """Take blocks out of a model for good: the rest is a run of its own. The blocks that stay keep their place in
+    depth; the source is left as it is.
+
+    Args:
+        runs: a run folder, also one that nagjax import has written; with --curve one or two.
+        out: the new run's folder; with --curve, where curve.json and curve.png go.
+        rule: who goes: the deepest; least influence; the neighbours that turn least; least loss alone.
+        count: how many.
+        blocks: which ones instead, counted from 1, the block nearest to the embedding: 4,8,21-24.
+        heal_steps: training steps afterwards, at the rate --lr.
+        lr: learning rate of the healing.
+        curve: remove nothing; show the loss without more and more blocks, by every rule.
+        data: another corpus with the same tokenizer; the run's own by default.
+        batches: validation batches for each loss.
+    """
+    chosen = [block - 1 for block in block_list(blocks)]
+    if curve:
+        _curve(runs, out, data, batches)
+        return
+    if len(runs) != 1:
+        raise UserError("runs", [str(run) for run in runs], "prune one run at a time")
+    say(f"pruning {runs[0]}, into {out}")
+    from nagjax.report.pruning import prune
+
+    options = {"rule": rule, "count": count, "blocks": chosen, "heal_steps": heal_steps, "lr": lr}
+    record = prune(runs[0], out, batches=batches, data=data, **options)
+    loss, gone = record["loss"], ", ".join(str(block + 1) for block in record["removed"])
+    healed = "" if loss["healed"] is None else f", healed {loss['healed']:.4f}"
+    print(f"removed blocks {gone}: loss {loss['before']:.4f}, without them {loss['after']:.4f}{healed}\n{out}")
+
+
+def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
+    if not 1 <= len(runs) <= 2:
+        raise UserError("runs", [str(run) for run in runs], "a curve is of one run, or of two side by side")
+    say(f"loss without more and more blocks of {' and '.join(map(str, runs))}, into {out}")
+    from nagjax.files import write_bytes, write_text
+    from nagjax.report.curve import pruning_curve
+    from nagjax.report.curve_plot import curve_plot
+    from nagjax.runs.folder import read_config
+
+    names = [read_config(run).scheme.title for run in runs]
+    curves = [pruning_curve(run, batches=batches, data=data) for run in runs]
+    out.mkdir(parents=True, exist_ok=True)
+    write_bytes(out / "curve.png", curve_plot(list(zip(names, curves, strict=True))))
+    write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
+    for name, curve in zip(names, curves, strict=True):
+        counts = [count for count, _, _ in next(iter(curve["rules"].values()))]
+        print(f"{name}: loss by blocks left out\n" + f"{'rule':10}" + "".join(f"{count:>9}" for count in counts))
+        for rule, points in curve["rules"].items():
+            print(f"{rule:10}" + "".join(f"{loss:9.4f}" for _, loss, _ in points))
+    print(out / "curve.png")
+
+
+def block_list(text: str) -> list[int]:
+    """4,8,21-24 as numbers, of blocks counted from 1. Raises UserError."""
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+        if any(len(pair) > 2 or pair[0] > pair[-1] or pair[0] < 1 or pair[-1] > 10**6 for pair in ends):
+            raise ValueError(text)
+        return [block for pair in ends for block in range(pair[0], pair[-1] + 1)]
+    except ValueError:
+        fix = "give blocks, counted from 1, and ranges of them, separated by commas, like 4,8,21-24"
+        raise UserError("blocks", text, fix) from None

@@ -1,0 +1,33 @@
+"""tokenizer train: learn a BPE tokenizer."""
+
+from pathlib import Path
+from typing import Annotated
+
+from nagjax.arguments import POSITIONAL
+from nagjax.console import Progress, say
+from nagjax.ranges import Range
+
+
+def train(
+    inputs: Annotated[tuple[str, ...], POSITIONAL],
+    out: Path,
+    vocab: Annotated[int, Range(ge=257, le=2**31 - 1)] = 16384,
+    field: str = "text",
+) -> None:
+    """Learn a byte-level BPE tokenizer from documents.
+
+    Args:
+        inputs: files or folders, as for nagjax data prepare.
+        out: the tokenizer.json to write.
+        vocab: its size, with 256 bytes and the end-of-text token.
+        field: where JSON lines and table rows keep their text.
+    """
+    say(f"learning a tokenizer of {vocab:,} tokens from {len(inputs)} inputs, into {out}")
+    from nagjax.data import train_bpe
+
+    progress = Progress("documents read:")
+    trained = train_bpe(inputs, vocab, out, field=field, progress=progress, say=say)
+    print(f"{out}: {trained.vocab_size} tokens\nuse it: nagjax data prepare ... --tokenizer {out}")
+
+
+SUBCOMMANDS = (train,)

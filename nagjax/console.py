@@ -1,0 +1,43 @@
+"""What a command says while it works: at once, line by line, and how far it is every few seconds."""
+
+import time
+from collections.abc import Callable
+
+
+def say(text: str) -> None:
+    """A line that is seen at once, also through a pipe."""
+    print(text, flush=True)
+
+
+class Progress:
+    """Says how far something is, at most every `every` seconds; silent where it is over sooner.
+
+    `total` is what `done` ends with, for the time left; the first report is where the clock starts, so that what comes
+    before it (compiling) does not count.
+    """
+
+    def __init__(self, what: str, total: int | None = None, *, every: float = 5.0, tell: Callable[[str], None] = say):
+        self.what, self.total, self.every, self.tell = what, total, every, tell
+        self._first: tuple[int, float] | None = None
+        self._told = time.monotonic()
+
+    def __call__(self, done: int, more: str = "") -> None:
+        now = time.monotonic()
+        self._first = self._first or (done, now)
+        if now - self._told < self.every:
+            return
+        self._told = now
+        of = f"/{self.total:,}" if self.total else ""
+        self.tell(f"{self.what} {done:,}{of}{f', {more}' if more else ''}{self._left(done, now)}")
+
+    def _left(self, done: int, now: float) -> str:
+        start, began = self._first
+        if not self.total or done <= start:
+            return ""
+        return f", {clock((now - began) / (done - start) * (self.total - done))} left"
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

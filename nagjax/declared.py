@@ -1,0 +1,124 @@
+"""What classes declare, read from their source: the texts of fields, and the options of schemes without importing one.
+
+A field's text is the comment behind it, or the lines of comment right above it. A parser, its help and a shell's
+completion need no more than this; importing a scheme would import jax.
+"""
+
+import ast
+import dataclasses
+import inspect
+import io
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from nagjax import ranges
+from nagjax.discovery import pick
+
+HOUSE = Path(__file__).parents[1]
+SCHEMES = Path(__file__).parent / "residual" / "schemes"
+REQUIRED = dataclasses.MISSING
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field as it is written; `default` is REQUIRED where there is none."""
+
+    name: str
+    hint: Any
+    default: Any
+    text: str
+
+
+def fields_of(cls: type) -> list[Field]:
+    """The fields of a dataclass."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            texts |= _texts(Path(inspect.getfile(base)))[base.__name__]
+    hints = ranges.field_hints(cls)
+    return [Field(f.name, hints[f.name], _default(f), texts.get(f.name, "")) for f in dataclasses.fields(cls)]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def scheme_names() -> list[str]:
+    """The package's schemes, one for each file, and those that were registered."""
+    own = (path.stem for path in SCHEMES.glob("*.py") if path.stem != "__init__")
+    loaded = sys.modules.get("nagjax.residual")
+    return sorted({*own, *(loaded.schemes() if loaded else ())})
+
+
+def scheme_fields(name: str) -> list[Field]:
+    """The options of a scheme: of the package's own from their source, of a registered one from its class.
+
+    Raises UserError for an unknown scheme.
+    """
+    pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
+    path = SCHEMES / f"{name}.py"
+    if not path.exists():
+        return fields_of(sys.modules["nagjax.residual"].find_scheme(name))
+    found: dict[str, Field] = {}
+    for file, node in reversed([*_line(path, name)]):
+        found |= {field.name: field for field in _declared(file, node)}
+    return list(found.values())
+
+
+def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
+    """The scheme's class and those it inherits from, nearest first, each with its file."""
+    tree = _tree(path)
+    named = lambda node: any(ast.unparse(p) == f"name: ClassVar[str] = '{scheme}'" for p in node.body)  # noqa: E731
+    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and named(node))
+    while True:
+        yield path, node
+        if not node.bases:
+            return
+        base = ast.unparse(node.bases[0])
+        module = next(
+            (n.module for n in _tree(path).body if isinstance(n, ast.ImportFrom) and base in {a.name for a in n.names}),
+            None,
+        )
+        path = HOUSE.joinpath(*module.split(".")).with_suffix(".py") if module else path
+        node = next(n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == base)
+
+
+def _declared(path: Path, node: ast.ClassDef) -> Iterator[Field]:
+    known = vars(ranges) | {"Literal": Literal, "Annotated": Annotated}
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.annotation).startswith("ClassVar"):
+            read = lambda expression: eval(ast.unparse(expression), known)  # noqa: E731, S307 - this package's own text
+            default = REQUIRED if part.value is None else read(part.value)
+            name = ast.unparse(part.target)
+            yield Field(name, read(part.annotation), default, _texts(path)[node.name].get(name, ""))
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def _texts(path: Path) -> dict[str, dict[str, str]]:
+    """The texts of all fields in a file, by class and field."""
+    source = path.read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.walk(_tree(path)):
+        if isinstance(node, ast.ClassDef):
+            fields = (part for part in node.body if isinstance(part, ast.AnnAssign))
+            found[node.name] = {ast.unparse(part.target): _text(comments, part) for part in fields}
+    return found
+
+
+def _text(comments: dict[int, tokenize.TokenInfo], field: ast.AnnAssign) -> str:
+    lines = [field.end_lineno] if field.end_lineno in comments else []
+    above = field.lineno - 1
+    while field.end_lineno not in comments and above in comments and comments[above].line.lstrip().startswith("#"):
+        lines, above = [above, *lines], above - 1
+    return " ".join(comments[line].string.lstrip("# ").strip() for line in lines)

@@ -1,0 +1,177 @@
+"""The options of a run: one list of them, and the one builder of a run's config, for the command line and for `fit`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nagjax.arguments import Option, expanded
+from nagjax.data import DataConfig
+from nagjax.declared import fields_of, scheme_fields
+from nagjax.discovery import nearest
+from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
+from nagjax.model.presets import PRESETS, find_preset
+from nagjax.ranges import check_value, unwrapped
+from nagjax.runs.config import RunConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from nagjax.residual import Scheme
+
+DEFAULT_SCHEME = "nag"
+FLAT = ("model", "optimizer", "train")  # parts of a config whose options have no prefix
+PREFIXED = ("data", "mesh")
+COMMON = (  # what `--help` shows; `--help-all` shows the rest
+    *("scheme", "preset", "depth", "width", "context", "steps", "batch", "lr", "seed", "data.path", "out", "fresh"),
+    *("resume", "start", "eval_every", "save_every", "keep", "schedule", "warmup", "weight_decay", "dtype", "remat"),
+    *("mod.rate", "mesh.fsdp", "log"),
+)
+
+
+def run_options(scheme: str = DEFAULT_SCHEME) -> list[Option]:
+    """Every option of a run under this scheme. Raises UserError for an unknown scheme."""
+    parts = {field.name: field for field in fields_of(RunConfig)}
+    sizes = ", ".join(PRESETS)
+    options = [
+        Option("scheme", str, DEFAULT_SCHEME, "the residual scheme; each has --scheme.* options of its own", "run"),
+        Option("preset", str | None, None, f"a size, which sets depth, width and context: {sizes}", "run"),
+        Option("start", str, "", parts["start"].text, "run"),
+    ]
+    for field in scheme_fields(scheme):
+        options += expanded(field, "scheme.", f"scheme {scheme}")
+    for part in FLAT:
+        options += [o for field in fields_of(parts[part].hint) for o in expanded(field, "", _heading(part, field))]
+    for part in PREFIXED:
+        options += expanded(parts[part])
+    return options
+
+
+def _heading(part: str, field) -> str:
+    return field.name if dataclasses.is_dataclass(field.hint) else {"train": "training"}.get(part, part)
+
+
+def taken(option: str, args: Sequence[str], default: str) -> str:
+    """The value of an option that decides what other options there are."""
+    for i, arg in enumerate(args):
+        if arg == option and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{option}="):
+            return arg.removeprefix(f"{option}=")
+    return default
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a run's options say, checked; without the scheme itself, so that it is there before jax is."""
+
+    scheme: "str | Scheme"  # a name, or a scheme with options of its own
+    own: Mapping[str, Any]  # the --scheme.* options that were given
+    parts: Mapping[str, Any]  # ModelConfig, OptimizerConfig, ... by the names they have in RunConfig
+    start: str = ""
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.parts["model"]
+
+    @property
+    def train(self) -> TrainConfig:
+        return self.parts["train"]
+
+    @property
+    def data(self) -> DataConfig:
+        return self.parts["data"]
+
+    @property
+    def name(self) -> str:
+        """Of the scheme."""
+        return self.scheme if isinstance(self.scheme, str) else self.scheme.name
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes unless it is told."""
+        return Path("runs") / f"{self.name}-d{self.model.depth}-w{self.model.width}"
+
+    def __str__(self) -> str:
+        model, train = self.model, self.train
+        size = f"{model.depth} blocks x {model.width}" if not self.start else f"the model of {self.start}"
+        tokens = train.batch * model.context
+        return f"{self.name}, {size}, {train.steps:,} steps of {train.batch} x {model.context} = {tokens:,} tokens"
+
+    def config(self) -> RunConfig:
+        """The config; imports jax, as schemes do."""
+        from nagjax.residual import find_scheme
+
+        if isinstance(self.scheme, str):
+            made = find_scheme(self.scheme)(**self.own)
+        else:
+            made = dataclasses.replace(self.scheme, **self.own)
+        return RunConfig(scheme=made, start=self.start, **self.parts)
+
+
+def read_options(given: Mapping[str, Any]) -> RunOptions:
+    """These options, checked: names as on the command line, with underscores (`"lr"`, `"mod.rate"`).
+
+    A group may be given at once, as its dataclass or as a dict (`mesh={"fsdp": 8}`, `mod=ModConfig(...)`, `data` also
+    as the path alone), and `scheme` as a name or as a scheme with options of its own.
+
+    Raises UserError for an unknown option, naming the nearest, and for a value that the option does not allow.
+    """
+    values = _flat(given)
+    preset = values.pop("preset", None)
+    if preset is not None:
+        values = dataclasses.asdict(find_preset(preset)) | values
+    scheme, start = values.pop("scheme", DEFAULT_SCHEME), str(values.pop("start", None) or "")
+    own = {name.removeprefix("scheme."): values.pop(name) for name in list(values) if name.startswith("scheme.")}
+    fields = scheme_fields(scheme) if isinstance(scheme, str) else fields_of(type(scheme))
+    hints = {field.name: field.hint for field in fields}
+    _refuse_unknown({f"scheme.{name}": value for name, value in own.items()}, {f"scheme.{name}" for name in hints})
+    for name, value in own.items():
+        check_value(f"scheme.{name}", value, hints[name])
+    parts = {field.name: field.hint for field in fields_of(RunConfig) if field.name in (*FLAT, *PREFIXED)}
+    prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
+    _refuse_unknown(values, {name for part, cls in parts.items() for name in _names(cls, prefixes[part])})
+    return RunOptions(scheme, own, {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}, start)
+
+
+def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Groups taken apart: a dict or a dataclass under a group's name becomes its fields."""
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if f"{prefix}{name}" == "data" and not dataclasses.is_dataclass(value) and not isinstance(value, Mapping):
+            name, value = "data.path", str(value)
+        if dataclasses.is_dataclass(value) and not hasattr(value, "advance"):
+            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _names(cls: type, prefix: str) -> list[str]:
+    names = []
+    for field in fields_of(cls):
+        inner = dataclasses.is_dataclass(field.hint)
+        names += _names(field.hint, f"{prefix}{field.name}.") if inner else [f"{prefix}{field.name}"]
+    return names
+
+
+def _refuse_unknown(values: Mapping[str, Any], known: set[str]) -> None:
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(name, value, f"{nearest(name, sorted(known))}known: {', '.join(sorted(known))}")
+
+
+def _made(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    chosen = {}
+    for field in fields_of(cls):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(field.hint):
+            chosen[field.name] = _made(field.hint, values, f"{name}.")
+        elif name in values:
+            chosen[field.name] = _tupled(values[name], unwrapped(field.hint)[0])
+    return cls(**chosen)
+
+
+def _tupled(value: Any, kind: Any) -> Any:
+    """One value, or a list of them, where the field holds a tuple."""
+    if getattr(kind, "__origin__", None) is not tuple or value is None:
+        return value
+    return tuple(value) if isinstance(value, list | tuple) else (value,)

@@ -1,0 +1,120 @@
+"""What a field of a config may hold, declared once in its annotation: checks, help and documentation read it there."""
+
+import dataclasses
+import math
+import numbers
+import types
+import typing
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from nagjax.errors import UserError
+
+HIDDEN = "hidden"  # on a field that is no option: something else decides it
+LARGEST = 2**31 - 1  # of whole numbers: what an int32 index can hold
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers a field may hold: at least `ge` or above `gt`, at most `le` or below `lt`. Never NaN or infinite."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    def __str__(self) -> str:
+        """As words: "at least 1", "from 0 to 1", "above 0 and below 1"; that a number has 32 bits is not told."""
+        if self.ge is not None and self.le not in (None, LARGEST):
+            return f"from {self.ge:g} to {self.le:.10g}"
+        low = f"at least {self.ge:g}" if self.ge is not None else f"above {self.gt:g}" if self.gt is not None else ""
+        high = f"at most {self.le:.10g}" if self.le is not None else f"below {self.lt:g}" if self.lt is not None else ""
+        return " and ".join(part for part in (low, "" if self.le == LARGEST else high) if part)
+
+
+Count = Annotated[int, Range(ge=1, le=LARGEST)]
+Natural = Annotated[int, Range(ge=0, le=LARGEST)]
+Seed = Annotated[int, Range(ge=0, le=2**32 - 1)]
+Share = Annotated[float, Range(ge=0, le=1)]
+Positive = Annotated[float, Range(gt=0)]
+NonNegative = Annotated[float, Range(ge=0)]
+Fraction = Annotated[float, Range(gt=0, lt=1)]  # neither nothing nor all
+
+
+def unwrapped(hint: Any) -> tuple[Any, bool, Range | None]:
+    """A hint without `Annotated` and `| None`: the type, whether None is allowed, and its range."""
+    limits = None
+    if typing.get_origin(hint) is Annotated:
+        limits = next((extra for extra in hint.__metadata__ if isinstance(extra, Range)), None)
+        hint = hint.__origin__
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (inner,) = (part for part in typing.get_args(hint) if part is not type(None))
+        kind, _, inside = unwrapped(inner)
+        return kind, True, inside or limits
+    return hint, False, limits
+
+
+def check_value(field: str, value: Any, hint: Any, fix: str = "") -> None:
+    """Raises UserError unless the value is of the hint's type, among its choices and within its range; a number must
+    be finite. `fix` is added to what is said."""
+    kind, optional, limits = unwrapped(hint)
+    if value is None and optional:
+        return
+    if wrong := _wrong(value, kind, limits):
+        none = ", or leave it out" if optional else ""
+        raise UserError(field, value, f"{wrong}{none}{f'; {fix}' if fix else ''}")
+    if typing.get_origin(kind) is tuple and isinstance(value, tuple):
+        for item in value:
+            if wrong := _wrong(item, *unwrapped(typing.get_args(kind)[0])[::2]):
+                raise UserError(field, value, f"{wrong} each{f'; {fix}' if fix else ''}")
+
+
+def _wrong(value: Any, kind: Any, limits: Range | None) -> str:
+    """What to give instead, or nothing where the value is right."""
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        return "" if isinstance(value, str) and value in choices else f"choose {' or '.join(map(str, choices))}"
+    if typing.get_origin(kind) is tuple:
+        return "" if isinstance(value, tuple) else "give a list of values"
+    if kind is bool:
+        return "" if isinstance(value, bool) else "give true or false"
+    if kind in (int, float):
+        name = "whole number" if kind is int else "number"
+        number = numbers.Integral if kind is int else numbers.Real
+        of = "of " if str(limits).startswith("at least") else ""
+        told = f"give a {name} {of}{limits}".rstrip() if limits else f"give a {name}"
+        if isinstance(value, bool) or not isinstance(value, number):
+            return told
+        if kind is float and not math.isfinite(value):
+            return told if limits else "give a finite number"
+        if limits is not None and value not in limits:
+            return f"{told}, up to {limits.le}" if limits.le == LARGEST and value > LARGEST else told
+        return ""
+    if kind in (str, Path):
+        return "" if isinstance(value, str | Path) else "give a text"
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return "" if isinstance(value, kind) else f"give a {kind.__name__}"
+    return ""
+
+
+@cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """The annotation of every field of a dataclass, with its range."""
+    hints = typing.get_type_hints(cls, localns={"Scheme": Any}, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def check_fields(config: Any, prefix: str = "", **fixes: str) -> None:
+    """Raises UserError for the first field of a dataclass whose value is not what its annotation allows. `prefix`
+    stands before the field's name, `fixes` say more about a field."""
+    for name, hint in field_hints(type(config)).items():
+        check_value(f"{prefix}{name}", getattr(config, name), hint, fixes.get(name, ""))

@@ -1,0 +1,18 @@
+"""The options of a run of several hosts, apart from what connects them: a parser of options imports no jax."""
+
+import dataclasses
+
+from nagjax.ranges import Count, Natural, check_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class HostsConfig:
+    """This process among those of the run; what is None comes from the environment (see `hosts.find`)."""
+
+    coordinator: str | None = None  # ADDRESS:PORT of process 0, or COORDINATOR_ADDRESS
+    count: Count | None = None  # processes of the run, or NUM_PROCESSES; 1: this one alone, in any environment
+    index: Natural | None = None  # of this process, from 0, or PROCESS_ID, or JOB_COMPLETION_INDEX
+    timeout: Natural = 300  # seconds to wait for the others at the start
+
+    def __post_init__(self):
+        check_fields(self, "hosts.")
