@@ -23,7 +23,8 @@ from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Record, seeded
 from experiments.harness.puzzles import Pointers, Puzzle, Solve, Words
 from experiments.harness.results import Summary
-from experiments.harness.statistics import Interval, mean_interval, paired_interval
+from experiments.harness.statistics import mean_interval
+from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -123,16 +124,10 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         listed = ", ".join(f"{s} {mean_interval(list(own.values())).estimate:+.3f}" for s, own in gains.items())
         told.append(f"{puzzle}, accuracy gained from {min(settings.depths)} to {max(settings.depths)} blocks: {listed}")
         if {PLAIN, NAG} <= gains.keys():
-            more.append(paired_interval(gains[NAG], gains[PLAIN]))
-            told[-1] += f" (NAG minus plain {more[-1].text(3)})"
-    return Summary("; ".join(told), _verdict(more), rows)
-
-
-def _verdict(more: Sequence[Interval]) -> str:
-    """On all puzzles."""
-    if more and all(gap.low > 0 for gap in more):
-        return "supported"
-    return "not supported" if any(gap.high < 0 for gap in more) else "undecided"
+            more.append(Gap.of(puzzle, gains[NAG], gains[PLAIN]))
+            told[-1] += f" (NAG minus plain {more[-1].interval.text(3)})"
+    head = "; ".join(f"{gap.name}: NAG gains {gap} more accuracy than plain" for gap in more)
+    return Summary("; ".join(told), ahead_of_all(more), rows, headline=head)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

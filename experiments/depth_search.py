@@ -30,7 +30,8 @@ from experiments.harness.figures import COLORS, panels
 from experiments.harness.jobs import Job, Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.searching import Confirmation, Space, best, drawn, options_text
-from experiments.harness.statistics import Interval, mean_interval, paired_interval
+from experiments.harness.statistics import mean_interval
+from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
@@ -144,10 +145,14 @@ def _part(records: Sequence[Record], scheme: str, part: str) -> list[Record]:
     return [r for r in records if (r.labels["scheme"], r.labels["part"]) == (scheme, part)]
 
 
+def _losses(records: Sequence[Record], scheme: str) -> dict[int, float | None]:
+    """By fresh seed; None: diverged."""
+    return {r.labels["seed"]: r.metrics["loss"] for r in _part(records, scheme, "confirmation")}
+
+
 def _confirmed(records: Sequence[Record], scheme: str) -> dict[int, float]:
-    """Loss by seed."""
-    own = _part(records, scheme, "confirmation")
-    return {r.labels["seed"]: r.metrics["loss"] for r in own if r.metrics["loss"] is not None}
+    """By fresh seed, without what diverged."""
+    return {seed: loss for seed, loss in _losses(records, scheme).items() if loss is not None}
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
@@ -167,17 +172,12 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
                 f"(defaults {trials[0].metrics['loss'] or math.nan:.4f}, best trial {found.metrics['loss']:.4f})"
             )
     nag = fresh.pop(JUDGED, {})
-    gaps = {scheme: paired_interval(own, nag) for scheme, own in fresh.items() if own.keys() & nag.keys()}
+    gaps = {s: Gap.of(s, _losses(records, s), _losses(records, JUDGED)) for s in fresh if nag}
     told += [f"{scheme} minus NAG {gap}" for scheme, gap in gaps.items()]
     head = f"{settings.depth} blocks, best of {settings.trials} trials each, {settings.seeds} fresh seeds: "
-    return Summary(head + "; ".join(told), _verdict(gaps.get(PLAIN)), table)
-
-
-def _verdict(gap: Interval | None) -> str:
-    """On plain's loss minus NAG's."""
-    if gap is None or not (gap.low > 0 or gap.high < 0):
-        return "undecided"
-    return "supported" if gap.low > 0 else "not supported"
+    plain = gaps.get(PLAIN)
+    found = f"plain minus NAG: {plain} nats" if plain else ""
+    return Summary(head + "; ".join(told), ahead_of_all([plain] if plain else []), table, headline=found)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

@@ -144,7 +144,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         f"a_l = {depth.text(2)} on {points} points, risk {risk:.6f}; by points dropped {by_dropped}; "
         f"a law without depth (parameters and data) has risk {without:.6f}"
     )
-    return Summary(measured, verdict, rows)
+    return Summary(measured, verdict, rows, headline=f"a_l = {depth.text(2)}")
 
 
 def _row(record: Record) -> dict:

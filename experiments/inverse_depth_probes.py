@@ -36,6 +36,7 @@ from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, power_law
+from experiments.harness.verdicts import within
 from nagjax.data import DataConfig
 from nagjax.data.pipeline import STDLIB
 from nagjax.generate.evaluate import run_text
@@ -247,7 +248,12 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         "; ".join(text),
         verdict(found.get(judged, {}), exponents["middle"].get(judged)),
         rows,
+        headline=_headline(judged, exponents["middle"].get(judged)),
     )
+
+
+def _headline(judged: str, exponent: Interval | None) -> str:
+    return f"exponent of {judged}'s middle turn: {exponent.text(2)}" if exponent else ""
 
 
 def _schemes(records: Sequence[Record]) -> list[str]:
@@ -273,11 +279,7 @@ def verdict(found: Draws, of_middle: Interval | None) -> str:
         return "undecided"
     angled = [degrees(own, read) for own in found.values() for read in (FIRST, LAST, BETWEEN)]
     checks = [(of_middle, NEAR_ONE)] + [(one, RIGHT) for one in angled]
-    if all(low < one.low and one.high < high for one, (low, high) in checks):
-        return "supported"
-    if any(one.high < low or one.low > high for one, (low, high) in checks):
-        return "not supported"
-    return "undecided"
+    return within(checks)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

@@ -32,6 +32,7 @@ from experiments.harness.statistics import Interval, mean_interval, paired_inter
 from experiments.harness.students import KINDS
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
 from experiments.harness.tuning import Tuned, tuned
+from experiments.harness.verdicts import unsettled
 from nagjax.errors import UserError
 
 ORDINARY, JUDGED = "ordinary", "nag"
@@ -67,11 +68,10 @@ def plan(settings: Settings) -> list[ToyTraining]:
             raise UserError(field, sorted(unknown), f"known: {', '.join(known)}")
     if "midpoint" in settings.students and any(depth % 2 for depth in settings.depths):
         raise UserError("depths", settings.depths, "two blocks make a step of midpoint students: give even depths")
-    return [
-        ToyTraining(
-            f"{regime.replace(', ', '-').replace(' ', '_')}-{kind}",
-            {"regime": regime, "student": kind},
-            Toy(
+    jobs = []
+    for kind in settings.students:
+        for regime in settings.regimes:
+            toy = Toy(
                 dataclasses.replace(REGIMES[regime], student=kind),
                 settings.depths,
                 (1.0,),
@@ -81,11 +81,13 @@ def plan(settings: Settings) -> list[ToyTraining]:
                 settings.test_batches,
                 faster=settings.faster,
                 factors=settings.factors,
-            ),
-        )
-        for kind in settings.students
-        for regime in settings.regimes
-    ]
+            )
+            own, labels = f"{regime.replace(', ', '-').replace(' ', '_')}-{kind}", {"regime": regime, "student": kind}
+            jobs.append(ToyTraining(own, labels, toy))
+            if regime == INDEPENDENT:
+                half = dataclasses.replace(toy, steps=max(settings.steps // 2, 1))
+                jobs.append(ToyTraining(f"{own}-half", labels | {"half": True}, half))
+    return jobs
 
 
 def by_depth(settings: Settings, record: Record) -> dict[int, Tuned]:
@@ -114,8 +116,11 @@ def exponents(found: dict[int, Tuned]) -> dict[int, float]:
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
-    rows, found, edges = [], {}, []
+    rows, found, edges, before = [], {}, [], {}
     for record in records:
+        if record.labels.get("half"):
+            before[record.labels["student"]] = exponents(by_depth(settings, record))
+            continue
         regime, kind = record.labels["regime"], record.labels["student"]
         best = by_depth(settings, record)
         own = exponents(best)
@@ -129,12 +134,22 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         for regime, kinds in found.items()
     ]
     own = found.get(INDEPENDENT, {})
+    judged = [kind for kind in (ORDINARY, JUDGED) if own.get(kind)]
+    reasons = [why for kind in judged if (why := unsettled(kind, _mean(own[kind]), _mean(before.get(kind))))]
+    judging = [edge for edge in edges if edge.startswith(INDEPENDENT)]
+    reasons += [f"best rate at the grid's edge: {', '.join(judging)}"] if judging else []
     return Summary(
         f"exponent of the loss in depth, teachers {'; '.join(told)} ({settings.teachers} teachers)",
-        verdict(own.get(ORDINARY, {}), own.get(JUDGED, {})),
+        "undecided" if reasons else verdict(own.get(ORDINARY, {}), own.get(JUDGED, {})),
         rows,
         {"at_the_grid_edge": edges},
+        f"exponent on independent teachers: {', '.join(f'{kind} {_text(own[kind])}' for kind in judged)}",
+        reasons,
     )
+
+
+def _mean(own: dict[int, float] | None) -> Interval | None:
+    return mean_interval(list(own.values())) if own else None
 
 
 def _text(own: dict[int, float]) -> str:
@@ -158,7 +173,8 @@ def verdict(ordinary: dict[int, float], judged: dict[int, float]) -> str:
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     figure, axes = panels(len(settings.regimes), "Loss of students by depth, each at its best learning rate")
     for ax, regime in zip(axes, settings.regimes, strict=True):
-        own = {r.labels["student"]: by_depth(settings, r) for r in records if r.labels["regime"] == regime}
+        here = [r for r in records if r.labels["regime"] == regime and not r.labels.get("half")]
+        own = {r.labels["student"]: by_depth(settings, r) for r in here}
         for (kind, best), color in zip(own.items(), COLORS, strict=False):
             if best:
                 label = f"{kind}: {_text(exponents(best))}"

@@ -26,9 +26,11 @@ from experiments.harness.jobs import Record
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, power_law
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
+from experiments.harness.verdicts import unsettled
 from nagjax.errors import UserError
 
 NEAR_ONE = (0.5, 1.5)
+JUDGED = ("independent", "tied")  # regimes without logits, where nothing but the teacher differs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Settings:
 
 SIZES = {
     "smoke": Settings((2, 4), (1.0,), 2, 16, 4, 1, regimes=("tied, Runge-Kutta",)),
-    "cpu": Settings((6, 12, 24), (0.03, 0.3, 1.0), 3, 256, 2500, faster=5.0),
+    "cpu": Settings((6, 12, 24), (0.03, 0.3, 1.0), 3, 256, 10_000, faster=5.0, regimes=JUDGED),
     "h200": Settings((6, 12, 16, 24, 32, 48), (0.01, 0.1, 1.0), 3, 1024, 10_000, faster=2.0),
     "paper": Settings((6, 12, 16, 24, 32, 48), tuple(np.logspace(-2, 0, 16).tolist()), 3, 1024, 80_000),
 }
@@ -70,7 +72,11 @@ def plan(settings: Settings) -> list[ToyTraining]:
             faster=settings.faster,
         )
         labels = {"regime": name, "temperatures": list(temperatures)}
-        jobs.append(ToyTraining(name.replace(", ", "-").replace(" ", "_"), labels, toy))
+        own = name.replace(", ", "-").replace(" ", "_")
+        jobs.append(ToyTraining(own, labels, toy))
+        if name in JUDGED:
+            half = dataclasses.replace(toy, steps=max(settings.steps // 2, 1))
+            jobs.append(ToyTraining(f"{own}-half", labels | {"half": True}, half))
     return jobs
 
 
@@ -85,19 +91,27 @@ def exponents(record: Record) -> dict[float, Interval]:
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
-    rows, found = [], {}
+    rows, found, before = [], {}, {}
     for record in records:
+        if record.labels.get("half"):
+            (before[record.labels["regime"]],) = exponents(record).values()
+            continue
         regime = record.labels["regime"]
         logits = REGIMES[regime].loss == "kl"
         for i, (t, exponent) in enumerate(exponents(record).items()):
             found[f"{regime} T={t:.3g}" if logits else regime] = exponent
             means = {f"l={d}": float(np.mean(own, axis=0)[i]) for d, own in record.metrics["losses"].items()}
             rows.append({"regime": regime, "T": t if logits else "", "exponent": exponent.text(2)} | means)
-    return Summary("; ".join(f"{name} {e.text(2)}" for name, e in found.items()), _verdict(found), rows)
+    told = [f"{name} {e.text(2)}" for name, e in found.items()]
+    told += [f"{name} at half the steps {e.text(2)}" for name, e in before.items()]
+    reasons = [why for name in JUDGED if name in found and (why := unsettled(name, found[name], before.get(name)))]
+    head = ", ".join(f"{name} {found[name].text(2)}" for name in JUDGED if name in found)
+    verdict = "undecided" if reasons else _verdict(found)
+    return Summary("; ".join(told), verdict, rows, headline=head and f"exponent: {head}", reasons=reasons)
 
 
 def _verdict(found: dict[str, Interval]) -> str:
-    """Judged on the two regimes without logits, where nothing but the teacher differs."""
+    """Of the judged regimes' exponents."""
     independent, tied = found.get("independent"), found.get("tied")
     if independent is None or tied is None:
         return "undecided"

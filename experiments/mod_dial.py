@@ -33,7 +33,8 @@ from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.skipping import Point, Skipping, on_curve
-from experiments.harness.statistics import Interval, mean_interval, paired_interval
+from experiments.harness.statistics import Interval, mean_interval
+from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig, open_dataset
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter, choose
@@ -208,23 +209,19 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     for rate, own in gaps.items():
         share = float(np.mean([_share(points, rate) for points in curves(records, "nag", "angle").values()]))
         loss = mean_interval(list(added(records, "nag", "angle", rate).values()))
-        against = ", ".join(f"{WAYS[way]} {_signed(gap)}" for way, gap in own.items())
+        against = ", ".join(f"{WAYS[way]} {_signed(gap.interval)}" for way, gap in own.items())
         told.append(f"{rate:.0%} skipped by angle, {share:.0%} of the FLOPs: loss +{loss}; against it {against}")
     text = f"NAG, {'; '.join(told)} nats per token (95% over {settings.seeds} seeds)"
-    return Summary(text, _verdict([gap for own in gaps.values() for gap in own.values()]), rows)
+    every = [gap for own in gaps.values() for gap in own.values()]
+    nearest = min(every, key=lambda gap: gap.interval.estimate)
+    head = f"{nearest.name} against the angle: {nearest} nats"
+    return Summary(text, ahead_of_all(every), rows, headline=head)
 
 
-def _gaps(records: Sequence[Record], rate: float) -> dict[str, Interval]:
+def _gaps(records: Sequence[Record], rate: float) -> dict[str, Gap]:
     """By control: what it loses more than the angle does, at equal FLOPs."""
     angle = added(records, "nag", "angle", rate)
-    return {way: paired_interval(added(records, "nag", way, rate), angle) for way in CONTROLS}
-
-
-def _verdict(gaps: Sequence[Interval]) -> str:
-    """Of the angle's advantages over every control at every claimed rate."""
-    if all(gap.low > 0 for gap in gaps):
-        return "supported"
-    return "not supported" if any(gap.high < 0 for gap in gaps) else "undecided"
+    return {way: Gap.of(f"{WAYS[way]} at {rate:.0%}", added(records, "nag", way, rate), angle) for way in CONTROLS}
 
 
 def _signed(gap: Interval) -> str:

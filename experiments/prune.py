@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from experiments.harness.figures import COLORS, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
-from experiments.harness.statistics import mean_interval, paired_interval
+from experiments.harness.statistics import mean_interval
+from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter, choose
@@ -120,16 +121,10 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     text = (
         f"loss added without the last {CUT:.0%} of the blocks: {told} nats per token (95% over {settings.seeds} seeds)"
     )
-    return Summary(text, _verdict(late), rows)
-
-
-def _verdict(late: dict[str, dict[int, float]]) -> str:
-    if not {PLAIN, *OTHERS} <= late.keys():
-        return "undecided"
-    more = [paired_interval(late[scheme], late[PLAIN]) for scheme in OTHERS]
-    if all(gap.low > 0 for gap in more):
-        return "supported"
-    return "not supported" if any(gap.high < 0 for gap in more) else "undecided"
+    gaps = [Gap.of(s, late[s], late[PLAIN]) for s in OTHERS if {s, PLAIN} <= late.keys()]
+    verdict = ahead_of_all(gaps) if len(gaps) == len(OTHERS) else "undecided"
+    head = ", ".join(f"{gap.name} loses {gap} nats more than plain" for gap in gaps)
+    return Summary(text, verdict, rows, headline=head)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

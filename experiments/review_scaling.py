@@ -169,7 +169,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         verdict = "supported"
     elif any(row["t"] < 0 and row["p"] < 0.05 for row in last):
         verdict = "not supported"
-    return Summary("; ".join(told), verdict, rows)
+    head = "; ".join(f"{row['variant']} {row['minus review, by seed']} above Review at {row['size']}" for row in last)
+    return Summary("; ".join(told), verdict, rows, headline=head)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

@@ -33,7 +33,8 @@ from matplotlib.figure import Figure
 from experiments.harness.figures import COLORS, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
-from experiments.harness.statistics import Interval, mean_interval, paired_interval
+from experiments.harness.statistics import mean_interval
+from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.measure import outliers
 from nagjax.measure.probe import probe
@@ -210,6 +211,7 @@ def _rounded(values: np.ndarray) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
+SHOWN = "first-token attention"
 MEASURES = {  # what the claim is judged by, less of each being better; ratios by their logarithm
     "first-token attention": lambda metrics: float(np.mean(metrics["first"])),
     "log kurtosis": lambda metrics: float(np.log(np.mean(metrics["kurtosis"]))),
@@ -230,21 +232,15 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     told = f"{'; '.join(_told(row) for row in rows)} (nats per token, mean over {settings.seeds} seeds)"
     gaps = _gaps(records) if {PLAIN, JUDGED} <= set(settings.schemes) else {}
     if gaps:
-        told += f"; plain minus NAG: {', '.join(f'{name} {gap}' for name, gap in gaps.items())}"
-    parts = {name: {"verdict": _verdict([gap])} | dataclasses.asdict(gap) for name, gap in gaps.items()}
-    return Summary(told, _verdict(list(gaps.values())), rows, {"plain_minus_nag": parts})
+        told += f"; plain minus NAG: {', '.join(f'{name} {gap.interval}' for name, gap in gaps.items())}"
+    parts = {name: dataclasses.asdict(gap.interval) | {"p": gap.p} for name, gap in gaps.items()}
+    found = f"first-token attention, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in gaps else ""
+    return Summary(told, ahead_of_all(list(gaps.values())), rows, {"plain_minus_nag": parts}, found)
 
 
-def _gaps(records: Sequence[Record]) -> dict[str, Interval]:
+def _gaps(records: Sequence[Record]) -> dict[str, Gap]:
     sides = {name: [measured(records, scheme, of) for scheme in (PLAIN, JUDGED)] for name, of in MEASURES.items()}
-    return {name: paired_interval(plain, nag) for name, (plain, nag) in sides.items() if plain.keys() & nag.keys()}
-
-
-def _verdict(gaps: Sequence[Interval]) -> str:
-    """Of plain's excess over NAG in every measure: all of them have to be there."""
-    if gaps and all(gap.low > 0 for gap in gaps):
-        return "supported"
-    return "not supported" if any(gap.high < 0 for gap in gaps) else "undecided"
+    return {name: Gap.of(name, plain, nag) for name, (plain, nag) in sides.items() if plain.keys() & nag.keys()}
 
 
 def _row(records: Sequence[Record], scheme: str) -> dict:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from experiments.harness.recipe import HOME, Recipe, load
+from experiments.harness.recipe import HOME, Recipe, judged, load, planned
 from experiments.harness.results import Summary, write_plot, write_result
 from experiments.harness.sweep import Shard, collect, work, work_in_processes
-from experiments.harness.table import write_table
+from experiments.harness.table import write_table as write_pages
 from nagjax.errors import UserError
 
 SMOKE, DEFAULT = "smoke", "cpu"
@@ -74,7 +74,7 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     shard = Shard.parse(options.shard)
     if options.processes < 1:
         raise UserError("processes", options.processes, "give a number of at least 1")
-    jobs = recipe.plan(settings)
+    jobs = planned(recipe, settings)
     if options.processes == 1:
         work(shard.take(jobs), out)
     elif shard.count > 1:
@@ -85,12 +85,14 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     if records is None:
         print(f"other jobs are not finished; the same command without --shard collects them ({out})")
         return None
-    summary = recipe.summarise(settings, records)
+    floors = [record for record in records if "floor" in record.labels]
+    records = [record for record in records if "floor" not in record.labels]
+    summary = judged(recipe, settings, records, floors)
     home = options.results or (out if options.size == SMOKE else HOME)
-    path = write_result(home, recipe.name, options.size, command, settings, records, summary)
+    path = write_result(home, recipe.name, options.size, command, settings, records, summary, floors)
     plot = write_plot(home, recipe.name, options.size, recipe.draw, settings, records)
     if home == HOME:
-        write_table()
+        write_pages()
     show(recipe, summary)
     print(f"result: {path}\nplot:   {plot}")
     return summary
@@ -104,4 +106,5 @@ def show(recipe: Recipe, summary: Summary) -> None:
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     print(f"claim:    {recipe.header['claim']}\nexpected: {recipe.header['expected']}")
-    print(f"measured: {summary.measured}\nverdict:  {summary.verdict}")
+    print(f"measured: {summary.measured}")
+    print(f"verdict:  {summary.verdict}{f' ({"; ".join(summary.reasons)})' if summary.reasons else ''}")

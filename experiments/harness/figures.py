@@ -1,17 +1,22 @@
-"""Pieces of figures that several recipes draw."""
+"""Pieces of figures that several recipes draw. A scheme looks the same in all (nagjax/report/style.py)."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.harness.statistics import mean_interval
+from nagjax.report.style import scheme_look
 
-COLORS = (
+GREY = "#c8c8c8"
+COLORS = (  # of what is no scheme
     *("#d55e00", "#4d4d4d", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288"),
     *("#117733", "#882255", "#999933", "#44aa99", "#aa4466", "#666666", "#6699cc", "#661100"),
 )
+FEWEST = 3  # values a bar is drawn for; an interval of two says nothing
 
 
 def panels(count: int, title: str, height: float = 4.0) -> tuple[Figure, list[Axes]]:
@@ -21,11 +26,57 @@ def panels(count: int, title: str, height: float = 4.0) -> tuple[Figure, list[Ax
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
+def look(arm: str, named: bool = True) -> dict[str, Any]:
+    """Colour, marker and place of an arm; grey and behind the others unless it is named."""
+    color, marker = scheme_look(arm)
+    front = {"color": color, "marker": marker, "zorder": 3}
+    return front if named else {"color": GREY, "marker": marker, "zorder": 1, "linewidth": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """An arm along an axis: values at every x, whether its rate is at the grid's edge there, how many runs diverged."""
+
+    arm: str
+    x: Sequence[float]
+    values: Sequence[Sequence[float]]
+    edges: Sequence[bool]
+    diverged: Sequence[int]
+
+
+def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
+    """Means with single values as dots. Hollow: at the edge of the grid; x at the top: a divergence. Bars are Student's
+    95%, and end where the axis does."""
+    for line in sorted(lines, key=lambda line: line.arm in named):
+        style = look(line.arm, line.arm in named)
+        at = [i for i, own in enumerate(line.values) if len(own)]
+        means = [float(np.mean(line.values[i])) for i in at]
+        ax.plot([line.x[i] for i in at], means, **style | {"marker": ""}, label=line.arm if line.arm in named else None)
+        for i, mean in zip(at, means, strict=True):
+            fill = "white" if line.edges[i] else style["color"]
+            ax.plot(line.x[i], mean, markerfacecolor=fill, linestyle="", **style)
+            ax.scatter(
+                [line.x[i]] * len(line.values[i]), line.values[i], s=8, color=style["color"], alpha=0.5, zorder=2
+            )
+        for i, count in enumerate(line.diverged):
+            if count:
+                ax.text(line.x[i], 0.97, "x", color=style["color"], transform=ax.get_xaxis_transform(), ha="center")
+    low, high = ax.get_ylim()
+    for line in lines:
+        for x, own in zip(line.x, line.values, strict=True):
+            if line.arm in named and len(own) >= FEWEST:
+                bar = mean_interval(own)
+                ax.plot([x, x], np.clip([bar.low, bar.high], low, high), color=look(line.arm)["color"], linewidth=1)
+    ax.set_ylim(low, high)
+    if any(line.arm in named for line in lines):
+        ax.legend(frameon=False, fontsize=8)
+
+
 def with_spread(ax: Axes, x: Sequence[float], values: Sequence[Sequence[float]], **style) -> None:
-    """A line through means with each mean's 95% Student interval as a bar, and the single values as dots."""
-    intervals = [mean_interval(own) for own in values]
-    means = np.array([i.estimate for i in intervals])
-    half = np.array([i.high - i.estimate if np.isfinite(i.high) else 0.0 for i in intervals])
-    color = ax.errorbar(x, means, half, marker="o", capsize=3, **style).lines[0].get_color()
+    """A line through means with each mean's 95% Student interval as a bar, from three values on, and single values as
+    dots."""
+    means = np.array([np.mean(own) for own in values])
+    half = np.array([mean_interval(own).high - np.mean(own) if len(own) >= FEWEST else 0.0 for own in values])
+    color = ax.errorbar(x, means, half, capsize=3, **{"marker": "o"} | style).lines[0].get_color()
     for at, own in zip(x, values, strict=True):
         ax.scatter([at] * len(own), own, s=9, color=color, alpha=0.5, zorder=3)

@@ -93,16 +93,16 @@ class Solve:
 
     name: str
     labels: dict[str, Any]
-    run_config: RunConfig
+    how: RunConfig
     puzzle: Puzzle
     test_batches: int = 8
 
     def config(self) -> dict[str, Any]:
-        return to_dict(self.run_config) | {"puzzle": {"name": self.puzzle.name} | dataclasses.asdict(self.puzzle)}
+        return to_dict(self.how) | {"puzzle": {"name": self.puzzle.name} | dataclasses.asdict(self.puzzle)}
 
     def batch(self, number: int) -> dict[str, np.ndarray]:
         """Batch `number` of the seed's questions; numbers from the number of steps on are for testing."""
-        options = self.run_config.train
+        options = self.how.train
         tokens, answers = self.puzzle.rows(np.random.default_rng((options.seed, number)), options.batch)
         shape = tokens.shape
         return {
@@ -115,7 +115,7 @@ class Solve:
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Loss (nats per answer), and the share of right answers by hops."""
-        config, mesh = self.run_config, make_mesh(self.run_config.mesh)
+        config, mesh = self.how, make_mesh(self.how.mesh)
         options = config.train
         check_batch(options.batch, options.accumulate, mesh)
         blueprint = Blueprint.of(config, mesh)

@@ -10,7 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from experiments.harness.evidence import concluded
 from experiments.harness.jobs import Job, Record
+from experiments.harness.ngram import floors
 from experiments.harness.results import Summary
 from nagjax.discovery import pick
 from nagjax.errors import UserError
@@ -54,6 +56,17 @@ def load(name: str) -> Recipe:
     if missing:
         raise TypeError(f"{module.__file__} is no recipe: it lacks {', '.join(missing)}")
     return Recipe(name, header, module.SIZES, module.plan, module.summarise, module.draw)
+
+
+def planned(recipe: Recipe, settings: Any) -> list[Job]:
+    """The recipe's jobs, and the n-gram tables of all texts they read."""
+    jobs = list(recipe.plan(settings))
+    return [*jobs, *floors(jobs)]
+
+
+def judged(recipe: Recipe, settings: Any, records: Sequence[Record], tables: Sequence[Record]) -> Summary:
+    """The recipe's summary with its evidence, and the verdict this allows."""
+    return concluded(recipe.summarise(settings, records), records, tables)
 
 
 def read_header(docstring: str) -> dict[str, str]:

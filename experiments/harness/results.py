@@ -4,17 +4,16 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from experiments.harness.jobs import Record
+from experiments.harness.verdicts import Verdict
 from nagjax.files import write_text
 from nagjax.report.style import RC
 from nagjax.runs.config import flatten
-
-Verdict = Literal["supported", "not supported", "undecided"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +24,9 @@ class Summary:
     verdict: Verdict
     table: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    headline: str = ""  # one number with its interval; "": the beginning of `measured`
+    reasons: list[str] = dataclasses.field(default_factory=list)  # why nothing is decided, where that has reasons
+    evidence: dict[str, Any] = dataclasses.field(default_factory=dict)  # `evidence.Evidence`; none without trainings
 
 
 def result_file(home: Path, name: str, size: str) -> Path:
@@ -36,7 +38,14 @@ def plot_file(home: Path, name: str, size: str) -> Path:
 
 
 def write_result(
-    home: Path, name: str, size: str, command: str, settings: Any, records: Sequence[Record], summary: Summary
+    home: Path,
+    name: str,
+    size: str,
+    command: str,
+    settings: Any,
+    records: Sequence[Record],
+    summary: Summary,
+    floors: Sequence[Record] = (),
 ) -> Path:
     """Writes results/NAME.SIZE.json; returns its path. What all runs have in common is written once."""
     shared_config, configs = _split_common([flatten(record.config) for record in records])
@@ -57,14 +66,17 @@ def write_result(
     ]
     lines = ",\n  ".join(json.dumps(run) for run in runs)
     path = result_file(home, name, size)
+    tables = ",\n  ".join(json.dumps(dataclasses.asdict(floor)) for floor in floors)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f'{json.dumps(head, indent=1)[:-2]},\n "runs": [\n  {lines}\n ]\n}}\n')
+    lists = f' "floors": [\n  {tables}\n ],\n "runs": [\n  {lines}\n ]'
+    write_text(path, f"{json.dumps(head, indent=1)[:-2]},\n{lists}\n}}\n")
     return path
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result file; `records` holds its runs as `Record`s, with flat configs."""
+    """A result file; `records` holds its runs as `Record`s, with flat configs, `floors` those of the n-gram tables."""
     values = json.loads(path.read_text(encoding="utf-8"))
+    values["floors"] = [Record(**floor) for floor in values.get("floors", ())]
     values["records"] = [
         Record(
             run["name"],

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.harness.jobs import Job, Record, Training
+from experiments.harness.jobs import Record, Training
 from experiments.harness.sweep import collect, work
 
 Space = Mapping[str, Sequence[Any]]  # option: the values to choose from, the default first
@@ -43,6 +43,10 @@ class Confirmation:
     seeded: tuple[Training, ...]  # each trial with this confirmation's seed
     poll: float = 1.0  # seconds
 
+    @property
+    def run_config(self):
+        return self.seeded[0].run_config
+
     def config(self) -> dict[str, Any]:
         return {trial.name: trial.config() for trial in self.seeded}
 
@@ -56,20 +60,6 @@ class Confirmation:
             return {"diverged": "every trial", "loss": None, "trial": None}
         index = [record.name for record in records].index(chosen.name)
         return self.seeded[index].run(folder) | {"trial": chosen.name}
-
-
-def grids_then_seeds(
-    arms: Mapping[str, dict[str, Any]], grid: Callable[[str, int], tuple[Training, ...]], seeds: int
-) -> list[Job]:
-    """All arms (labels by name) over their grids with seed 0, then, seed by seed, each at its best (`tuning.confirmed`
-    reads this). `grid(arm, seed)` gives an arm's trainings."""
-    grids = {arm: grid(arm, 0) for arm in arms}
-    others = [
-        Confirmation(f"{arm}-s{seed}", labels | {"seed": seed}, grids[arm], grid(arm, seed))
-        for seed in range(1, seeds)
-        for arm, labels in arms.items()
-    ]
-    return [training for trainings in grids.values() for training in trainings] + others
 
 
 def options_text(options: Mapping[str, Any]) -> str:

@@ -18,7 +18,8 @@ from pathlib import Path
 import jax
 
 from experiments.harness.jobs import RECORD, Job, Record, execute, finished
-from experiments.harness.recipe import HOME, Recipe, load
+from experiments.harness.recipe import HOME, Recipe, load, planned
+from experiments.harness.settings import from_json
 from nagjax.errors import UserError
 
 try:
@@ -72,7 +73,7 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
 
     Raises UserError if one of them failed.
     """
-    jobs = recipe.plan(settings)
+    jobs = planned(recipe, settings)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = os.environ | {"NPROC": str(max(cores // processes, 1))}
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,17 +138,12 @@ def _held(folder: Path) -> Iterator[bool]:
 
 def settings_from(recipe: Recipe, values: dict):
     """Settings of a recipe from their JSON form."""
-    kind = type(recipe.sizes["smoke"])
-    return kind(**{name: _tuples(value) for name, value in values.items()})
-
-
-def _tuples(value):
-    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+    return from_json(type(recipe.sizes["smoke"]), values)
 
 
 def _main(name: str, folder: str, settings: str) -> None:
     recipe = load(name)
-    work(recipe.plan(settings_from(recipe, json.loads(settings))), Path(folder))
+    work(planned(recipe, settings_from(recipe, json.loads(settings))), Path(folder))
 
 
 if __name__ == "__main__":

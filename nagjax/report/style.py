@@ -15,21 +15,22 @@ from nagjax.runs.log import Run
 
 _INK, _QUIET, _RULE = "#222222", "#666666", "#dddddd"
 
-# Okabe and Ito's colours, and Tol's for schemes not named here.
+# Okabe and Ito's colours, and Tol's for the other schemes.
 _SCHEMES = {
     "plain": ("#4d4d4d", "o"),
     "nag": ("#d55e00", "s"),
     "review": ("#0072b2", "^"),
     "lns": ("#009e73", "D"),
+    "rezero": ("#cc79a7", "v"),
+    "rezero_prenorm": ("#332288", "P"),
+    "highway": ("#56b4e9", "X"),
 }
-_OTHERS = (
-    ("#cc79a7", "v"),
-    ("#332288", "P"),
-    ("#e69f00", "X"),
-    ("#56b4e9", "p"),
-    ("#882255", "<"),
-    ("#999933", ">"),
-    ("#aa4499", "h"),
+_COLORS = ("#e69f00", "#882255", "#999933", "#aa4499", "#117733", "#6699cc", "#661100")
+_MARKERS = ("p", "<", ">", "h", "*", "d", "8", "v", "X")
+_NAMED = (  # each its own pair of these; any other name has a pair by its letters
+    *("block_attn_res", "completep", "deepnorm", "denseformer", "depth_scaled", "highway_convex", "hyper_connections"),
+    *("keel", "layer_norm", "layer_scale", "mhc", "mix_ln", "ngpt", "oru", "parallel", "peri_ln", "post_ln", "prores"),
+    *("reordered", "sandwich", "skip_init", "review_convex", "pre_ln", "scaled_start"),
 )
 _WIDTH, _LEFT, _RIGHT = 8.2, 0.7, 6.9  # inches: the figure, and where the axes begin and end in it
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
@@ -83,21 +84,21 @@ class Style:
         }
 
 
+def scheme_look(name: str) -> tuple[str, str]:
+    """Colour and marker of a scheme, or of an arm that is none, the same in every figure: by name alone."""
+    if name in _SCHEMES:
+        return _SCHEMES[name]
+    at = _NAMED.index(name) if name in _NAMED else zlib.crc32(name.encode())
+    return _COLORS[at % len(_COLORS)], _MARKERS[at % len(_MARKERS)]
+
+
 def run_styles(runs: Sequence[Run]) -> list[Style]:
     """A colour and marker per scheme, the same in every figure; a dash pattern per repeat of a scheme."""
-    looks = dict(_SCHEMES)
-    taken: set[int] = set()
-    for name in sorted({run.scheme for run in runs} - set(_SCHEMES)):
-        at = zlib.crc32(name.encode()) % len(_OTHERS)
-        while at in taken and len(taken) < len(_OTHERS):
-            at = (at + 1) % len(_OTHERS)
-        taken.add(at)
-        looks[name] = _OTHERS[at]
     seen: dict[str, int] = {}
     styles = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         nth = seen[run.scheme] = seen.get(run.scheme, -1) + 1
-        styles.append(Style(label, *looks[run.scheme], _DASHES[nth % len(_DASHES)]))
+        styles.append(Style(label, *scheme_look(run.scheme), _DASHES[nth % len(_DASHES)]))
     return styles
 
 

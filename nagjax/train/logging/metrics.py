@@ -1,7 +1,7 @@
 """Where a run's numbers go: JSON lines always, TensorBoard and Weights & Biases when asked for."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 

@@ -1,0 +1,177 @@
+"""What a comparison can claim of its arms, and how the differences between them decide it."""
+
+import dataclasses
+import math
+from typing import Literal, Protocol
+
+import numpy as np
+
+from experiments.harness.outcome import Outcome
+from experiments.harness.settings import Shape
+from experiments.harness.statistics import Interval, mean_interval
+from experiments.harness.verdicts import Gap, Verdict, ahead_of_all, both, same_sign, signed, within
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """`headline`: the one number that matters, with its interval."""
+
+    verdict: Verdict
+    headline: str
+    told: str
+
+
+class Claim(Protocol):
+    judged: str
+
+    @property
+    def reference(self) -> str:
+        """The arm that tables and figures show differences to."""
+
+    def decide(self, outcome: Outcome) -> Decision: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowest:
+    """The judged arm's loss is below that of every rival at every shape."""
+
+    judged: str
+    rivals: tuple[str, ...] = ()  # none: all other arms
+
+    @property
+    def reference(self) -> str:
+        return self.judged
+
+    def decide(self, outcome: Outcome) -> Decision:
+        if self.judged not in outcome.arms:
+            return Decision("undecided", f"no {self.judged}", outcome.ranking())
+        rivals = [arm for arm in self.rivals or outcome.arms if arm != self.judged and arm in outcome.arms]
+        gaps = [outcome.gap(arm, self.judged, shape) for shape in outcome.shapes for arm in rivals]
+        nearest = min(gaps, key=_middle, default=None)
+        complete = set(self.rivals) <= set(outcome.arms) and gaps
+        verdict = ahead_of_all(gaps) if complete else "undecided"
+        head = (
+            f"{self.judged}'s nearest rival {nearest.name}: {outcome.gap_text(nearest)} nats" if nearest else "no rival"
+        )
+        return Decision(verdict, head, outcome.ranking())
+
+
+def _middle(gap: Gap) -> float:
+    if gap.interval is not None:
+        return gap.interval.estimate
+    return math.inf if gap.won else -math.inf if gap.lost else gap.hint
+
+
+@dataclasses.dataclass(frozen=True)
+class Lead:
+    """The judged arm's lead over the rival grows (sign 1) or shrinks (-1) as the depth, or the tokens, double; with
+    `ahead`, it is also there at every shape."""
+
+    judged: str
+    rival: str
+    along: Literal["depth", "tokens"]
+    sign: int = 1
+    ahead: bool = False
+
+    @property
+    def reference(self) -> str:
+        return self.rival
+
+    def decide(self, outcome: Outcome) -> Decision:
+        if not {self.judged, self.rival} <= set(outcome.arms):
+            return Decision("undecided", "an arm is missing", outcome.ranking())
+        gaps = {shape: outcome.gap(self.rival, self.judged, shape) for shape in outcome.shapes}
+        slope = self.slope(gaps)
+        verdict: Verdict = "undecided" if slope is None else same_sign(slope, self.sign)
+        if self.ahead:
+            verdict = both(verdict, ahead_of_all(list(gaps.values())))
+        head = f"{self.judged}'s lead over {self.rival} per doubling of the {self.along}: "
+        told = ", ".join(f"{shape.name} {outcome.gap_text(gap)}" for shape, gap in gaps.items())
+        text = f"{self.rival} minus {self.judged}: {told} nats per token; {outcome.ranking()}"
+        return Decision(verdict, head + (f"{signed(slope)} nats" if slope else "needs two"), text)
+
+    def slope(self, gaps: dict[Shape, Gap]) -> Interval | None:
+        """Nats per doubling: least squares for each seed (with fresh ones none: the tuning's own) at each value of the
+        other dimension, averaged over these. None without two values, or where one of the two diverged."""
+        other = (lambda s: (s.tokens, s.width)) if self.along == "depth" else (lambda s: (s.depth, s.width))
+        groups: dict[tuple, list[Shape]] = {}
+        for shape in gaps:
+            groups.setdefault(other(shape), []).append(shape)
+        groups = {at: own for at, own in groups.items() if len({getattr(s, self.along) for s in own}) > 1}
+        if not groups:
+            return None
+        seeds = set.intersection(*(set(gaps[shape].values) for own in groups.values() for shape in own))
+        value = (lambda gap, seed: gap.values[seed]) if seeds else (lambda gap, seed: gap.hint)
+
+        def at(seed) -> float:
+            fits = []
+            for own in groups.values():
+                x, y = np.log2([getattr(s, self.along) for s in own]), [value(gaps[s], seed) for s in own]
+                fits.append(np.polyfit(x, y, 1)[0] if np.all(np.isfinite(y)) else np.nan)
+            return float(np.mean(fits))
+
+        slopes = [at(seed) for seed in sorted(seeds) or [None]]
+        return mean_interval(slopes) if np.all(np.isfinite(slopes)) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matches:
+    """The arms' losses are at most `margin` (a share of it) above the judged one's, at every shape."""
+
+    judged: str  # what is to be matched
+    arms: tuple[str, ...]
+    margin: float
+
+    @property
+    def reference(self) -> str:
+        return self.judged
+
+    def decide(self, outcome: Outcome) -> Decision:
+        own = [arm for arm in self.arms if arm in outcome.arms]
+        if self.judged not in outcome.arms or not own:
+            return Decision("undecided", "an arm is missing", outcome.ranking())
+        gaps = [(outcome.gap(arm, self.judged, shape), shape) for shape in outcome.shapes for arm in own]
+        worst = max(gaps, key=lambda pair: _middle(pair[0]))[0]
+        head = f"{worst.name} minus {self.judged}: {outcome.gap_text(worst)} nats"
+        if any(gap.won for gap, _ in gaps):  # an arm diverged where the one to be matched did not
+            return Decision("not supported", head, outcome.ranking())
+        limit = lambda shape: self.margin * outcome.loss(self.judged, shape).estimate  # noqa: E731
+        checks = [(gap.interval, (-math.inf, limit(shape))) for gap, shape in gaps if gap.interval]
+        return Decision(within(checks) if len(checks) == len(gaps) else "undecided", head, outcome.ranking())
+
+
+@dataclasses.dataclass(frozen=True)
+class Wall:
+    """Beyond a depth the judged arm is behind the rival by more than the margin, and up to it by less."""
+
+    judged: str
+    rival: str
+    beyond: int  # blocks
+    margin: float  # nats
+
+    @property
+    def reference(self) -> str:
+        return self.rival
+
+    def decide(self, outcome: Outcome) -> Decision:
+        if not {self.judged, self.rival} <= set(outcome.arms):
+            return Decision("undecided", "an arm is missing", outcome.ranking())
+        gaps = {shape: outcome.gap(self.judged, self.rival, shape) for shape in outcome.shapes}
+        sides = [shape.depth > self.beyond for shape in gaps]
+        checks = [
+            (_or_diverged(gap), (self.margin, math.inf) if shape.depth > self.beyond else (-math.inf, self.margin))
+            for shape, gap in gaps.items()
+        ]
+        known = any(sides) and not all(sides) and all(one is not None for one, _ in checks)
+        deepest = gaps[max(gaps, key=lambda shape: shape.depth)]
+        told = ", ".join(f"{shape.name} {outcome.gap_text(gap)}" for shape, gap in gaps.items())
+        text = f"{self.judged} minus {self.rival}: {told} nats per token; {outcome.ranking()}"
+        head = f"{deepest.name} minus {self.rival}: {outcome.gap_text(deepest)} nats"
+        return Decision(within(checks) if known else "undecided", head, text)
+
+
+def _or_diverged(gap: Gap) -> Interval | None:
+    """Of how far the arm is behind: without end where it always diverged and the other never; None: nobody knows."""
+    if gap.won and not gap.lost:
+        return Interval(math.inf, math.inf, math.inf) if not gap.finite else gap.interval
+    return gap.interval

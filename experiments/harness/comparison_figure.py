@@ -1,0 +1,119 @@
+"""The figure of a comparison: losses by depth or tokens, differences to the reference, and what else was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.harness.figures import Line, draw_lines, look, panels
+from experiments.harness.outcome import Outcome
+from experiments.harness.settings import Shape, brief
+
+if TYPE_CHECKING:
+    from experiments.harness.comparison import Comparison
+
+LABELLED = 6  # arms with a colour and a name; the rest is grey
+
+
+def figure_of(comparison: Comparison, outcome: Outcome) -> Figure:
+    along = "tokens" if len({s.tokens for s in outcome.shapes}) > 1 else "depth"
+    groups: dict[tuple, list[Shape]] = {}
+    for shape in outcome.shapes:
+        groups.setdefault((shape.width, shape.depth if along == "tokens" else shape.tokens), []).append(shape)
+    named = labelled(comparison, outcome)
+    profiles = comparison.profiles(outcome)
+    lines = any(len(own) > 1 for own in groups.values())
+    reference = comparison.claim.reference
+    count = len(groups) * (2 if lines and reference in outcome.arms else 1) + len(profiles)
+    figure, axes = panels(count, comparison.title, height=4.2 if lines else 2.2 + 0.24 * len(outcome.arms))
+    axes = iter(axes)
+    for own in groups.values():
+        _losses(next(axes), outcome, own, along, named) if lines else _ranked(next(axes), outcome, own[0], named)
+        if lines and reference in outcome.arms:
+            _gaps(next(axes), outcome, own, along, named, reference)
+    for name, measured in profiles.items():
+        _profile(next(axes), comparison, name, measured, outcome, named)
+    return figure
+
+
+def labelled(comparison: Comparison, outcome: Outcome) -> list[str]:
+    """At most six: the judged arm, the reference, then those of lowest loss at the last shape."""
+    first = [comparison.claim.judged, comparison.claim.reference]
+    order = [*first, *outcome.order(outcome.shapes[-1])]
+    return [arm for arm in dict.fromkeys(order) if arm in outcome.arms][:LABELLED]
+
+
+def _at(shape: Shape, along: str) -> float:
+    return shape.tokens if along == "tokens" else shape.depth
+
+
+def _losses(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: list[str]) -> None:
+    own = [
+        Line(
+            arm,
+            [_at(shape, along) for shape in shapes],
+            [[run["loss"] for run in outcome.sound(arm, shape)] for shape in shapes],
+            [outcome.tried(arm, shape).edge for shape in shapes],
+            [outcome.diverged(arm, shape) for shape in shapes],
+        )
+        for arm in outcome.arms
+    ]
+    draw_lines(ax, own, named)
+    _axis(ax, shapes, along)
+    ax.set_ylabel("validation loss (nats per token)")
+
+
+def _gaps(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: list[str], reference: str) -> None:
+    own = []
+    for arm in outcome.arms:
+        if arm == reference:
+            continue
+        gaps = [outcome.gap(reference, arm, shape) for shape in shapes]
+        values = [gap.finite if gap.values else [gap.hint] * math.isfinite(gap.hint) for gap in gaps]
+        edges = [outcome.tried(arm, shape).edge for shape in shapes]
+        own.append(Line(arm, [_at(s, along) for s in shapes], values, edges, [gap.lost for gap in gaps]))
+    draw_lines(ax, own, named)
+    ax.axhline(0, color="#999999", linewidth=1)
+    _axis(ax, shapes, along)
+    ax.set_ylabel(f"{reference}'s loss minus the arm's (above 0: ahead)")
+
+
+def _axis(ax: Axes, shapes: list[Shape], along: str) -> None:
+    ax.set_xscale("log", base=2)
+    ticks = sorted({_at(shape, along) for shape in shapes})
+    ax.set_xticks(ticks, [brief(tick) for tick in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("training tokens" if along == "tokens" else "blocks")
+    ax.set_title(f"{shapes[0].depth} blocks" if along == "tokens" else f"{brief(shapes[0].tokens)} tokens")
+
+
+def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:
+    order = outcome.order(shape)
+    for place, arm in enumerate(order):
+        losses = [run["loss"] for run in outcome.sound(arm, shape)]
+        style = look(arm, arm in named)
+        filled = {} if outcome.tried(arm, shape).edge else {"markerfacecolor": style["color"]}
+        if losses:
+            ax.plot(np.mean(losses), place, linestyle="", fillstyle="none", **style | filled)
+            ax.scatter(losses, [place] * len(losses), s=9, color=style["color"], alpha=0.5)
+        if outcome.diverged(arm, shape) or not losses:
+            ax.text(1.0, place, "x", color=style["color"], transform=ax.get_yaxis_transform(), va="center", ha="right")
+    ax.set_yticks(range(len(order)), order)
+    ax.invert_yaxis()
+    ax.set_title(shape.name)
+    ax.set_xlabel("validation loss (nats per token)\nhollow: rate at the grid's edge; x: diverged")
+
+
+def _profile(ax: Axes, comparison: Comparison, name: str, measured: dict, outcome: Outcome, named: list[str]) -> None:
+    last = outcome.shapes[-1].name
+    for arm in sorted(outcome.arms, key=lambda arm: arm in named):
+        values = measured.get(f"{last}-{arm}")
+        if values:
+            ax.plot(np.arange(len(values)), values, **look(arm, arm in named) | {"marker": ""})
+    ax.set_yscale("symlog", linthresh=0.01) if not comparison.measures[name].log else ax.set_yscale("log")
+    ax.set_xlabel("blocks")
+    ax.set_title(comparison.measures[name].label)

@@ -1,0 +1,102 @@
+"""How far a result can be believed: seeds, budget, n-gram floor, divergences; and the verdict that leaves."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.harness.jobs import Record
+from experiments.harness.ngram import JUDGED_ORDER, key
+from experiments.harness.settings import brief
+from experiments.harness.verdicts import barred
+from nagjax.runs.config import flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """Of the runs that count: trained, with fresh seeds where the recipe has any. None or empty where a recipe trains
+    nothing on text."""
+
+    seeds: int
+    runs: int
+    diverged: int  # of these runs
+    trials_diverged: int  # of those at which rates were tried
+    tokens: tuple[float, float] | None = None  # of a run, least and most
+    tokens_per_parameter: tuple[float, float] | None = None
+    ngram: dict[str, float] = dataclasses.field(default_factory=dict)  # loss of the tables, mean over their texts
+    above_floor: int = 0  # shapes whose best arm is not below the 4-gram table of its text
+    shapes: int = 0  # that have a floor
+    flags: tuple[str, ...] = ()
+
+
+def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequence[str] = ()) -> Evidence:
+    trained = [record for record in records if "loss" in record.metrics]
+    fresh = [record for record in trained if "factor" not in record.labels and "seed" in record.labels]
+    trials = [record for record in trained if record not in fresh]
+    counted = fresh or trials
+    sound = [record for record in counted if record.metrics["loss"] is not None]
+    costs = [r.metrics for r in sound if "tokens" in r.metrics and "parameters" in r.metrics]
+    worse, shapes = _above(sound, floors)
+    lost = len(counted) - len(sound)
+    lost_trials = sum(record.metrics["loss"] is None for record in trials) if fresh else 0
+    flags = ["one seed, on which rates were chosen"] if trials and not fresh else []
+    flags += [f"edge: {len(edges)}"] if edges else []
+    flags += [f"diverged: {lost} of {len(counted)}"] if lost else []
+    flags += [f"trials diverged: {lost_trials} of {len(trials)}"] if lost_trials else []
+    flags += [f"{'above' if worse else 'below'} {JUDGED_ORDER}-gram"] if shapes else []
+    return Evidence(
+        len({record.labels["seed"] for record in fresh}),
+        len(counted),
+        lost,
+        lost_trials,
+        _range([run["tokens"] for run in costs]),
+        _range([run["tokens"] / run["parameters"] for run in costs]),
+        _tables(floors),
+        worse,
+        shapes,
+        tuple(flags),
+    )
+
+
+def _range(values: Sequence[float]) -> tuple[float, float] | None:
+    return (float(f"{min(values):.3g}"), float(f"{max(values):.3g}")) if values else None
+
+
+def _tables(floors: Sequence[Record]) -> dict[str, float]:
+    orders = floors[0].metrics["ngram"] if floors else ()
+    return {order: round(float(np.mean([f.metrics["ngram"][order] for f in floors])), 4) for order in orders}
+
+
+def _above(sound: Sequence[Record], floors: Sequence[Record]) -> tuple[int, int]:
+    """Shapes (of model, text and length) whose best run is not below its floor on some seed, of how many."""
+    table = {key(flatten(f.config)): f.metrics["ngram"][str(JUDGED_ORDER)] for f in floors}
+    margins: dict[tuple, dict[tuple, float]] = {}
+    for record in sound:
+        config = flatten(record.config)
+        if (text := key(config)) in table:
+            model = (config.get("model.depth"), config.get("model.width"), config.get("train.steps"))
+            own = margins.setdefault(model, {})
+            own[text] = min(own.get(text, np.inf), record.metrics["loss"] - table[text])
+    return sum(max(own.values()) >= 0 for own in margins.values()), len(margins)
+
+
+def concluded(summary: Any, records: Sequence[Record], floors: Sequence[Record]) -> Any:
+    """The summary with its evidence, its verdict undecided where `verdicts.barred` says why. Of recipes that train
+    nothing (released tables) it stays as it is."""
+    if not any("loss" in record.metrics for record in records):
+        return summary
+    edges = summary.details.get("at_the_grid_edge", [])
+    found = evidence(records, floors, edges)
+    reasons = [*summary.reasons, *barred(found.seeds, edges, bool(found.above_floor) if found.shapes else None)]
+    verdict = "undecided" if reasons else summary.verdict
+    return dataclasses.replace(summary, verdict=verdict, reasons=reasons, evidence=dataclasses.asdict(found))
+
+
+def budget(found: dict[str, Any]) -> str:
+    """Tokens and tokens per parameter of an `Evidence` read from a file."""
+    if not found.get("tokens"):
+        return ""
+    span = lambda pair, text: " to ".join(dict.fromkeys(text(value) for value in pair))  # noqa: E731
+    each = span(found["tokens_per_parameter"], lambda value: f"{value:.2g}")
+    return f"{span(found['tokens'], brief)} tokens, {each} per parameter"

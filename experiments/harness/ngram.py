@@ -1,0 +1,140 @@
+"""The n-gram floor: what tables of byte (or token) n-grams know after the same training text, on the same evaluation.
+
+A Transformer that has not come below it has learned nothing that needs depth.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from nagjax.data import DataConfig, batches, open_dataset
+
+ORDERS = (2, 3, 4, 5)
+JUDGED_ORDER = 4  # a loss above this table's does not count (harness/verdicts.py)
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Targets that count, and in front of each the tokens its own row and document hold, the nearest first."""
+
+    targets: Int[np.ndarray, " N"]
+    before: Int[np.ndarray, "N longest"]
+    known: Int[np.ndarray, " N"]  # how many of `before` there are
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, np.ndarray]], longest: int) -> "Text":
+        """From batches of the input pipeline."""
+        found = []
+        for batch in rows:
+            tokens, counts = batch["tokens"], batch["weights"] > 0
+            shifted = [np.pad(tokens, ((0, 0), (k, 0)))[:, : tokens.shape[1]] for k in range(longest)]
+            known = np.minimum(batch["positions"] + 1, longest)
+            found.append((batch["targets"][counts], np.stack(shifted, -1)[counts], known[counts]))
+        return cls(*(np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True)))
+
+
+def losses(trained: Text, judged: Text, vocab: int, orders: Sequence[int] = ORDERS) -> dict[int, float]:
+    """Mean nats per target of `judged` under interpolated n-gram tables of `trained`, by order n:
+
+        P_n(w | c) = (count(c w) + kinds(c) P_(n-1)(w | c')) / (count(c) + kinds(c))
+
+    kinds(c): how many different tokens follow c; c': c without its first token; P_0 = 1/vocab. Witten & Bell 1991.
+    Where less than n - 1 tokens stand before a target, the longest table that applies is asked.
+    """
+    probability, found = np.full(len(judged.targets), 1.0 / vocab), {}
+    seen, asked = np.zeros(len(trained.targets), np.int64), np.zeros(len(judged.targets), np.int64)
+    for length in range(max(orders)):
+        own, other = trained.known >= length, (judged.known >= length) & (asked >= 0)
+        if length:
+            kinds, seen[own] = np.unique(_pairs(seen[own], trained.before[own, length - 1], vocab), return_inverse=True)
+            asked[other] = _places(kinds, _pairs(asked[other], judged.before[other, length - 1], vocab))
+            asked[judged.known < length] = -1
+            other &= asked >= 0  # an unknown context, and every longer one, leaves the shorter ones' word
+        probability[other] = _interpolated(
+            seen[own], trained.targets[own], asked[other], judged.targets[other], probability[other], vocab
+        )
+        if length + 1 in orders:
+            found[length + 1] = float(-np.mean(np.log(probability)))
+    return found
+
+
+def _interpolated(seen, followed, asked, wanted, shorter, vocab: int) -> Float[np.ndarray, " N"]:
+    continuations, count = np.unique(_pairs(seen, followed, vocab), return_counts=True)
+    contexts = continuations // vocab
+    size = int(seen.max()) + 1
+    total, kinds = np.bincount(contexts, count, size)[asked], np.bincount(contexts, minlength=size)[asked]
+    at = _places(continuations, _pairs(asked, wanted, vocab))
+    return (np.where(at >= 0, count[at], 0) + kinds * shorter) / (total + kinds)
+
+
+def _pairs(contexts, tokens, vocab: int) -> Int[np.ndarray, " N"]:
+    return contexts * vocab + tokens
+
+
+def _places(ordered: Int[np.ndarray, " K"], wanted: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+    """Where each value stands among the ordered ones; -1: nowhere."""
+    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[at] == wanted, at, -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Floor:
+    """A job: the n-gram losses of what runs of this data, seed and length read."""
+
+    data: DataConfig
+    context: int
+    batch: int
+    steps: int
+    eval_batches: int
+
+    @property
+    def name(self) -> str:
+        return f"ngram-{self.steps}x{self.batch}x{self.context}-e{self.eval_batches}-s{self.data.seed}"
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        return {"floor": True, "seed": self.data.seed}
+
+    def config(self) -> dict[str, Any]:
+        model, train = {"context": self.context}, {"batch": self.batch, "steps": self.steps}
+        return {
+            "data": dataclasses.asdict(self.data),
+            "model": model,
+            "train": train | {"eval_batches": self.eval_batches},
+        }
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        def text(split: str, count: int, repeat: bool) -> tuple[Text, int]:
+            dataset = open_dataset(self.data, split=split)
+            rows = batches(dataset, batch=self.batch, context=self.context, repeat=repeat)
+            return Text.of(itertools.islice(rows, count), max(ORDERS) - 1), dataset.tokenizer.vocab_size
+
+        (trained, vocab), (judged, _) = text("train", self.steps, True), text("validation", self.eval_batches, False)
+        found = losses(trained, judged, vocab)
+        return {"ngram": {str(n): round(loss, 5) for n, loss in found.items()}, "targets": len(judged.targets)}
+
+
+KEY = ("data.path", "data.tokenizer", "data.seed", "model.context", "train.batch", "train.steps", "train.eval_batches")
+
+
+def key(config: dict[str, Any]) -> tuple:
+    """What a run of this flat config shares with its floor; that of a `Confirmation` has its trials' names in front."""
+    found = (next((v for full, v in config.items() if full == name or full.endswith(f".{name}")), None) for name in KEY)
+    return tuple(found)
+
+
+def floors(jobs: Sequence[Any]) -> list[Floor]:
+    """One for every text the jobs' runs read; jobs without a `run_config` read none."""
+    configs = [config for job in jobs if (config := getattr(job, "run_config", None)) is not None]
+    own = [
+        Floor(
+            dataclasses.replace(c.data, workers=0), c.model.context, c.train.batch, c.train.steps, c.train.eval_batches
+        )
+        for c in configs
+    ]
+    return list(dict.fromkeys(own))

@@ -1,0 +1,97 @@
+"""What the records of a comparison say: losses by arm, shape and fresh seed, and how the rates were chosen."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.harness.jobs import Record
+from experiments.harness.rates import Tried
+from experiments.harness.settings import Settings, Shape
+from experiments.harness.statistics import Interval, mean_interval
+from experiments.harness.verdicts import Gap
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Of the arms of a size at its shapes."""
+
+    settings: Settings
+    arms: tuple[str, ...]
+    records: Sequence[Record]
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.settings.shapes
+
+    @functools.cached_property
+    def _by_pair(self) -> dict[tuple[str, str], list[Record]]:
+        found: dict[tuple[str, str], list[Record]] = {}
+        for record in self.records:
+            found.setdefault((record.labels["arm"], record.labels["shape"]), []).append(record)
+        return found
+
+    def tried(self, arm: str, shape: Shape) -> Tried:
+        own = self._by_pair.get((arm, shape.name), [])
+        return Tried.of([record for record in own if "factor" in record.labels or "losses" in record.metrics])
+
+    def runs(self, arm: str, shape: Shape) -> dict[int, dict[str, Any]]:
+        """Metrics by fresh seed."""
+        own = self._by_pair.get((arm, shape.name), [])
+        return {r.labels["seed"]: r.metrics for r in own if "factor" not in r.labels and "loss" in r.metrics}
+
+    def sound(self, arm: str, shape: Shape) -> list[dict[str, Any]]:
+        """Metrics of the fresh runs that came through; where no seed is fresh, of the best of those tried."""
+        if runs := self.runs(arm, shape):
+            return [run for run in runs.values() if run["loss"] is not None]
+        factor, own = self.tried(arm, shape).factor, self._by_pair.get((arm, shape.name), [])
+        return [r.metrics for r in own if factor is not None and r.labels.get("factor") == factor]
+
+    def losses(self, arm: str, shape: Shape) -> dict[int, float | None]:
+        return {seed: run["loss"] for seed, run in self.runs(arm, shape).items()}
+
+    def diverged(self, arm: str, shape: Shape) -> int:
+        """Fresh runs."""
+        return sum(loss is None for loss in self.losses(arm, shape).values())
+
+    def loss(self, arm: str, shape: Shape) -> Interval:
+        """Over the fresh seeds that came through; infinite where none did."""
+        losses = [run["loss"] for run in self.sound(arm, shape)]
+        return mean_interval(losses) if losses else Interval(math.inf, math.inf, math.inf)
+
+    def gap(self, rival: str, judged: str, shape: Shape) -> Gap:
+        """The rival's loss minus the judged arm's."""
+        tried = [self.tried(arm, shape).loss for arm in (rival, judged)]
+        gap = Gap.of(f"{rival} at {shape.name}", self.losses(rival, shape), self.losses(judged, shape))
+        return dataclasses.replace(gap, hint=tried[0] - tried[1] if all(map(math.isfinite, tried)) else math.nan)
+
+    def gap_text(self, gap: Gap) -> str:
+        if gap.values:
+            return str(gap)
+        return f"{gap.hint:+.3f} (tuning seed)" if math.isfinite(gap.hint) else "diverged"
+
+    def mean(self, arm: str, shape: Shape, name: str) -> float:
+        values = [run[name] for run in self.sound(arm, shape) if name in run]
+        return float(np.mean(values)) if values else math.nan
+
+    def order(self, shape: Shape) -> list[str]:
+        """Arms, the lowest mean loss first, those with a divergence behind all without."""
+        return sorted(self.arms, key=lambda arm: (self.diverged(arm, shape), self.loss(arm, shape).estimate))
+
+    def ranking(self) -> str:
+        """The order of all arms at every shape."""
+
+        def told(arm: str, shape: Shape) -> str:
+            loss, lost = self.loss(arm, shape), self.diverged(arm, shape)
+            shown = f"{loss.estimate:.3f}" if math.isfinite(loss.estimate) else "diverged"
+            return f"{arm} {shown}{f' ({lost} diverged)' if lost and math.isfinite(loss.estimate) else ''}"
+
+        return "; ".join(f"{s.name}: {', '.join(told(arm, s) for arm in self.order(s))}" for s in self.shapes)
+
+    @property
+    def edges(self) -> list[str]:
+        """Arms and shapes whose tuning is not finished."""
+        return [f"{arm} {s.name}" for s in self.shapes for arm in self.arms if self.tried(arm, s).edge]

@@ -1,0 +1,123 @@
+"""Learning rates: tried on one seed, on a grid that widens until its best is inside, then used on fresh seeds."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.jobs import Job, Record, Training
+from experiments.harness.sweep import collect, work
+
+Losses = Mapping[float, float | None]  # by factor; None: diverged
+
+
+def best(losses: Losses) -> float | None:
+    """The factor of lowest loss; None where all diverged."""
+    sound = {factor: loss for factor, loss in losses.items() if loss is not None}
+    return min(sound, key=lambda factor: (sound[factor], factor)) if sound else None
+
+
+def missing(losses: Losses, step: float, widest: float) -> float | None:
+    """The factor to try next: beyond the end of the grid where its best lies. None: the best is inside, a rate that
+    diverged being as good a neighbour as any, or no further factor is allowed."""
+    at = best(losses)
+    low, high = min(losses), max(losses)
+    wanted = low / step if at in (None, low) else high * step if at == high else None
+    return wanted if wanted is not None and 1 / widest <= wanted * 1.0001 and wanted <= widest * 1.0001 else None
+
+
+def at_edge(losses: Losses) -> bool:
+    """The best of several is the smallest or the largest tried."""
+    return len(losses) > 1 and best(losses) in (min(losses), max(losses))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """A job: the trainings at the factors, then at further ones until the best is inside. Does those that nobody has
+    done yet, and waits for those that others are at."""
+
+    name: str
+    labels: dict[str, Any]
+    trial: Callable[[float], Training]
+    factors: tuple[float, ...]
+    widest: float
+
+    def config(self) -> dict[str, Any]:
+        return {"factors": list(self.factors), "widest": self.widest, "at 1": self.trial(1.0).config()}
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """`losses` by factor, and in `widened` the metrics of the factors that are not of the first grid."""
+        found = {r.labels["factor"]: r.metrics for r in awaited([self.trial(f) for f in self.factors], folder.parent)}
+        step = max(self.factors[1] / self.factors[0], 1.25) if len(self.factors) > 1 else 2.0
+        while (factor := missing(_losses(found), step, self.widest)) is not None:
+            (record,) = awaited([self.trial(factor)], folder.parent)
+            found[factor] = record.metrics
+        further = {f"{f:g}": metrics for f, metrics in found.items() if f not in self.factors}
+        return {"losses": [[f, loss] for f, loss in _losses(found).items()], "widened": further}
+
+
+def _losses(found: Mapping[float, dict]) -> dict[float, float | None]:
+    return {factor: metrics["loss"] for factor, metrics in sorted(found.items())}
+
+
+@dataclasses.dataclass(frozen=True)
+class AtBest:
+    """A job: a training with a fresh seed at the rate that a tuning chose."""
+
+    name: str
+    labels: dict[str, Any]
+    tuning: Tuning
+    at: Callable[[float], Training]  # the training with this job's seed
+
+    @property
+    def run_config(self):
+        return self.at(1.0).run_config
+
+    def config(self) -> dict[str, Any]:
+        return self.at(1.0).config() | {"tuned": {"factors": list(self.tuning.factors), "widest": self.tuning.widest}}
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        (record,) = awaited([self.tuning], folder.parent)
+        factor = best({f: loss for f, loss in record.metrics["losses"]})
+        if factor is None:
+            return {"diverged": "at every rate", "loss": None, "factor": None}
+        return self.at(factor).run(folder) | {"factor": factor}
+
+
+def awaited(jobs: Sequence[Job], folder: Path, poll: float = 1.0) -> list[Record]:
+    """The records of all these jobs, done here where nobody else is at them."""
+    work(jobs, folder)
+    while (records := collect(jobs, folder)) is None:
+        time.sleep(poll)
+        work(jobs, folder)
+    return records
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What the tuning of an arm at a shape came to."""
+
+    losses: dict[float, float | None]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Tried":
+        """From the records of its trials (labelled `factor`) and its tuning."""
+        losses = {r.labels["factor"]: r.metrics["loss"] for r in records if "factor" in r.labels}
+        for record in records:
+            losses |= {factor: loss for factor, loss in record.metrics.get("losses", ())}
+        return cls(dict(sorted(losses.items())))
+
+    @property
+    def factor(self) -> float | None:
+        return best(self.losses)
+
+    @property
+    def edge(self) -> bool:
+        return at_edge(self.losses)
+
+    @property
+    def loss(self) -> float:
+        """On the seed the rates were tried on; infinite where all diverged."""
+        return math.inf if self.factor is None else float(self.losses[self.factor])

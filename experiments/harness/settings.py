@@ -1,0 +1,83 @@
+"""What a comparison is run on, written once: the shapes of models with their budgets, and how many seeds and rates."""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from nagjax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A model and what it is trained on. `lr`: middle of the grid; None: each scheme's own for the model's size."""
+
+    depth: int  # blocks
+    width: int
+    context: int
+    batch: int  # sequences per step
+    steps: int
+    hidden: int | None = None
+    heads: int | None = None
+    lr: float | None = None
+    remat: Literal["none", "block", "dots", "offload"] = "none"
+    title: str = ""  # instead of its sizes
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.batch * self.context
+
+    @property
+    def name(self) -> str:
+        """Of job folders and tables, unique among the shapes of a size."""
+        return self.title or f"{self.depth}x{self.width}-{brief(self.tokens)}"
+
+
+def brief(count: float) -> str:
+    """61440 as 61k, 2097152 as 2.1M."""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= unit:
+            value = count / unit
+            return f"{value:.0f}{letter}" if value >= 10 else f"{value:.1f}".removesuffix(".0") + letter
+    return f"{count:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A size of a comparison. The rates are tried on seed 0; what is compared are the fresh seeds 1, 2, ..."""
+
+    shapes: tuple[Shape, ...]
+    seeds: int  # fresh ones
+    arms: tuple[str, ...] = ()  # of the recipe's; none: all
+    factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # of the middle rate, to begin with; one: no tuning
+    widest: float = 64.0  # no factor above it, nor below its inverse
+    match: Literal["tokens", "flops"] = "tokens"  # flops: of the first arm at that shape
+    eval_batches: int = 24
+    looks: int = 4  # evaluations and checkpoints on the way
+    data: str = "stdlib"  # or a folder made by nagjax data prepare
+
+    def __post_init__(self):
+        if len({shape.name for shape in self.shapes}) < len(self.shapes):
+            raise UserError("shapes", [shape.name for shape in self.shapes], "give each a title of its own")
+        if self.seeds < 0:
+            raise UserError("seeds", self.seeds, "give a number of at least 0")
+        if not self.factors or min(self.factors) <= 0:
+            raise UserError("factors", self.factors, "give at least one, all above 0")
+
+
+def crossed(depths: Sequence[int], width: int, context: int, batch: int, *steps: int, **more: Any) -> tuple[Shape, ...]:
+    """A shape for every depth and number of steps."""
+    return tuple(Shape(depth, width, context, batch, count, **more) for count in steps for depth in depths)
+
+
+def from_json(kind: type, values: dict[str, Any]) -> Any:
+    """Settings of a recipe from their JSON form."""
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: _typed(hints[name], value) for name, value in values.items()})
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        inner = (typing.get_args(hint) or (Any,))[0]
+        return tuple(_typed(inner, part) for part in value)
+    return from_json(hint, value) if isinstance(value, dict) and dataclasses.is_dataclass(hint) else value

@@ -1,0 +1,149 @@
+"""What a verdict takes: one set of rules for all recipes.
+
+1. Seeds. A difference is paired by seed over fresh ones, never the seed on which a rate was chosen, and at least SEEDS.
+2. Rivals. Every comparison a claim makes is in one family; its p values (paired t tests, two-sided) are Holm's, who
+   bounds the chance of one false finding as Bonferroni does and finds more.
+3. Divergence. A run that diverged is a loss to whatever did not: its arm is never ahead. Pairs of which one diverged
+   have no difference and stay out of the interval, but not out of the count.
+4. Rates. The best is inside the grid: a neighbour on either side is worse, or diverges.
+5. Floor. The best arm is below the 4-gram table of the same training text.
+
+A claim that the differences decide, and that fails 1, 4 or 5, is undecided, with the reasons told.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from experiments.harness.statistics import Interval, mean_interval
+
+Verdict = Literal["supported", "not supported", "undecided"]
+SEEDS = 5
+LEVEL = 0.05  # of a family of comparisons
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """A rival's loss minus the judged arm's, by fresh seed: infinite where the rival diverged, minus infinite where the
+    judged arm did, nan where both."""
+
+    name: str
+    values: Mapping[int, float]
+    hint: float = math.nan  # the difference on the seed rates were chosen on; never evidence
+
+    @classmethod
+    def of(cls, name: str, rival: Mapping[int, float | None], judged: Mapping[int, float | None]) -> "Gap":
+        """From losses by seed; None: diverged."""
+        number = lambda loss: math.inf if loss is None else loss  # noqa: E731
+        return cls(
+            name, {seed: number(rival[seed]) - number(judged[seed]) for seed in sorted(rival.keys() & judged.keys())}
+        )
+
+    @property
+    def finite(self) -> list[float]:
+        return [value for value in self.values.values() if math.isfinite(value)]
+
+    @property
+    def won(self) -> int:
+        return sum(value == math.inf for value in self.values.values())
+
+    @property
+    def lost(self) -> int:
+        return sum(value == -math.inf for value in self.values.values())
+
+    @property
+    def interval(self) -> Interval | None:
+        """Student's at 95% over the seeds both came through."""
+        return mean_interval(self.finite) if self.finite else None
+
+    @property
+    def p(self) -> float:
+        """Of no difference; 0 where one of the two diverged on every seed, 1 where nothing is known."""
+        if not self.finite:
+            return 0.0 if bool(self.won) != bool(self.lost) else 1.0
+        if len(self.finite) < 2:
+            return 1.0
+        mean, error = np.mean(self.finite), np.std(self.finite, ddof=1) / math.sqrt(len(self.finite))
+        if error == 0:
+            return 1.0 if mean == 0 else 0.0
+        return float(2 * stats.t.sf(abs(mean / error), len(self.finite) - 1))
+
+    def __str__(self) -> str:
+        shown = signed(self.interval) if self.interval else "diverged"
+        counts = [f"{count} {text}" for count, text in ((self.won, "rival diverged"), (self.lost, "diverged")) if count]
+        return f"{shown} ({', '.join(counts)})" if counts and self.interval else shown
+
+
+def signed(one: Interval, digits: int = 3) -> str:
+    spread = f" [{one.low:+.{digits}f}, {one.high:+.{digits}f}]" if math.isfinite(one.high - one.low) else ""
+    return f"{one.estimate:+.{digits}f}{spread}"
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjusted p values: Holm 1979."""
+    order, adjusted, running = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
+    for rank, index in enumerate(order):
+        running = max(running, min(1.0, (len(p) - rank) * p[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+def sides(gaps: Sequence[Gap]) -> list[int]:
+    """Of each gap of a family: 1 the judged arm is ahead, -1 the rival is, 0 nobody knows."""
+    found = []
+    for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True):
+        mean = gap.interval.estimate if gap.interval else gap.won - gap.lost
+        ahead, behind = p < LEVEL and mean > 0 and not gap.lost, p < LEVEL and mean < 0 and not gap.won
+        found.append(1 if ahead else -1 if behind else 0)
+    return found
+
+
+def ahead_of_all(gaps: Sequence[Gap]) -> Verdict:
+    """Supported: ahead of every rival everywhere. Not supported: behind one somewhere."""
+    found = sides(gaps)
+    if -1 in found:
+        return "not supported"
+    return "supported" if found and all(side == 1 for side in found) else "undecided"
+
+
+def same_sign(slope: Interval, sign: int) -> Verdict:
+    """Of a slope that is to have the sign."""
+    low, high = sorted((sign * slope.low, sign * slope.high))
+    return "supported" if low > 0 else "not supported" if high < 0 else "undecided"
+
+
+def within(checks: Sequence[tuple[Interval, tuple[float, float]]]) -> Verdict:
+    """Supported: every interval inside its bounds. Not supported: one wholly outside."""
+    if any(one.high < low or one.low > high for one, (low, high) in checks):
+        return "not supported"
+    inside = bool(checks) and all(low <= one.low and one.high <= high for one, (low, high) in checks)
+    return "supported" if inside else "undecided"
+
+
+def both(first: Verdict, second: Verdict) -> Verdict:
+    """Of a claim in two parts."""
+    if "not supported" in (first, second):
+        return "not supported"
+    return "supported" if first == second == "supported" else "undecided"
+
+
+STEADY = 0.1  # an exponent that has settled moved by less as the steps doubled
+
+
+def unsettled(name: str, exponent: Interval, at_half: Interval | None) -> str:
+    """Why an exponent in depth may be one of the budget only; "": it stayed in place as the steps doubled."""
+    if at_half is None:
+        return f"{name}: one budget, an exponent grows with the steps"
+    moved = exponent.estimate - at_half.estimate
+    return f"{name}: moved by {moved:+.2f} as the steps doubled" if abs(moved) >= STEADY else ""
+
+
+def barred(seeds: int, edges: Sequence[str], above_floor: bool | None) -> list[str]:
+    """Why nothing is decided whatever the differences say; `above_floor` None: no text, no floor."""
+    reasons = [f"{seeds} fresh seeds, {SEEDS} needed"] if seeds < SEEDS else []
+    reasons += [f"best rate at the grid's edge: {', '.join(edges)}"] if edges else []
+    return reasons + (["above the 4-gram table"] if above_floor else [])
