@@ -68,9 +68,14 @@ MODULES = {module_of(path): path for path in FILES}
 
 @functools.cache
 def imports(path: Path) -> frozenset[str]:
-    """Modules a file imports, at its top or later on."""
+    """Modules a file imports when it runs, at its top or later on."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    tree = ast.parse(path.read_text(), str(path))
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    never = {inner for block in blocks for inner in ast.walk(block)}
+    for node in ast.walk(tree):
+        if node in never:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

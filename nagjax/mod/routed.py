@@ -1,8 +1,8 @@
 """Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
 
 The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where padding
-was. loss: the decider's mean cross-entropy. executed: share of the tokens that ran; agreement: share on which the causal
-decision and the choice made here agree. Padding does not count.
+was. loss: the decider's mean cross-entropy. executed: share of the tokens that ran; agreement: share on which the
+causal decision and the choice made here agree. Padding does not count.
 """
 
 import dataclasses
