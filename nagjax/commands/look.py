@@ -103,11 +103,13 @@ def generate(args: Sequence[str]) -> None:
 
 
 def info(args: Sequence[str]) -> None:
-    """`nagjax info RUN`, or `nagjax info --scheme lns --depth 96 ...` for a model that was never trained."""
+    """`nagjax info RUN`, or `nagjax info --scheme lns --depth 96 ...` for a model that was never trained. With --kernels:
+    which implementation every fused operation takes at the model's width on every platform, and why not another."""
     from rich.console import Console
 
     from nagjax.train.facts import describe, resolve
 
+    kernels, args = "--kernels" in args, [arg for arg in args if arg != "--kernels"]
     if args and not args[0].startswith("-"):
         from nagjax.generate.load import read_config
 
@@ -115,8 +117,14 @@ def info(args: Sequence[str]) -> None:
             raise UserError("info", " ".join(args[1:]), "a run has all its options already: give its folder alone")
         config = read_config(Path(args[0]))
     else:
-        description = "Parameters by part, FLOPs and memory of a run (nagjax info RUN) or of any model."
+        description = "Parameters by part, FLOPs and memory of a run (nagjax info RUN) or of any model. "
+        description += "With --kernels: which kernels its operations run by, and why."
         config = resolve(parse_run(args, "info", description)[0])
+    if kernels:
+        from pallas_kernels.dispatch import table
+
+        print(table(width=config.model.width, dtype=config.model.dtype.replace("auto", "bfloat16")))
+        return
     Console().print(describe(config))
 
 
