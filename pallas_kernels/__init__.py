@@ -1,18 +1,19 @@
 """Row kernels for the residual boundary of deep Transformers, on TPU, GPU and CPU.
 
-Pure functions on arrays with hand-written derivatives; needs JAX alone. Every op takes rows `[..., D]` of any
-width, runs inside jit, scan, remat and shard_map, and picks its implementation by the platform it is lowered
-for.
+Pure functions on arrays with hand-written derivatives; needs JAX alone. Every op takes rows `[..., D]` of any width,
+runs inside jit, scan, remat and shard_map, and picks its implementation by the platform it is lowered for; `choices`
+says which, and why not another.
 """
 
-from pallas_kernels.add_rms_norm import add_rms_norm as add_rms_norm
+from pallas_kernels.checks import checking_indices as checking_indices
+from pallas_kernels.dispatch import choices as choices
 from pallas_kernels.dispatch import using as using
-from pallas_kernels.nag_update import nag_update as nag_update
-from pallas_kernels.nag_update_modulated import nag_update_modulated as nag_update_modulated
+from pallas_kernels.ops.add_rms_norm import add_rms_norm as add_rms_norm
+from pallas_kernels.ops.nag_update import nag_update as nag_update
+from pallas_kernels.ops.nag_update_modulated import nag_update_modulated as nag_update_modulated
+from pallas_kernels.ops.nag_update_rows import nag_update_rows as nag_update_rows
+from pallas_kernels.ops.review_update import review_update as review_update
+from pallas_kernels.ops.rows import put_rows as put_rows
+from pallas_kernels.ops.rows import take_rows as take_rows
 from pallas_kernels.placement import row_placement as row_placement
 from pallas_kernels.placement import shard_rows as shard_rows
-from pallas_kernels.review_update import review_update as review_update
-from pallas_kernels.rows import checking_indices as checking_indices
-from pallas_kernels.rows import nag_update_rows as nag_update_rows
-from pallas_kernels.rows import put_rows as put_rows
-from pallas_kernels.rows import take_rows as take_rows

@@ -1,7 +1,7 @@
 """Time every op: `python -m pallas_kernels.bench [--json FILE] [--op NAME] [--repeats N]`.
 
 For each op, implementation and shape of `shapes.BENCH`: microseconds of the forward pass and of forward plus
-backward, the bandwidth at the bytes the op cannot avoid (`expected_bytes_moved`), that as a share of the
+backward, the bandwidth at the bytes the op cannot avoid (`bytes_moved`), that as a share of the
 bandwidth of a plain copy measured in the same run, and the time relative to XLA's own compilation of the
 reference. The backward pass alone is the difference of the two. Row ops are timed without donated operands,
 so XLA first copies the stream they write into: their bandwidth is not shown.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib
 import json
 import pathlib
 import subprocess
@@ -23,8 +22,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import shapes
-from pallas_kernels.aot.samples import GATES, Sample, ops, sample
-from pallas_kernels.dispatch import Op, choose, run
+from pallas_kernels.dispatch import Op, choose, here, run
+from pallas_kernels.ops import all_ops
+from pallas_kernels.shapes import Sample, sample
 from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds
 
 COLUMNS = ("op", "shape", "implementation", "pass", "us", "GB/s", "of copy", "vs reference")
@@ -33,7 +33,7 @@ COLUMNS = ("op", "shape", "implementation", "pass", "us", "GB/s", "of copy", "vs
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.bench", description=__doc__.split("\n")[0])
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path, help="also write the figures to FILE")
-    parser.add_argument("--op", action="append", choices=sorted(ops()), help="only this op; may be repeated")
+    parser.add_argument("--op", action="append", choices=sorted(all_ops()), help="only this op; may be repeated")
     parser.add_argument("--repeats", type=int, default=20, help="timings per figure, of which the median is taken")
     options = parser.parse_args(argv)
 
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         print("CPU: small shapes, wall time; nothing here says how fast the kernels are on an accelerator")
     print(_line(COLUMNS))
     rows = []
-    for name in options.op or sorted(ops()):
+    for name in options.op or sorted(all_ops()):
         for shape in shapes.BENCH_CPU if on_cpu else shapes.BENCH:
             for row in bench(name, shape, rotate=rotate, repeats=options.repeats):
                 row["of_copy"] = row["GB/s"] and row["GB/s"] / copy
@@ -58,10 +58,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
     """The figures of one op at one shape: the reference first, then every implementation that runs here."""
-    op, of, platform = ops()[name], sample(name, *shape), _platform()
+    op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in ("reference", *op.implementations):
-        if implementation != "reference" and not _runs(op, implementation, of, platform):
+        if implementation != "reference" and not _runs(op, implementation, of):
             continue
         times = {
             what: microseconds(fn, make, rotate=rotate, repeats=repeats)
@@ -70,7 +70,7 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
         times["backward"] = times["forward+backward"] - times["forward"]
         reference = reference or times
         for what, taken in times.items():
-            moved = _bytes(op, name, shape, what) if of.measured else None
+            moved = None if of.sizes is None else _bytes(op, shape, what, of.sizes)
             yield {
                 "op": name,
                 "shape": list(shape),
@@ -107,29 +107,17 @@ def _arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax
     return tuple(array(k, x) for k, x in zip(jax.random.split(key, len(like)), like, strict=True))
 
 
-def _runs(op: Op, implementation: str, of: Sample, platform: str) -> bool:
+def _runs(op: Op, implementation: str, of: Sample) -> bool:
     try:
-        return choose(op, implementation, *of.args, **of.constants).on(platform) is not None
+        return choose(op, implementation, *of.args, **of.constants).on(here()) is not None
     except ValueError:
         return False
 
 
-def _platform() -> str:
-    backend = jax.devices()[0].platform
-    return "cuda" if backend == "gpu" else backend
-
-
-def _bytes(op: Op, name: str, shape: tuple[int, int, str], what: str) -> int:
-    """What one visit of every tensor costs, whichever implementation runs."""
-    if what == "forward+backward":
-        return _bytes(op, name, shape, "forward") + _bytes(op, name, shape, "backward")
-    rows, width, dtype = shape
-    try:
-        counted = importlib.import_module(f"{op.package}.cost")
-    except ModuleNotFoundError:
-        counted = op.module("pallas_triton")
-    gates = (GATES,) if name == "nag_update_modulated" else ()
-    return counted.expected_bytes_moved(rows, width, *gates, dtype, backward=what == "backward")
+def _bytes(op: Op, shape: tuple[int, int, str], what: str, sizes: tuple[int, ...]) -> int:
+    """What one visit of every tensor costs, whichever implementation runs: the TPU's, which adds the least to it."""
+    moved = [op.implementations["mosaic_tpu"].bytes_moved(*shape, *sizes, backward=b) for b in (False, True)]
+    return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what]
 
 
 def _provenance(device: jax.Device, copy: float, repeats: int) -> dict:

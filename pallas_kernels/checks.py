@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def refuse_argument(op: str, name: str, got: object, accepted: str) -> None:
@@ -53,3 +56,46 @@ def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict
             known = {k: v for k, v in bound.items() if k in pattern}
             refuse_argument(op, name, describe(array), f"[{want}] with {known}" if known else f"[{want}]")
     return bound
+
+
+def check_epsilon(op: str, epsilon: object) -> None:
+    if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+        refuse_argument(op, "epsilon", epsilon, "a Python float between 0 and 1")
+
+
+_checking: ContextVar[bool] = ContextVar("check_indices", default=False)
+
+
+@contextlib.contextmanager
+def checking_indices(on: bool = True) -> Iterator[None]:
+    """Check the indices of row ops traced inside: ValueError at once, or (inside jit) when the program runs.
+
+    Indices out of range or twice the same are undefined by contract.
+    """
+    token = _checking.set(on)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def check_indices(op: str, indices: jax.Array, rows: int) -> None:
+    """Does nothing unless inside `checking_indices`."""
+    if not _checking.get():
+        return
+
+    def look(values):
+        values = np.asarray(values)
+        if values.size and (values.min() < 0 or values.max() >= rows):
+            raise ValueError(
+                f"{op}: indices from {values.min()} to {values.max()}; accepted: 0 to {rows - 1}, the rows of x"
+            )
+        in_order = np.sort(values, axis=-1)
+        twice = in_order[..., 1:][np.diff(in_order, axis=-1) == 0]
+        if twice.size:
+            raise ValueError(f"{op}: indices hold {twice[0]} twice; accepted: each row once")
+
+    if isinstance(indices, jax.core.Tracer):
+        jax.debug.callback(look, indices)
+    else:
+        look(indices)

@@ -1,22 +1,26 @@
 """What every op of this package shares: choosing an implementation, differentiating it, placing it on a mesh.
 
-An op is a folder. Its `__init__` declares one `Op` and one public function that checks its arguments and
-calls `run(OP, implementation, *arrays)`. Beside it lie
+An op is a file in `ops/` with one public function, which checks its arguments and calls `run(OP, implementation,
+*arrays)`, and one `Op`, which holds
 
-    reference.py   forward(*inputs) -> outputs               plain jnp, the oracle, differentiated by JAX
-    xla.py, ...    forward(*inputs) -> (outputs, extra)      one file per implementation
-                   backward(residuals, cotangents) -> gradients
-                   refusal(*inputs) -> str | None            why these shapes or dtypes cannot be taken
-                   PLATFORMS                                 where it runs, or None for everywhere
+    reference(*inputs) -> outputs                      plain jnp, the oracle, differentiated by JAX
+    implementations: of each name an `Implementation`
+        forward(*inputs) -> (outputs, extra)
+        backward(residuals, cotangents) -> gradients
+        refusal(*inputs) -> str | None                 why these shapes or dtypes cannot be taken
+        platforms                                      where it runs, or None for everywhere
+        unavailable(platform) -> str | None            why nothing of it runs there, whatever the shapes
 
 All of these are tuples of arrays. `residuals` = the inputs named by `Op.keep_inputs`, the outputs named by
-`Op.keep_outputs`, then `extra`; `gradients` has one entry per differentiable input, in order. `run` flattens
-the leading dimensions of row arguments to exactly one before an implementation sees them, so an
-implementation only knows `[N, D]`. The gradient of a replicated input is the sum over the rows at hand, in
-float32: `run` adds up the shards and casts every gradient to the dtype of its input. `refusal` may look at
-trailing dimensions and dtypes, never at the number of rows (a shard has fewer). Compile-time constants of an
-op (an epsilon) are keyword arguments of `run`, handed to all of these functions. A new implementation is a
-new file and its name in the op's `implementations`; a new op is a new folder.
+`Op.keep_outputs`, then `extra`; `gradients` has one entry per differentiable input, in order. `run` flattens the
+leading dimensions of row arguments to exactly one before an implementation sees them, so an implementation only knows
+`[N, D]`. The gradient of a replicated input is the sum over the rows at hand, in float32: `run` adds up the shards and
+casts every gradient to the dtype of its input. `refusal` may look at trailing dimensions and dtypes, never at the
+number of rows (a shard has fewer). Compile-time constants of an op (an epsilon) are keyword arguments of `run`, handed
+to all of these functions.
+
+Nothing is refused in silence: every choice is logged once, as a warning where a kernel of the platform at hand is
+passed over, and `choices` lists them for any shape.
 """
 
 from __future__ import annotations
@@ -24,28 +28,49 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
+import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-# Importing Pallas adds a setting to JAX's trace context. Implementations import it when an op is first traced: by then
-# the second call of a jitted function would see another context than the first, and be compiled again.
+# Importing Pallas adds a setting to JAX's trace context. Were it first imported when an op is traced, the second call
+# of a jitted function would see another context than the first, and be compiled again.
 import jax.experimental.pallas.tpu  # noqa: F401
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
+from pallas_kernels.launch import WIDE_ON_AMD, interpreter, interpreting, tracing_for
 from pallas_kernels.placement import Placement, current_placement, on_shards, place
-from pallas_kernels.refuse import refuse
 
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
 # implementation=None: the first of these that takes the shapes, per platform.
-BEST_FIRST = ("mosaic_tpu", "pallas_triton", "xla")
+BEST_FIRST = ("mosaic_tpu", "pallas_triton", "composed", "xla")
 
-Implementation = str | Sequence[str] | None
+ImplementationName = str | Sequence[str] | None
+
+logger = logging.getLogger("pallas_kernels")
+
+
+def _accept(*args, **constants) -> None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Implementation:
+    """One way to compute an op; see the head of this file. `bytes_moved(rows, width, dtype, backward=)` is what a
+    pass has to read and write, where that is known."""
+
+    forward: Callable[..., tuple]
+    backward: Callable[..., tuple]
+    platforms: tuple[str, ...] | None = None
+    refusal: Callable[..., str | None] = _accept
+    unavailable: Callable[[str], str | None] = _accept
+    bytes_moved: Callable[..., int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,24 +78,21 @@ class Op:
     """The shape of an op, as far as the shared machinery needs it.
 
     Args:
-      package: `__name__` of the op's folder; implementations are imported from it when first chosen.
       inputs: per argument the number of trailing (not row) dimensions, or None for a replicated argument.
       outputs: the same per output; every output has rows.
       keep_inputs, keep_outputs: positions of the inputs and outputs the backward pass reads.
       extra: trailing dimensions of each further row array that `forward` saves.
-      implementations: names besides `reference`.
-      best_first: what implementation=None tries, in order.
       integer_inputs: positions of arguments without a gradient.
     """
 
-    package: str
+    name: str
     inputs: tuple[int | None, ...]
     outputs: tuple[int, ...]
     keep_inputs: tuple[int, ...]
-    implementations: tuple[str, ...]
+    reference: Callable[..., tuple]
+    implementations: Mapping[str, Implementation]
     keep_outputs: tuple[int, ...] = ()
     extra: tuple[int, ...] = ()
-    best_first: tuple[str, ...] = BEST_FIRST
     integer_inputs: tuple[int, ...] = ()
 
     @property
@@ -82,13 +104,6 @@ class Op:
     def gradients(self) -> tuple[int | None, ...]:
         return tuple(t for i, t in enumerate(self.inputs) if i not in self.integer_inputs)
 
-    @property
-    def name(self) -> str:
-        return self.package.partition(".")[2]
-
-    def module(self, implementation: str) -> Any:
-        return importlib.import_module(f"{self.package}.{implementation}")
-
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -96,46 +111,52 @@ class Choice:
 
     op: Op
     names: tuple[str | None, ...]  # one per entry of PLATFORMS
-    reasons: str
+    refusals: tuple[tuple[str, str], ...]  # (implementation, why)
+    passed_over: tuple[str, ...]  # platforms that have a kernel tried before the one they get
     constants: tuple[tuple[str, Any], ...] = ()
 
     def on(self, platform: str) -> str | None:
         return self.names[PLATFORMS.index(platform)]
 
+    @property
+    def reasons(self) -> str:
+        return "; ".join(f"{name}: {why}" for name, why in self.refusals)
+
 
 def run(
-    op: Op, implementation: Implementation, *args: jax.Array, **constants: float | int | bool | str
+    op: Op, implementation: ImplementationName, *args: jax.Array, **constants: float | int | bool | str
 ) -> tuple[jax.Array, ...]:
     """The op on `args`, by the chosen implementation, differentiable, on the current row placement.
 
-    Row arguments may have any number of leading dimensions, all the same ones; outputs have them too.
-    `constants` are compile-time values that every function of the implementation takes as keywords.
+    Row arguments may have any number of leading dimensions, all the same ones; outputs have them too. `constants` are
+    compile-time values that every function of the implementation takes as keywords.
     """
     if implementation is None:
         implementation = _preferred.get()
     if implementation == "reference":
         shape, rows = _flatten(op.inputs, args)
-        return _unflatten(shape, op.outputs, op.module("reference").forward(*rows, **constants))
+        return _unflatten(shape, op.outputs, op.reference(*rows, **constants))
     choice = choose(op, implementation, *args, **constants)
+    _log(choice)
     dtypes = tuple(jnp.dtype(a.dtype) for a in args)
     placement = current_placement()
     args = place(args, placement, _rows(len(_lead_shape(op.inputs, args)), op.inputs))
-    return _differentiable(choice, dtypes, placement, _interpreter.get())(*args)
+    return _differentiable(choice, dtypes, placement, interpreter())(*args)
 
 
-def choose(op: Op, implementation: Implementation, *args: jax.Array, **constants) -> Choice:
+def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **constants) -> Choice:
     """The first acceptable implementation on every platform.
 
     Args:
       implementation: None (the op's own order of preference), one name, or names to try in order.
 
     Raises:
-      ValueError: an unknown name, or no implementation takes the arguments on any platform; the message gives
-        the reason of each refusal. Where only some platforms are left without one, lowering for such a
-        platform raises the same error.
+      ValueError: an unknown name, or no implementation takes the arguments on any platform; the message gives the
+        reason of each refusal. Where only some platforms are left without one, lowering for such a platform raises the
+        same error.
     """
     if implementation is None:
-        implementation = [name for name in op.best_first if name in op.implementations]
+        implementation = [name for name in BEST_FIRST if name in op.implementations]
     names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
     for name in names:
         if name == "reference":
@@ -144,55 +165,101 @@ def choose(op: Op, implementation: Implementation, *args: jax.Array, **constants
             known = ", ".join(("reference", *op.implementations))
             raise ValueError(f"{op.name}: unknown implementation {name!r}; there are {known}")
     rows = _flat_types(op.inputs, args)
-    interpreted = _interpreter.get() is not None
-    reasons, taken = [], dict.fromkeys(PLATFORMS)
+    taken: dict[str, str | None] = dict.fromkeys(PLATFORMS)
+    refusals, passed_over = {}, []
     for name in names:
-        module = op.module(name)
-        refusal = module.refusal(*rows, **constants)
-        if refusal:
-            reasons.append(f"{name}: {refusal}")
+        way = op.implementations[name]
+        home = way.platforms or PLATFORMS
+        if why := way.refusal(*rows, **constants):
+            refusals[name, why] = None
+            passed_over += [p for p in home if taken[p] is None]
             continue
-        places = PLATFORMS if interpreted or module.PLATFORMS is None else module.PLATFORMS
+        places = PLATFORMS if interpreter() else home
         if places is not PLATFORMS:
-            reasons.append(f"{name}: runs on {', '.join(places)} only")
-        for platform in places:
-            taken[platform] = taken[platform] or name
-    text = f"{op.name}: no implementation left. " + "; ".join(reasons)
-    if not any(taken.values()):
-        raise ValueError(text)
-    return Choice(op, tuple(taken.values()), text, tuple(sorted(constants.items())))
+            refusals[name, f"runs on {', '.join(places)} only"] = None
+        for platform in [p for p in places if taken[p] is None]:
+            if why := way.unavailable(platform):
+                refusals[name, why] = None
+                passed_over.append(platform)
+            else:
+                taken[platform] = name
+    passed_over = tuple(dict.fromkeys(passed_over))
+    choice = Choice(op, tuple(taken.values()), tuple(refusals), passed_over, tuple(sorted(constants.items())))
+    if not any(choice.names):
+        raise ValueError(_nobody_left(choice))
+    return choice
 
 
-_preferred: ContextVar[Implementation] = ContextVar("preferred_implementation", default=None)
+def _nobody_left(choice: Choice) -> str:
+    return f"{choice.op.name}: no implementation left. {choice.reasons}"
+
+
+def here() -> str:
+    """The platform of the devices that JAX uses by default."""
+    backend = jax.default_backend()
+    if backend == "gpu":
+        return "rocm" if "rocm" in jax.devices()[0].client.platform_version.lower() else "cuda"
+    return backend
+
+
+_said: set[tuple] = set()
+
+
+def _log(choice: Choice) -> None:
+    if (said := (choice.op.name, choice.names, choice.refusals)) in _said:
+        return
+    _said.add(said)
+    chosen = ", ".join(f"{name} on {p}" for p, name in zip(PLATFORMS, choice.names, strict=True) if name)
+    level = logging.WARNING if here() in choice.passed_over else logging.INFO
+    logger.log(level, "%s: %s. %s", choice.op.name, chosen, choice.reasons)
+
+
+class Row(NamedTuple):
+    """One op of the table: the implementation it gets on each platform, and every refusal."""
+
+    op: str
+    chosen: dict[str, str | None]
+    refusals: dict[str, str]
+
+
+def choices(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> list[Row]:
+    """What implementation=None (or `using`) comes to for every op, at `[rows, width]` of `dtype`."""
+    from pallas_kernels.ops import all_ops
+    from pallas_kernels.shapes import sample
+
+    table = []
+    for name, op in all_ops().items():
+        of = sample(name, rows, width, dtype)
+        choice = choose(op, _preferred.get(), *of.args, **of.constants)
+        table.append(Row(name, dict(zip(PLATFORMS, choice.names, strict=True)), dict(choice.refusals)))
+    return table
+
+
+def table(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> str:
+    """`choices` as text, and the reasons under it."""
+    found = choices(rows, width, dtype)
+    lines = [f"{'[' + str(rows) + ', ' + str(width) + '] ' + dtype:24}" + "".join(f"{p:15}" for p in PLATFORMS)]
+    lines += [f"{row.op:24}" + "".join(f"{row.chosen[p] or '-':15}" for p in PLATFORMS) for row in found]
+    reasons = {}
+    for row in found:
+        for name, why in row.refusals.items():
+            if not why.startswith("runs on"):  # the columns say so
+                reasons.setdefault((name, why), []).append(row.op)
+    lines += [f"{name}: {why} ({', '.join(ops)})" for (name, why), ops in reasons.items()]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+_preferred: ContextVar[ImplementationName] = ContextVar("preferred_implementation", default=None)
 
 
 @contextlib.contextmanager
-def using(implementation: Implementation) -> Iterator[None]:
+def using(implementation: ImplementationName) -> Iterator[None]:
     """Ops traced inside that are called with implementation=None take this one: a name, or names in order."""
     token = _preferred.set(implementation)
     try:
         yield
     finally:
         _preferred.reset(token)
-
-
-_interpreter: ContextVar[Any] = ContextVar("pallas_interpreter", default=None)
-
-
-@contextlib.contextmanager
-def interpreting(params: Any = True) -> Iterator[None]:
-    """Run Pallas kernels traced inside by an interpreter, on any platform: True or `InterpretParams`."""
-    token = _interpreter.set(params)
-    try:
-        yield
-    finally:
-        _interpreter.reset(token)
-
-
-def interpreter() -> Any:
-    """What a kernel passes as `interpret=` to `pl.pallas_call`."""
-    params = _interpreter.get()
-    return False if params is None else params
 
 
 @functools.lru_cache(maxsize=1024)
@@ -206,15 +273,15 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
     # Jitted, so that a kernel is traced once for its shapes and not in every sublayer, program and derivative.
     @functools.partial(jax.jit, inline=True)
     def forward_rows(*rows):
-        return _switch(choice, "forward", lambda m, *a: m.forward(*a, **constants), *rows)
+        return _switch(choice, "forward", lambda way, *a: way.forward(*a, **constants), *rows)
 
     @functools.partial(jax.jit, inline=True)
     def backward_rows(*rows):
         return _switch(choice, "backward", local_gradients, *rows)
 
-    def local_gradients(module, *arrays):
+    def local_gradients(way, *arrays):
         n = len(op.residuals)
-        sums = module.backward(arrays[:n], arrays[n:], **constants)
+        sums = way.backward(arrays[:n], arrays[n:], **constants)
         return tuple(
             x.astype(jnp.float32 if t is None else dtype)
             for x, t, dtype in zip(sums, op.gradients, real_dtypes, strict=True)
@@ -255,19 +322,46 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
 
 
 def _switch(choice: Choice, verb: str, apply: Callable, *args: jax.Array) -> tuple[jax.Array, ...]:
-    """`apply(module, *args)` with the module chosen for the platform that the program is lowered for."""
-    branches = {
-        name: functools.partial(apply, choice.op.module(name)) for name in set(choice.names) if name is not None
-    }
-    if len(branches) == 1 and None not in choice.names:
-        return next(iter(branches.values()))(*args)
-    anyone = next(iter(branches.values()))
+    """`apply(implementation, *args)` with the one chosen for the platform that the program is lowered for."""
+    ways = choice.op.implementations
 
-    def nobody(*a):
-        return refuse(f"{choice.reasons} ({verb} pass)", anyone, *a)
+    @functools.cache  # platforms share a branch, but for AMD's where rows are wide
+    def branch(name: str | None, amd: bool) -> Callable:
+        def traced(*args):
+            with tracing_for("rocm") if amd else contextlib.nullcontext():
+                return apply(ways[name], *args)
 
-    per_platform = {p: branches.get(name, nobody) for p, name in zip(PLATFORMS, choice.names, strict=True)}
-    return jax.lax.platform_dependent(*args, default=per_platform.pop("cpu"), **per_platform)
+        return traced if name else functools.partial(refuse, f"{_nobody_left(choice)} ({verb} pass)", anyone)
+
+    anyone = branch(next(filter(None, choice.names)), False)
+    if len(set(choice.names)) == 1:
+        return anyone(*args)
+    wide = any(x.ndim > 1 and x.shape[-1] > WIDE_ON_AMD for x in args)
+    branches = {p: branch(name, wide and p == "rocm") for p, name in zip(PLATFORMS, choice.names, strict=True)}
+    return jax.lax.platform_dependent(*args, default=branches.pop("cpu"), **branches)
+
+
+# A computation that cannot be lowered: the platform is known only when a program is lowered, long after
+# `implementation=` was read. A platform without an implementation gets this primitive, which has the right output
+# types.
+_refuse_p = Primitive("refuse_platform")
+_refuse_p.multiple_results = True
+
+
+def refuse(message: str, like: Callable, *args: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays typed as `like(*args)`; lowering the program that contains them raises ValueError(message)."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(like, *args))
+    outs = _refuse_p.bind(message=message, types=tuple((s.shape, s.dtype) for s in leaves))
+    return jax.tree.unflatten(tree, outs)
+
+
+def _raise(message: str):
+    raise ValueError(message)
+
+
+_refuse_p.def_abstract_eval(lambda *, message, types: [jax.core.ShapedArray(s, d) for s, d in types])
+_refuse_p.def_impl(lambda *, message, types: _raise(message))
+mlir.register_lowering(_refuse_p, lambda ctx, *, message, types: _raise(message))
 
 
 def _lead_shape(trailing: Sequence[int | None], args: Sequence[jax.Array]) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""The one list of shapes that tests and benchmarks share, and how exact an op must be on them.
+"""The one list of shapes that tests, benchmarks and ahead-of-time compilation share, every op's arguments at a shape,
+and how exact an op must be.
 
 Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU width (5461), one too wide for
 many kernels (8192). Rows: one, an odd handful, and two sizes of real batches.
@@ -7,8 +8,10 @@ many kernels (8192). Rows: one, an odd handful, and two sizes of real batches.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import ShapeDtypeStruct as Like
 from jax.typing import DTypeLike
 
 WIDTHS = (64, 96, 128, 640, 1000, 2048, 4096, 5461, 8192)
@@ -55,3 +58,41 @@ def tolerance(dtype: DTypeLike, width: int, sums: int = 4) -> dict[str, float]:
     """
     epsilon = float(jnp.finfo(dtype).eps)
     return {"rtol": epsilon, "atol": sums * math.sqrt(width) * float(jnp.finfo(jnp.float32).eps)}
+
+
+GATES = 32  # of a modulator
+GROUPS, SHARE = 4, 4  # row ops: groups of rows, and one row in SHARE selected
+
+
+class Sample(NamedTuple):
+    """Abstract arguments of an op's implementations, [N, D] rows among them, and compile-time constants.
+
+    `sizes` are what `bytes_moved` takes besides the rows. Ops that have none work on selected rows in place: that
+    touches a part of their operands, which program text does not show. The others visit each row once.
+    """
+
+    args: tuple[Like, ...]
+    constants: dict[str, float]
+    sizes: tuple[int, ...] | None = ()
+
+
+def sample(op: str, n: int, width: int, dtype: str) -> Sample:
+    """Arguments of `n` rows of `width`."""
+    row, scalar, vector = Like((n, width), dtype), Like((n,), jnp.float32), Like((width,), jnp.float32)
+    gates, one = Like((GATES,), jnp.float32), Like((), jnp.float32)
+    each = max(n // GROUPS, SHARE)
+    x, part = Like((GROUPS, each, width), dtype), Like((GROUPS, each // SHARE, width), dtype)
+    numbers, turns = Like(part.shape[:2], jnp.int32), Like(part.shape[:2], jnp.float32)
+    weight, log_norm = Like((width, GATES), jnp.float32), Like(x.shape[:2], jnp.float32)
+    known = {
+        "nag_update": Sample((row, scalar, row, scalar), {}),
+        "nag_update_modulated": Sample((row, scalar, row, weight, gates, gates, one, one), {}, (GATES,)),
+        "add_rms_norm": Sample((row, row, vector), {"epsilon": 1e-6}),
+        "review_update": Sample((row, row, row, row, vector, vector), {"epsilon": 1e-5}),
+        "take_rows": Sample((x, numbers), {"rows": each}, None),
+        "put_rows": Sample((x, part, numbers), {}, None),
+        "nag_update_rows": Sample((x, log_norm, part, turns, numbers), {}, None),
+    }
+    if op not in known:
+        raise ValueError(f"no arguments known for the op {op!r}: add them to {__name__}.sample")
+    return known[op]

@@ -8,18 +8,28 @@ from nagjax.errors import UserError
 from nagjax.options import RunOptions
 
 
-def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITIONAL] = None) -> None:
+def main(
+    options: RunOptions, given: Given, run: Annotated[Path | None, POSITIONAL] = None, kernels: bool = False
+) -> None:
     """Parameters by part, FLOPs and memory of a run (nagjax info RUN), or of any model (nagjax info --depth 96 ...).
 
     Args:
         run: a run folder.
+        kernels: show instead which implementation every fused operation takes at the model's width on every platform,
+            and why not another.
     """
-    if run is not None and given - {"run"}:
-        named = ", ".join(sorted(given - {"run"}))
+    if run is not None and given - {"run", "kernels"}:
+        named = ", ".join(sorted(given - {"run", "kernels"}))
         raise UserError("info", named, "a run has all its options already: give its folder alone")
     from rich.console import Console
 
     from nagjax.runs.opening import read_config
     from nagjax.train.facts import describe, resolve
 
-    Console().print(describe(resolve(options.config()) if run is None else read_config(run)))
+    config = resolve(options.config()) if run is None else read_config(run)
+    if kernels:
+        from pallas_kernels.dispatch import table
+
+        print(table(width=config.model.width, dtype=config.model.dtype.replace("auto", "bfloat16")))
+    else:
+        Console().print(describe(config))

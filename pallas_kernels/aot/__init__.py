@@ -7,7 +7,6 @@ the plain reference, and that a sharded training step communicates nothing but s
 
     targets.py   the chips, and what has to be installed for each
     hlo.py       bytes and collectives of a compiled program, from its text
-    samples.py   every op with arguments to compile it for
     cases.py     what is compiled, and what must be true of it
     step.py      the sharded training step
     worker.py    compiles cases for one target in a process of its own

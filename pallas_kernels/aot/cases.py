@@ -11,8 +11,9 @@ from jax import ShapeDtypeStruct as Like
 from jax.extend import core
 
 from pallas_kernels.aot import hlo
-from pallas_kernels.aot.samples import GATES, ops, sample
 from pallas_kernels.aot.targets import Target
+from pallas_kernels.ops import all_ops
+from pallas_kernels.shapes import sample
 
 # (rows, width, dtype). The first two fill the table; the others are a width that is no multiple of 128 lanes
 # and fewer rows than a block.
@@ -59,20 +60,19 @@ class Case:
 def cases(target: Target) -> list[Case]:
     """Everything for one target: each op, in each implementation that the platform has, and a step with it."""
     listed = []
-    for name, op in ops().items():
-        measured = sample(name, *TABLE[0]).measured
+    for name, op in all_ops().items():
+        measured = sample(name, *TABLE[0]).sizes is not None
         if measured:
             for verb in ("forward", "saving", "backward"):
                 listed += [Case(name, "reference", verb, *shape) for shape in TABLE]
-        for implementation in op.implementations:
-            module = op.module(implementation)
-            if module.PLATFORMS is not None and target.platform not in module.PLATFORMS:
+        for implementation, way in op.implementations.items():
+            if target.platform not in (way.platforms or (target.platform,)) or way.unavailable(target.platform):
                 continue
-            for shape in TABLE if module.PLATFORMS is None else TABLE + EDGES:
+            for shape in TABLE + EDGES if way.platforms else TABLE:
                 of = sample(name, *shape)
-                if module.refusal(*of.args, **of.constants) is None:
+                if way.refusal(*of.args, **of.constants) is None:
                     listed += [Case(name, implementation, verb, *shape) for verb in ("forward", "backward")]
-            if measured and module.PLATFORMS is not None:
+            if measured and way.platforms:
                 listed.append(Case(f"pallas_kernels.aot.step:{name}", implementation, "step"))
     return listed
 
@@ -80,13 +80,13 @@ def cases(target: Target) -> list[Case]:
 def program(case: Case) -> tuple[Callable, tuple[Like, ...]]:
     """The function of a case and its abstract arguments. No output is an input or comes twice: a compiler
     would copy it, and the copy would be counted as traffic of the op."""
-    op = ops()[case.op]
-    of = sample(case.op, case.rows, case.width, case.dtype)
-    inputs, constants = of.args, of.constants
-    module = op.module(case.implementation)
+    op = all_ops()[case.op]
+    inputs, constants, _ = sample(case.op, case.rows, case.width, case.dtype)
+    way = op.implementations.get(case.implementation)
+    run = way.forward if way else op.reference
 
     def forward(*args):
-        return module.forward(*args, **constants)
+        return run(*args, **constants)
 
     def saving(*args):
         return jax.vjp(forward, *args)
@@ -100,7 +100,7 @@ def program(case: Case) -> tuple[Callable, tuple[Like, ...]]:
         return _lean(forward, *inputs)
     outputs, extra = jax.eval_shape(forward, *inputs)
     kept = tuple(inputs[i] for i in op.keep_inputs) + tuple(outputs[i] for i in op.keep_outputs)
-    return _lean(lambda r, c: module.backward(r, c, **constants), kept + tuple(extra), outputs)
+    return _lean(lambda r, c: way.backward(r, c, **constants), kept + tuple(extra), outputs)
 
 
 def _lean(fn: Callable, *args) -> tuple[Callable, tuple[Like, ...]]:
@@ -119,13 +119,10 @@ def estimated_bytes(fn: Callable, args: Iterable[Like]) -> int | None:
 
 
 def expected_bytes(case: Case) -> int:
-    """The op's own figure, for this implementation where it depends on it."""
-    op = ops()[case.op]
-    source = op.module(case.implementation)
-    if not hasattr(source, "expected_bytes_moved"):
-        source = op.module("cost")
-    gates = (GATES,) if case.op == "nag_update_modulated" else ()
-    return source.expected_bytes_moved(case.rows, case.width, *gates, case.dtype, backward=case.verb == "backward")
+    """The implementation's own figure."""
+    sizes = sample(case.op, case.rows, case.width, case.dtype).sizes
+    moved = all_ops()[case.op].implementations[case.implementation].bytes_moved
+    return moved(case.rows, case.width, case.dtype, *sizes, backward=case.verb == "backward")
 
 
 def _one_pass(case: Case) -> bool:
@@ -133,7 +130,7 @@ def _one_pass(case: Case) -> bool:
     shape = case.rows, case.width, case.dtype
     if shape not in TABLE or case.implementation == "composed":
         return False
-    return sample(case.op, *shape).measured
+    return sample(case.op, *shape).sizes is not None
 
 
 def _beside(case: Case) -> int:
@@ -154,7 +151,7 @@ def measure(case: Case, text: str, estimate: int | None) -> dict:
         if "all-reduce" not in found["collectives"]:
             problems.append("no gradient is summed over the devices")
     else:
-        if sample(case.op, case.rows, case.width, case.dtype).measured:
+        if sample(case.op, case.rows, case.width, case.dtype).sizes is not None:
             found["bytes"] = hlo.traffic(text)
         problems = [f"collectives: {found['collectives']}"] if found["collectives"] else []
     kernels = sum(count for name, count in found["custom_calls"].items() if call and call in name)
@@ -164,9 +161,9 @@ def measure(case: Case, text: str, estimate: int | None) -> dict:
         expected = found["expected"] = expected_bytes(case)
         kernel = found["kernel"] = hlo.kernel_traffic(text, call)
         if estimate not in (None, expected):
-            problems.append(f"CostEstimate says {estimate} bytes, expected_bytes_moved {expected}")
+            problems.append(f"CostEstimate says {estimate} bytes, bytes_moved {expected}")
         if abs(kernel - expected) > SCALARS * expected:
-            problems.append(f"the kernel reads and writes {kernel} bytes, expected_bytes_moved {expected}")
+            problems.append(f"the kernel reads and writes {kernel} bytes, bytes_moved {expected}")
         if found["bytes"] > SLACK * (expected + _beside(case)):
             problems.append(f"the program moves {found['bytes']} bytes, its kernel {expected}: a second pass")
     return found | {"problems": problems}

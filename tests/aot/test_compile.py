@@ -13,12 +13,12 @@ def test_a_block_beyond_the_chip_is_refused_by_its_compiler(name, monkeypatch):
     target = TARGETS[name]
     if reason := missing(target):
         pytest.skip(reason)
-    from pallas_kernels import mosaic_rows
     from pallas_kernels.aot.targets import ENVIRONMENT, devices
     from pallas_kernels.aot.worker import compile_case
+    from pallas_kernels.launch import tpu
 
     for key, value in ENVIRONMENT.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(mosaic_rows, "VMEM_BYTES", 2**30)
+    monkeypatch.setattr(tpu, "VMEM_BYTES", 2**30)
     with pytest.raises(jax.errors.JaxRuntimeError, match="(?i)vmem"):
         compile_case(Case("review_update", "mosaic_tpu", "backward", *TABLE[1]), target, devices(target))

@@ -68,6 +68,9 @@ def test_info_counts_every_parameter_once(demo, capsys):
     capsys.readouterr()
     assert main(["info", str(run)]) == 0
     assert f"{facts['parameters']:,}" in capsys.readouterr().out
+    assert main(["info", str(run), "--kernels"]) == 0
+    table = capsys.readouterr().out
+    assert "[16384, 16] " in table and "add_rms_norm            xla            mosaic_tpu     pallas_triton" in table
 
 
 def test_compare_writes_a_report(demo, tmp_path, capsys):

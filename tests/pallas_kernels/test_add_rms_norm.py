@@ -8,9 +8,9 @@ import pytest
 import row_oracles
 from kernel_lowering import STRICT
 
-from pallas_kernels import add_rms_norm, mosaic_rows
-from pallas_kernels.add_rms_norm import block
-from pallas_kernels.dispatch import interpreting
+from pallas_kernels import add_rms_norm
+from pallas_kernels.launch import interpreting, tpu
+from pallas_kernels.ops.add_rms_norm import BACKWARD
 from pallas_kernels.shapes import COVER
 
 
@@ -27,7 +27,7 @@ def test_values_and_gradients(n, width, dtype):
 @pytest.mark.parametrize("n, parts", [(600, 2), (1030, 1)])
 def test_several_blocks_the_last_one_partly_outside(n, parts):
     """Sums over rows in two halves of the grid, and in one where the number of blocks is odd."""
-    assert mosaic_rows.grid(block.BACKWARD, n, 64, jnp.float32)[0] == parts
+    assert tpu.grid(BACKWARD, jax.ShapeDtypeStruct((n, 64), jnp.float32))[0] == parts
     primals, cotangents = row_oracles.inputs(2, 1, n, 64, "float32")
     with interpreting(STRICT):
         row_oracles.compare(row_oracles.add_rms_norm, by("mosaic_tpu"), primals, cotangents)

@@ -1,5 +1,10 @@
 """Choosing an implementation, and placing rows on a mesh."""
 
+import re
+import subprocess
+import sys
+import types
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,9 +13,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import nag_update, row_placement, shard_rows
-from pallas_kernels.dispatch import choose, interpreting
-from pallas_kernels.nag_update import OP
+from pallas_kernels import add_rms_norm, choices, dispatch, nag_update, put_rows, row_placement, shard_rows, using
+from pallas_kernels.dispatch import choose
+from pallas_kernels.launch import gpu, interpreting, raw_triton, tracing_for
+from pallas_kernels.ops import all_ops
+from pallas_kernels.ops.nag_update import OP
 
 ARGS = (jnp.ones((4, 64)), jnp.zeros(4), jnp.ones((4, 64)), jnp.ones(4))
 TOO_WIDE = tuple(jax.ShapeDtypeStruct((4, 10**6) if i in (0, 2) else (4,), jnp.float32) for i in range(len(ARGS)))
@@ -115,3 +122,111 @@ def test_unknown_axis_is_named():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     with pytest.raises(ValueError, match=r"no axis \['rows'\] in the mesh, whose axes are \('data',\)"):
         shard_rows(nag_update, mesh, P("rows"))
+
+
+def on_device(kind, platform="gpu"):
+    device = jax.sharding.AbstractDevice(kind, None, platform)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
+NEW = "NVIDIA A100-SXM4-40GB", "NVIDIA H200", "NVIDIA GH200 480GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA L4"
+NEW += "NVIDIA L40S", "NVIDIA A10G", "NVIDIA RTX A6000", "NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3"
+OLD = "Tesla T4", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 2080 Ti", "Quadro RTX 6000", "NVIDIA Foo 9000"
+
+
+@pytest.mark.parametrize("kind", NEW + OLD)
+def test_gpus_too_old_or_unknown_are_left_to_xla(monkeypatch, kind):
+    with on_device(kind):
+        choice = choose(OP, None, *ARGS)
+    assert choice.on("cuda") == ("pallas_triton" if kind in NEW else "xla")
+    if kind in OLD:
+        assert f"pallas_triton: {kind} is not known to have compute capability 8.0" in choice.reasons
+        with on_device(kind), monkeypatch.context() as patched:
+            patched.setattr(raw_triton, "missing", lambda: None)
+            assert "compute capability 8.0" in raw_triton.unavailable("cuda")
+
+
+@pytest.mark.parametrize("capability, chosen", [("7.5", "xla"), ("8.0", "pallas_triton"), ("12.0", "pallas_triton")])
+def test_the_capability_of_the_device_at_hand_decides(monkeypatch, capability, chosen):
+    device = types.SimpleNamespace(
+        device_kind="Some GPU", compute_capability=capability, client=types.SimpleNamespace(platform_version="cuda 13")
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    choice = choose(OP, None, *ARGS)
+    assert choice.on("cuda") == chosen
+    assert ("Some GPU has compute capability 7.5; accepted: 8.0" in choice.reasons) == (chosen == "xla")
+    assert ("cuda" in choice.passed_over) == (chosen == "xla")
+
+
+def test_programs_fit_amd_s_limit_of_threads():
+    """A wave has 64 lanes and a program 1024 threads: 32 warps on NVIDIA are 16 on AMD."""
+    row, gain = jax.ShapeDtypeStruct((64, 8192), "bfloat16"), jax.ShapeDtypeStruct((8192,), jnp.float32)
+    with using("pallas_triton"):
+        wide = str(jax.make_jaxpr(add_rms_norm)(row, row, gain))
+        narrow = [jax.ShapeDtypeStruct((*x.shape[:-1], 4096), x.dtype) for x in (row, row, gain)]
+        assert "num_warps=32" not in str(jax.make_jaxpr(add_rms_norm)(*narrow))
+    assert sorted(re.findall(r"num_warps=(\d+)", wide)) == ["16", "32"]
+    with tracing_for("rocm"):
+        assert all(gpu.warps(n, d, 8, 32) * 64 <= 1024 for n in (1, 1024) for d in (64, 2048, 8192, 16384))
+
+
+def test_what_is_chosen_and_refused_is_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(dispatch, "_said", set())
+    with caplog.at_level("INFO", logger="pallas_kernels"):
+        for _ in range(2):
+            nag_update(*ARGS)
+            put_rows(jnp.ones((4, 64)), jnp.ones((1, 64)), jnp.zeros((1,), jnp.int32))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("nag_update: xla on cpu, mosaic_tpu on tpu, pallas_triton on cuda, pallas_triton on rocm.")
+    assert "mosaic_tpu: runs on tpu only" in first and second.startswith("put_rows: ")
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    monkeypatch.setattr(dispatch, "here", lambda: "tpu")
+    with caplog.at_level("INFO", logger="pallas_kernels"):
+        jax.eval_shape(nag_update, *TOO_WIDE)
+    assert caplog.records[-1].levelname == "WARNING" and "mosaic_tpu: D = 1000000" in caplog.records[-1].getMessage()
+
+
+def test_the_table_has_every_op_and_every_reason():
+    rows = {row.op: row for row in choices(64, 8192, "float32")}
+    assert set(rows) == set(all_ops())
+    modulated = rows["nag_update_modulated"]
+    assert modulated.chosen == {"cpu": "xla", "tpu": "mosaic_tpu", "cuda": "composed", "rocm": "composed"}
+    assert modulated.refusals["pallas_triton"].startswith("D = 8192; accepted: up to 4096")
+    text = dispatch.table(64, 8192, "float32")
+    assert "nag_update_modulated" in text and "pallas_triton: D = 8192; accepted: up to 4096" in text
+
+
+GONE = """
+import sys
+sys.modules["jax.experimental.pallas.triton"] = None  # as if JAX had dropped it
+import logging, warnings
+import jax, jax.numpy as jnp
+warnings.simplefilter("error", DeprecationWarning)
+logging.basicConfig(level="INFO", stream=sys.stdout)
+from pallas_kernels import choices, nag_update
+found = choices()
+assert len(found) >= 7 and all(row.chosen[p] == "xla" for row in found for p in ("cpu", "cuda", "rocm")), found
+assert all("has no Pallas-Triton" in row.refusals["pallas_triton"] for row in found), found
+rows, ones = jnp.ones((4, 64)), jnp.ones(4)
+assert jnp.isfinite(nag_update(rows, ones, rows, ones)[0]).all()
+text = jax.jit(nag_update).trace(rows, ones, rows, ones).lower(lowering_platforms=("cuda",)).as_text()
+assert "triton" not in text
+try:
+    nag_update(rows, ones, rows, ones, implementation="pallas_triton")
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+def test_without_pallas_triton_everything_is_left_to_xla_and_says_why():
+    done = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "INFO:pallas_kernels:nag_update: xla on cpu, mosaic_tpu on tpu, xla on cuda" in done.stdout
+    assert "refused: nag_update: no implementation left. pallas_triton: " in done.stdout
+
+
+def test_nothing_optional_is_imported_with_the_package():
+    code = "import sys, pallas_kernels; print([m for m in sys.modules if 'triton' in m and 'pallas_kernels' not in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

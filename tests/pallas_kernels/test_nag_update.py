@@ -11,7 +11,7 @@ import pytest
 from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 
 from pallas_kernels import nag_update
-from pallas_kernels.dispatch import interpreting
+from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER, COVER_SMALL, COVER_WIDE
 
 NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from kernel_lowering import CUSTOM_CALL, INTERPRETERS, STRICT
 
 from pallas_kernels import nag_update, nag_update_modulated, shard_rows
-from pallas_kernels.dispatch import interpreting
+from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER, COVER_WIDE
 
 ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "beta", "alpha")

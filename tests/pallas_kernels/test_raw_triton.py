@@ -22,10 +22,10 @@ from pallas_kernels import (
     nag_update_modulated,
     nag_update_rows,
     put_rows,
-    raw_triton,
     review_update,
     take_rows,
 )
+from pallas_kernels.launch import raw_triton
 
 CHOSEN = jnp.arange(0, 9, 2, dtype=jnp.int32)
 NAG, ROWS = nag_oracle.inputs(9, 640, "bfloat16"), nag_oracle.inputs(5, 640, "bfloat16")[0]

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import review_update, shard_rows
-from pallas_kernels.dispatch import interpreting
+from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER
 
 

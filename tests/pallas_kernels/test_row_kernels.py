@@ -7,7 +7,7 @@ import row_oracles
 from kernel_lowering import CUSTOM_CALL, INTERPRETERS, PLATFORM
 
 from pallas_kernels import add_rms_norm, review_update
-from pallas_kernels.dispatch import interpreting
+from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER_SMALL, COVER_WIDE
 
 OPS = {  # the op, and its number of row and of vector arguments

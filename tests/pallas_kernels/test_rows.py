@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 
 from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows
-from pallas_kernels.dispatch import interpreting
+from pallas_kernels.launch import interpreting
 
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
 NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")
@@ -142,7 +142,7 @@ def test_sixteen_bit_rows_go_to_xla_on_tpu(lower):
     x, rows, indices, _ = inputs(2, 16, 5, 640, "bfloat16")
     text = lower("tpu", lambda x, r, i: (take_rows(x, i), put_rows(x, r, i)), x, rows, indices)
     assert CUSTOM_CALL["mosaic_tpu"] not in text
-    with pytest.raises(ValueError, match="rows.take: .*mosaic_tpu: bfloat16 rows share"):
+    with pytest.raises(ValueError, match="take_rows: .*mosaic_tpu: bfloat16 rows share"):
         take_rows(x, indices, implementation="mosaic_tpu")
 
 

@@ -11,15 +11,11 @@ import numpy as np
 import row_oracles
 import test_nag_update_modulated as modulated_tests
 
-from pallas_kernels import add_rms_norm, pallas_triton_rows, raw_triton, review_update, triton_rows
-from pallas_kernels.add_rms_norm import block as add_block
-from pallas_kernels.add_rms_norm import triton_kernels as add_kernels
-from pallas_kernels.nag_update import triton as nag_step
-from pallas_kernels.nag_update_modulated import fused_gpu
-from pallas_kernels.nag_update_modulated import triton as modulated_step
-from pallas_kernels.review_update import block as review_block
-from pallas_kernels.review_update import triton_kernels as review_kernels
-from pallas_kernels.rows import copy_raw_triton
+from pallas_kernels.launch import gpu, raw_triton
+from pallas_kernels.ops import all_ops
+from pallas_kernels.ops import nag_update_modulated_gpu as modulated_gpu
+
+STEPS = {name: op.implementations["triton"] for name, op in all_ops().items()}
 
 
 class Buffer:
@@ -71,8 +67,8 @@ def call_in_place(kernel, aliased, into, inputs, name, *, grid, warps, **constan
 
 def check_nag_update(n, d):
     primals, cotangents = nag_oracle.inputs(n, d, "float32")
-    (out, s_out), _ = nag_step.forward(*primals)
-    gradients = nag_step.backward([primals[i] for i in (0, 2, 3)], cotangents)
+    (out, s_out), _ = STEPS["nag_update"].forward(*primals)
+    gradients = STEPS["nag_update"].backward([primals[i] for i in (0, 2, 3)], cotangents)
     names = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
     want = nag_oracle.exact(nag_oracle.update, primals, cotangents)
     nag_oracle.assert_close(names, [out, s_out, *gradients], want, d)
@@ -80,18 +76,19 @@ def check_nag_update(n, d):
 
 def check_modulated(n, d):
     primals, cotangents = modulated_tests.inputs(n, d, "float32")
-    outputs, _ = modulated_step.forward(*primals)
+    step = STEPS["nag_update_modulated"]
+    outputs, _ = step.forward(*primals)
     residuals = [primals[0], *primals[2:]]
-    got = [*outputs, *modulated_step.backward(residuals, cotangents)]
+    got = [*outputs, *step.backward(residuals, cotangents)]
     modulated_tests.assert_close(got, nag_oracle.exact(modulated_tests.oracle, primals, cotangents), d, "float32")
     # As for bfloat16 rows: the weight in two parts, forward their sum, backward the first; the gradient in two.
-    wide, *others = fused_gpu.parameters(*primals[3:], jnp.float32)
+    wide, *others = modulated_gpu._on_chip(*primals[3:], jnp.float32)
     parts = {"forward": jnp.concatenate([0.75 * wide, 0.25 * wide]), "backward": jnp.concatenate([wide, 0 * wide])}
-    with mock.patch.object(fused_gpu, "halves", lambda dtype: 2):
-        with mock.patch.object(fused_gpu, "parameters", lambda *_: (parts["forward"], *others)):
-            np.testing.assert_allclose(modulated_step.forward(*primals)[0][2], outputs[2], rtol=1e-6)
-        with mock.patch.object(fused_gpu, "parameters", lambda *_: (parts["backward"], *others)):
-            gradients = modulated_step.backward(residuals, cotangents)
+    with mock.patch.object(modulated_gpu, "halves", lambda dtype: 2):
+        with mock.patch.object(modulated_gpu, "_on_chip", lambda *_: (parts["forward"], *others)):
+            np.testing.assert_allclose(step.forward(*primals)[0][2], outputs[2], rtol=1e-6)
+        with mock.patch.object(modulated_gpu, "_on_chip", lambda *_: (parts["backward"], *others)):
+            gradients = step.backward(residuals, cotangents)
     for a, b in zip(gradients, got[3:], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -100,26 +97,23 @@ def check_rows(n, d):
     random = np.random.default_rng(n)
     x, indices = jnp.asarray(random.standard_normal((n, d)), jnp.float32), random.permutation(n)[: n // 2 + 1]
     indices = jnp.asarray(indices, jnp.int32)
-    np.testing.assert_array_equal(copy_raw_triton.take(x, indices), x[indices])
+    np.testing.assert_array_equal(raw_triton.take(x, indices), x[indices])
     rows = -x[: indices.size]
-    np.testing.assert_array_equal(copy_raw_triton.put(x, rows, indices), x.at[indices].set(rows))
+    np.testing.assert_array_equal(raw_triton.put(x, rows, indices), x.at[indices].set(rows))
 
 
-def row_kernels(op, block, kernels, rows, vectors, epsilon):
-    def launch(kernel, *arrays, epsilon):
-        return triton_rows.rows_call(
-            kernel, kernels.backward if kernel.sums else kernels.forward, *arrays, epsilon=epsilon
-        )
+def check_row_kernels(name, rows, vectors, epsilon):
+    op = all_ops()[name]
 
     def check(n, width):
-        pallas_triton_rows.PROGRAMS = 3  # so that a program walks several blocks
+        gpu.PROGRAMS = 3  # so that a program walks several blocks
         primals, cotangents = row_oracles.inputs(rows, vectors, n, width, "float32")
         *arrays, gain, scale = primals
         args = (*arrays, scale * gain)
-        outputs, _ = block.forward(launch, *args, epsilon=epsilon)
-        kept = (args[-1], outputs[0]) if rows == 2 else args
-        got = (*outputs, *block.backward(launch, kept, cotangents, epsilon=epsilon))
-        oracle = lambda *a: op(*a, jnp.float32(1), epsilon=epsilon, implementation="xla")  # noqa: E731
+        outputs, _ = STEPS[name].forward(*args, epsilon=epsilon)
+        kept = [args[i] for i in op.keep_inputs] + [outputs[i] for i in op.keep_outputs]
+        got = (*outputs, *STEPS[name].backward(kept, cotangents, epsilon=epsilon))
+        oracle = lambda *a: op.reference(*a, epsilon=epsilon)  # noqa: E731
         want, pull = jax.vjp(oracle, *args)
         for a, b in zip(got, (*want, *pull(cotangents)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * np.sqrt(n))
@@ -131,8 +125,8 @@ CHECKS = {
     "nag_update": check_nag_update,
     "nag_update_modulated": check_modulated,
     "rows": check_rows,
-    "add_rms_norm": row_kernels(add_rms_norm, add_block, add_kernels, 2, 1, 1e-6),
-    "review_update": row_kernels(review_update, review_block, review_kernels, 4, 2, 1e-5),
+    "add_rms_norm": check_row_kernels("add_rms_norm", 2, 1, 1e-6),
+    "review_update": check_row_kernels("review_update", 4, 2, 1e-5),
 }
 
 if __name__ == "__main__":

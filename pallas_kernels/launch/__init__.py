@@ -1,0 +1,128 @@
+"""Launchers of row kernels, one file per backend: tiles, grids, reductions and indices, but no op's arithmetic.
+
+    tpu.py         Pallas on Mosaic: blocks of whole rows through VMEM
+    tpu_copy.py    rows moved by index, by DMA
+    gpu.py         Pallas on Triton: a few whole rows per program
+    raw_triton.py  the same launches of raw Triton kernels, through jax_triton
+
+A kernel's arithmetic is written once, as the `body` of a `RowKernel` in its op's file. Every launcher has
+
+    rows_call(kernel, rows, scalars, vectors, like=None, **constants) -> (outputs, scalars, sums)
+    refusal(kernel, *rows) -> str | None          why rows of these widths and dtypes cannot be taken
+    bytes_moved(kernel, n, width, dtype) -> int   what a pass has to read and write
+
+and the GPU ones `unavailable(platform) -> str | None`: why nothing of theirs runs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Block(NamedTuple):
+    """What a body knows of the rows at hand: the true D, their dtype in memory, and where a block has more columns
+    than D, the mask `[1, W]` of real ones."""
+
+    width: int
+    dtype: Any
+    inside: jax.Array | None = None
+
+
+def _nothing_but(scalars, computed):
+    return computed
+
+
+@dataclasses.dataclass(frozen=True)
+class RowKernel:
+    """One pass over rows, as its arithmetic on one block of them.
+
+    Args:
+      op, verb: its name in compiled programs and profiles is `op_verb`.
+      body: `body(block, rows, scalars, vectors, **constants) -> (outputs, computed, summands)`, all float32: rows,
+        outputs and summands `[R, W]`, scalars and what is computed `[R, 1]`, vectors `[1, W]`. Columns beyond the
+        width hold zeros on entry and are not stored. Sums of summands over all rows come back as `[D]`; a row of
+        zeros must add nothing to them.
+      rows, outputs: how many `[N, D]` arrays it reads and writes.
+      vectors, sums: how many float32 `[D]` arrays.
+      scalars, scalar_outputs: how many float32 `[N]` arrays.
+      reads: positions of the scalars that the body needs; `computes` is how many it gives.
+      lane: `lane(scalars, computed) -> scalar outputs`, elementwise: on a TPU XLA's, outside of the kernel.
+      transcendentals: exponentials per element.
+      per_thread, most_warps: on a GPU, elements of a block per thread, and the most warps of a program.
+    """
+
+    op: str
+    verb: str
+    body: Callable[..., tuple[Sequence[jax.Array], Sequence[jax.Array], Sequence[jax.Array]]]
+    rows: int
+    outputs: int
+    vectors: int = 0
+    sums: int = 0
+    scalars: int = 0
+    scalar_outputs: int = 0
+    reads: tuple[int, ...] = ()
+    computes: int = 0
+    lane: Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]] = _nothing_but
+    transcendentals: int = 0
+    per_thread: int = 8
+    most_warps: int = 32
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}_{self.verb}"
+
+    @property
+    def tensors(self) -> int:
+        """`[N, D]` arrays read or written."""
+        return self.rows + self.outputs
+
+    def bytes_moved(self, n: int, width: int, dtype: object, partial_rows: int) -> int:
+        """Bytes of one pass: every array once, and `partial_rows` float32 rows of every sum."""
+        per_row = self.tensors * width * jnp.dtype(dtype).itemsize + (self.scalars + self.scalar_outputs) * 4
+        return n * per_row + (self.vectors + self.sums * partial_rows) * width * 4
+
+
+_interpreter: ContextVar[Any] = ContextVar("pallas_interpreter", default=None)
+
+
+@contextlib.contextmanager
+def interpreting(params: Any = True) -> Iterator[None]:
+    """Run Pallas kernels traced inside by an interpreter, on any platform: True or `InterpretParams`."""
+    token = _interpreter.set(params)
+    try:
+        yield
+    finally:
+        _interpreter.reset(token)
+
+
+def interpreter() -> Any:
+    """What a kernel passes as `interpret=` to `pl.pallas_call`."""
+    return _interpreter.get() or False
+
+
+# Beyond so many columns a row of ours gets more warps than one of AMD's programs may have: see `gpu.capped`.
+WIDE_ON_AMD = 4096
+
+_platform: ContextVar[str | None] = ContextVar("platform_of_the_branch", default=None)
+
+
+@contextlib.contextmanager
+def tracing_for(platform: str) -> Iterator[None]:
+    """What is traced inside will be lowered for this platform alone."""
+    token = _platform.set(platform)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+def traced_platform() -> str | None:
+    """The platform of `tracing_for`; None where nobody has said."""
+    return _platform.get()

@@ -1,0 +1,295 @@
+"""Row kernels on a GPU through Pallas-Triton: a few whole rows per program, one visit each.
+
+Triton's arrays are powers of two, so a program covers the next power of two of columns and masks the rest; narrow rows
+share a program. A kernel with sums over rows starts a fixed number of programs, each walking its share of the blocks in
+order with one float32 partial row per sum, added up outside: the order depends on shapes alone.
+
+JAX has announced the end of Pallas-Triton, so nothing imports it before a kernel is traced, and `unavailable` says when
+it is gone. The arithmetic is in the ops, and `raw_triton` launches it without JAX's help.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.launch import Block, RowKernel, interpreter, traced_platform
+
+PLATFORMS = ("cuda", "rocm")
+
+# A multiprocessor has 65536 registers. What of a row is alive at once may exceed them a little (the rest spills into
+# the first-level cache), not by a lot.
+ROW_VALUES = 98304
+BLOCK_ELEMENTS = 2048
+PROGRAMS = 528  # of a kernel with sums: four for each of the 132 multiprocessors of an H100 or H200
+MAX_WIDTH = 16384  # of rows that are only copied
+MAX_THREADS = 1024
+LANES_PER_WARP = {"rocm": 64}  # 32 elsewhere
+
+LEAST_CAPABILITY = (8, 0)  # XLA compiles Triton programs for Ampere and newer only
+# Where only a device's name is known, as when compiling for a GPU that is not there: Ampere, Ada, Hopper, Blackwell.
+NEW_ENOUGH = re.compile(r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX PRO \d+)\b")
+
+
+def unavailable(platform: str) -> str | None:
+    """Why no Pallas-Triton kernel runs on this platform's device, as far as it is known by now."""
+    try:
+        _triton()
+    except ImportError as error:
+        return f"this JAX ({jax.__version__}) has no Pallas-Triton ({error})"
+    return too_old() if platform == "cuda" else None
+
+
+def too_old() -> str | None:
+    """Why Triton kernels do not compile for the NVIDIA GPU that programs are traced for; None if there is no GPU in
+    sight."""
+    told = jax.sharding.get_abstract_mesh().abstract_device
+    if told is not None and told.platform != "gpu":
+        return None
+    here = jax.devices() if jax.default_backend() == "gpu" else []
+    devices = [d for d in here if told is None or d.device_kind == told.device_kind]
+    for device in devices or ([told] if told else []):
+        capability = str(getattr(device, "compute_capability", "")).split(".")
+        if len(capability) == 2 and all(x.isdigit() for x in capability):
+            if tuple(map(int, capability)) < LEAST_CAPABILITY:
+                return f"{device.device_kind} has compute capability {'.'.join(capability)}; accepted: 8.0 and newer"
+        elif not capability[0].startswith("gfx") and not NEW_ENOUGH.search(device.device_kind):
+            return f"{device.device_kind} is not known to have compute capability 8.0 or newer"
+    return None
+
+
+def _triton() -> Any:
+    from jax.experimental.pallas import triton
+
+    return triton
+
+
+def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
+    """Why rows of this width and these dtypes cannot be taken."""
+    values = kernel.tensors + kernel.sums
+    return refuse_rows(1 << (ROW_VALUES // values).bit_length() - 1, *rows)
+
+
+def refuse_rows(widest: int, *rows: jax.Array) -> str | None:
+    """Why rows cannot be taken, where those of up to `widest` columns fit into a program."""
+    for x in rows:
+        if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+            return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16, float16"
+    if rows[0].shape[-1] > widest:
+        return f"D = {rows[0].shape[-1]}; accepted: up to {widest}, a row has to fit into one program's registers"
+    return None
+
+
+def block_shape(n: int, width: int) -> tuple[int, int]:
+    """Rows and (padded) columns of a block, both powers of two."""
+    columns = pl.next_power_of_2(width)
+    return min(max(1, BLOCK_ELEMENTS // columns), pl.next_power_of_2(n)), columns
+
+
+def warps(n: int, width: int, per_thread: int = 16, most: int = 16) -> int:
+    """Of a program over one block, with so many elements for each thread."""
+    rows, columns = block_shape(n, width)
+    return capped(min(max(rows * columns // (32 * per_thread), 1), most))
+
+
+def capped(warps: int) -> int:
+    """No more than the platform's programs may have: AMD's warps are twice as wide."""
+    return min(warps, MAX_THREADS // LANES_PER_WARP.get(traced_platform(), 32))
+
+
+def programs(kernel: RowKernel, n: int, width: int) -> int:
+    blocks = pl.cdiv(n, block_shape(n, width)[0])
+    return min(blocks, PROGRAMS) if kernel.sums else blocks
+
+
+def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
+    """Bytes of one pass: every array once, and one float32 partial row per program and sum."""
+    return kernel.bytes_moved(n, width, dtype, programs(kernel, n, width))
+
+
+class Tile(NamedTuple):
+    """Rows and columns of one program; `load` and `store` take `[N, D]` or `[N]` references."""
+
+    row: jax.Array
+    valid: jax.Array
+    column: jax.Array
+    width: int
+
+    @property
+    def inside(self) -> jax.Array:
+        """`[1, W]`: the columns that exist."""
+        return (self.column < self.width)[None]
+
+    def at(self, indices_ref) -> Tile:
+        """The same rows of the program, at the places that `indices_ref` holds for them.
+
+        A row the program has too many goes nowhere: the interpreter, unlike Triton, writes masked elements back.
+        """
+        nowhere = jnp.iinfo(jnp.int32).max
+        return self._replace(row=load(indices_ref.at[self.row], mask=self.valid, other=nowhere))
+
+    def load(self, ref, dtype=jnp.float32) -> jax.Array:
+        place, mask = self._address(ref)
+        return load(ref.at[place], mask=mask, other=0.0).astype(dtype)
+
+    def store(self, ref, value: jax.Array) -> None:
+        place, mask = self._address(ref)
+        store(ref.at[place], value.astype(ref.dtype), mask=mask)
+
+    def _address(self, ref):
+        if len(ref.shape) == 1:
+            return self.row, self.valid
+        return (self.row[:, None], self.column[None]), self.valid[:, None] & self.inside
+
+
+def load(ref, **mask) -> jax.Array:
+    return _triton().load(ref, **mask)
+
+
+def store(ref, value: jax.Array, **mask) -> None:
+    _triton().store(ref, value, **mask)
+
+
+def rows_call(
+    kernel: RowKernel,
+    rows: Sequence[jax.Array],
+    scalars: Sequence[jax.Array] = (),
+    vectors: Sequence[jax.Array] = (),
+    *,
+    like: Sequence[jax.Array] | None = None,
+    indices: jax.Array | None = None,
+    indirect: Sequence[int] = (),
+    aliases: Mapping[int, int] | None = None,
+    **constants: float,
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """`kernel` over all rows: its `[N, D]` outputs typed as `like` (else as the first rows), `[N]` scalars, and
+    float32 `[D]` sums.
+
+    With `indices`, the rows are those: the arguments at the positions `indirect` (rows first, then scalars) are read
+    there, the others hold just these rows. `aliases` maps arguments to the outputs that take over their memory, where
+    only the rows at `indices` are written.
+    """
+    n, width, dtype = (rows[0] if indices is None else indices).shape[0], rows[0].shape[1], rows[0].dtype
+    size, columns = block_shape(n, width)
+    blocks, grid = pl.cdiv(n, size), programs(kernel, n, width)
+    aliases, numbers = dict(aliases or {}), (jax.ShapeDtypeStruct((n,), jnp.float32),)
+    outs = [jax.ShapeDtypeStruct((n, width), x.dtype) for x in like or rows[:1] * kernel.outputs]
+    outs += numbers * kernel.scalar_outputs
+    for argument, out in aliases.items():
+        outs[out] = (*rows, *scalars)[argument]
+
+    def program(*refs):
+        refs = iter(refs)
+        inputs = list(itertools.islice(refs, len(rows) + len(scalars)))
+        column = jnp.arange(columns)
+        inside = column < width
+        vector_refs = list(itertools.islice(refs, len(vectors)))
+        given = [load(v.at[column], mask=inside, other=0.0)[None] for v in vector_refs]
+        index = None if indices is None else next(refs)
+        out_refs, sum_refs = list(itertools.islice(refs, len(outs))), list(refs)
+
+        def one_block(i, partials):
+            row = i * size + jnp.arange(size)
+            tile = Tile(row, row < n, column, width)
+            there = tile if index is None else tile.at(index)
+            values = [(there if at in indirect else tile).load(ref) for at, ref in enumerate(inputs)]
+            wide, narrow = values[: len(rows)], values[len(rows) :]
+            block = Block(width, dtype, tile.inside)
+            read = [narrow[at][:, None] for at in kernel.reads]
+            outputs, computed, summands = kernel.body(block, wide, read, given, **constants)
+            lane = kernel.lane(narrow, [jnp.sum(x, axis=1) for x in computed])
+            for at, (ref, value) in enumerate(zip(out_refs, (*outputs, *lane), strict=True)):
+                (there if at in aliases.values() else tile).store(ref, value)
+            return tuple(p + s for p, s in zip(partials, summands, strict=True))
+
+        start = pl.program_id(0)
+        if not kernel.sums:
+            one_block(start, ())
+            return
+        zeros = (jnp.zeros((size, columns), jnp.float32),) * kernel.sums
+        mine = (blocks - start + grid - 1) // grid
+        partials = jax.lax.fori_loop(0, mine, lambda i, p: one_block(start + i * grid, p), zeros)
+        for ref, partial in zip(sum_refs, partials, strict=True):
+            store(ref.at[start, column], jnp.sum(partial, axis=0), mask=inside)
+
+    results = launch(
+        program,
+        (*rows, *scalars, *(v.astype(jnp.float32) for v in vectors), *([] if indices is None else [indices])),
+        [*outs, *[jax.ShapeDtypeStruct((grid, width), jnp.float32)] * kernel.sums],
+        grid=grid,
+        warps=warps(n, width, kernel.per_thread, kernel.most_warps),
+        aliases=aliases,
+        cost=pl.CostEstimate(
+            flops=8 * kernel.tensors * n * width,
+            transcendentals=kernel.transcendentals * n * width,
+            bytes_accessed=bytes_moved(kernel, n, width, dtype),
+        ),
+        name=kernel.name,
+    )
+    results = iter(results)
+    wide = tuple(itertools.islice(results, kernel.outputs))
+    lane = tuple(itertools.islice(results, kernel.scalar_outputs))
+    return wide, lane, tuple(jnp.sum(p, axis=0) for p in results)
+
+
+def launch(
+    program: Callable,
+    inputs: Sequence[jax.Array],
+    like: Sequence[jax.Array],
+    *,
+    grid: int,
+    warps: int,
+    cost: pl.CostEstimate,
+    name: str,
+    aliases: Mapping[int, int] | None = None,
+) -> list[jax.Array]:
+    """`grid` programs `program(*input_refs, *output_refs)`; results are shaped and typed as `like`."""
+    return pl.pallas_call(
+        program,
+        grid=(grid,),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
+        input_output_aliases=dict(aliases or {}),
+        compiler_params=_triton().CompilerParams(num_warps=warps, num_stages=1),
+        cost_estimate=cost,
+        interpret=interpreter(),
+        name=name,
+    )(*inputs)
+
+
+def take(x: jax.Array, indices: jax.Array) -> jax.Array:
+    """`x[indices]`, indices read on chip."""
+
+    def copy(tile, x_ref, i_ref, out):
+        tile.store(out, tile.at(i_ref).load(x_ref, x.dtype))
+
+    out = jax.ShapeDtypeStruct((indices.shape[0], x.shape[1]), x.dtype)
+    return _copied(copy, (x, indices), out, out, "take_rows")
+
+
+def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
+    """`x` with `rows` at `indices`, in its own memory."""
+
+    def copy(tile, x_ref, rows_ref, i_ref, out):
+        tile.at(i_ref).store(out, tile.load(rows_ref, x.dtype))
+
+    return _copied(copy, (x, rows, indices), x, rows, "put_rows", {0: 0})
+
+
+def _copied(copy: Callable, inputs, like, selected, name: str, aliases: Mapping[int, int] | None = None) -> jax.Array:
+    k, width = selected.shape
+    size, columns = block_shape(k, width)
+
+    def program(*refs):
+        row = pl.program_id(0) * size + jnp.arange(size)
+        copy(Tile(row, row < k, jnp.arange(columns), width), *refs)
+
+    moved = k * (2 * width * selected.dtype.itemsize + 4)
+    cost = pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=moved)
+    launched = dict(grid=pl.cdiv(k, size), warps=warps(k, width), cost=cost, name=name, aliases=aliases)
+    return launch(program, inputs, [like], **launched)[0]

@@ -1,0 +1,50 @@
+"""The ops, one file each: public function, equation, reference, what XLA runs, the arithmetic on a block of rows.
+
+An op's file ends with its `Op`, which names every implementation; `triton/` has the same arithmetic in Triton's
+language. A new op is a new file here, a `Sample` in `shapes.py`, and its public function in the package's `__init__`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from pallas_kernels.dispatch import Implementation, Op
+from pallas_kernels.launch import RowKernel, gpu, raw_triton, tpu
+
+# What runs where, for ops whose kernels take whole rows.
+LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "triton": raw_triton}
+
+
+def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[str, Implementation]:
+    """An implementation on each launcher.
+
+    `forward(rows_call, *inputs)` and `backward(rows_call, residuals, cotangents)` use a launcher's `rows_call`;
+    `kernels` are the forward and the backward one, of which the backward one needs the more room.
+    """
+
+    def on(launcher) -> Implementation:
+        def refusal(*inputs, **constants):
+            return launcher.refusal(kernels[1], *(x for x in inputs if len(x.shape) == 2))
+
+        def bytes_moved(rows, width, dtype, *, backward=False):
+            return launcher.bytes_moved(kernels[backward], rows, width, dtype)
+
+        return Implementation(
+            functools.partial(forward, launcher.rows_call),
+            functools.partial(backward, launcher.rows_call),
+            launcher.PLATFORMS,
+            refusal,
+            bytes_moved=bytes_moved,
+            **({} if launcher is tpu else {"unavailable": launcher.unavailable}),
+        )
+
+    return {name: on(launcher) for name, launcher in LAUNCHERS.items()}
+
+
+def all_ops() -> dict[str, Op]:
+    """Every op of the package by name."""
+    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+    return {x.name: x for module in modules for x in vars(module).values() if isinstance(x, Op)}

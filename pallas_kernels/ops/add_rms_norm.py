@@ -1,0 +1,149 @@
+"""`add_rms_norm`: a residual add and the normalised copy that the next branch reads, in one pass.
+
+**Why this exists.** At the boundary of a pre-norm sublayer the stream and the branch's update are read, the new stream
+and its normalised copy are written: 4 tensors of `[N, D]`. Done as an addition, a row statistic and a product, the new
+stream is read once or twice more. The backward pass reads the stream and the gradients of the two outputs and writes
+one gradient, again 4 tensors: the gradient of a sum is the same for both terms, and the gradient that flows down the
+stream is added in the same pass. (XLA makes the gain's gradient a pass of its own.)
+
+**Numerics.** Rows are read in their own dtype and everything until the store is float32: the sum is rounded once, and
+the statistic is of the rounded sum. The gradients of `gain` and `scale` are float32 sums over the rows in a fixed
+order: block by block, then over blocks. They do not depend on scheduling, so equal runs give equal bits. `epsilon` sits
+inside the root, so a row of zeros has gradient `weight * d_normed / sqrt(epsilon)`, which is finite.
+
+**Saved for the backward pass.** The summed stream, which the next sublayer holds anyway. `1 / rms` is computed again
+from it: the backward pass has the row at hand, and a column of one float32 per row is padded to 128 lanes on a TPU.
+
+**Range.** Squares are summed in float32: rows of RMS beyond 1e18 overflow, as in any RMS norm.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes
+from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.launch import RowKernel
+from pallas_kernels.ops import by_rows
+
+
+def add_rms_norm(
+    stream: Float[Array, "*N D"],
+    update: Float[Array, "*N D"],
+    gain: Float[Array, " D"],
+    scale: Float[Array, ""] | float = 1.0,
+    *,
+    epsilon: float = 1e-6,
+    implementation: ImplementationName = None,
+) -> tuple[Float[Array, "*N D"], Float[Array, "*N D"]]:
+    """`stream' = stream + update` and `normed = scale * gain * stream' / sqrt(mean(stream'^2) + epsilon)`.
+
+    The boundary of every pre-norm scheme: `scale = 1` is the plain one, `scale = 1 / sqrt(l)` LayerNorm Scaling.
+
+    Args:
+      stream: rows, bfloat16, float16 or float32; any D, one or more leading dimensions.
+      update: the branch's output, same shape and dtype.
+      gain: float32 `[D]`.
+      scale: float32 scalar, traced or not, the same for all rows.
+      epsilon: added to the mean square; a Python float.
+      implementation: None (the best one for the platform), a name or names to try; see `dispatch.choose`.
+
+    Returns:
+      `(stream', normed)`, shaped and typed as `stream`. Differentiable in the first four arguments.
+
+    Raises:
+      ValueError: a shape or dtype other than the above, or no implementation takes these arguments.
+    """
+    scale = jnp.asarray(scale, gain.dtype if hasattr(gain, "dtype") else jnp.float32)
+    row, vector = ("...", "D"), ("D",)
+    shapes = {"stream": (stream, row), "update": (update, row), "gain": (gain, vector), "scale": (scale, ())}
+    check_shapes("add_rms_norm", shapes)
+    check_epsilon("add_rms_norm", epsilon)
+    check_float("add_rms_norm", stream=stream)
+    check_dtype("add_rms_norm", stream.dtype, update=update)
+    check_dtype("add_rms_norm", jnp.float32, gain=gain)
+    # One [D] product outside the kernels gives the gradients of both factors from the kernel's one.
+    return run(OP, implementation, stream, update, scale * gain, epsilon=epsilon)
+
+
+def reference(
+    stream: Float[Array, "N D"], update: Float[Array, "N D"], weight: Float[Array, " D"], *, epsilon: float
+) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
+    """Statistics in float32 (float64 for float64 rows) of the sum as it is stored: the norm is of the stream that the
+    next sublayer will see."""
+    wide = jnp.promote_types(stream.dtype, jnp.float32)
+    total = (stream.astype(wide) + update.astype(wide)).astype(stream.dtype)
+    rows = total.astype(wide)
+    inverse_rms = lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True) + epsilon)
+    return total, (weight.astype(wide) * (rows * inverse_rms)).astype(stream.dtype)
+
+
+def xla_forward(*inputs: Array, epsilon: float) -> tuple[tuple[Array, Array], tuple[()]]:
+    return reference(*inputs, epsilon=epsilon), ()
+
+
+def xla_backward(
+    residuals: tuple[Array, Array], cotangents: tuple[Array, Array], *, epsilon: float
+) -> tuple[Float[Array, "N D"], Float[Array, "N D"], Float[Array, " D"]]:
+    """From the summed stream alone; autodiff of the reference keeps and rereads the normalised rows and their inverse
+    RMS. XLA:CPU runs its vectorised row and column sums only on plain products, so no per-row or per-column factor is
+    broadcast inside a sum: `scaled` is formed once and serves the gain gradient, the row product (a matrix-vector
+    product with `weight`) and the result."""
+    (weight, total), (d_total, d_normed) = residuals, cotangents
+    wide = jnp.promote_types(total.dtype, jnp.float32)
+    rows = total.astype(wide)
+    inverse_rms = lax.rsqrt(jnp.mean(rows * rows, axis=-1) + epsilon)
+    scaled = inverse_rms[:, None] * d_normed.astype(wide)
+    product = scaled * rows
+    along = jnp.dot(product, weight.astype(wide), precision=lax.Precision.HIGHEST)
+    pull = along * inverse_rms * inverse_rms / rows.shape[-1]
+    d_sum = (d_total.astype(wide) + scaled * weight.astype(wide) - pull[:, None] * rows).astype(total.dtype)
+    return d_sum, d_sum, jnp.sum(product, axis=0)
+
+
+def _block_forward(block, rows, scalars, vectors, *, epsilon):
+    (stream, update), (weight,) = rows, vectors
+    total = (stream + update).astype(block.dtype).astype(jnp.float32)
+    inverse_rms = lax.rsqrt(jnp.sum(total * total, axis=-1, keepdims=True) / block.width + epsilon)
+    return (total, weight * (total * inverse_rms)), (), ()
+
+
+def _block_backward(block, rows, scalars, vectors, *, epsilon):
+    (total, d_total, d_normed), (weight,) = rows, vectors
+    inverse_rms = lax.rsqrt(jnp.sum(total * total, axis=-1, keepdims=True) / block.width + epsilon)
+    scaled = inverse_rms * d_normed
+    product = scaled * total
+    along = jnp.sum(product * weight, axis=-1, keepdims=True)
+    pull = along * inverse_rms * inverse_rms / block.width
+    return (d_total + scaled * weight - pull * total,), (), (product,)
+
+
+FORWARD = RowKernel("add_rms_norm", "forward", _block_forward, rows=2, outputs=2, vectors=1)
+BACKWARD = RowKernel("add_rms_norm", "backward", _block_backward, rows=3, outputs=1, vectors=1, sums=1)
+
+
+def _forward(rows_call, stream, update, weight, *, epsilon):
+    outputs, _, _ = rows_call(FORWARD, (stream, update), vectors=(weight,), epsilon=epsilon)
+    return outputs, ()
+
+
+def _backward(rows_call, residuals, cotangents, *, epsilon):
+    weight, total = residuals
+    (d_sum,), _, (d_weight,) = rows_call(BACKWARD, (total, *cotangents), vectors=(weight,), epsilon=epsilon)
+    return d_sum, d_sum, d_weight
+
+
+OP = Op(
+    "add_rms_norm",
+    inputs=(1, 1, None),
+    outputs=(1, 1),
+    keep_inputs=(2,),
+    keep_outputs=(0,),
+    reference=reference,
+    implementations={
+        "xla": Implementation(xla_forward, xla_backward),
+        **by_rows(_forward, _backward, FORWARD, BACKWARD),
+    },
+)

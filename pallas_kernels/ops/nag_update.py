@@ -1,0 +1,272 @@
+"""The NAG residual update: normalise, turn and rescale a row in one pass over memory.
+
+Everything the update and its gradients write is a sum of three rows, r, g = dr' and w, the part of the update
+orthogonal to r, with one factor per row. So an implementation needs a few row means and one elementwise round, and all
+of them share the algebra below. Means and sums are taken of w itself: from the moments of r and u they would cancel
+when an update is nearly parallel to its direction, and r' would lose its unit RMS.
+
+With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / sqrt(q + eps), n = k w:
+    y = r + t n                        r' = v y,  v = 1 / sqrt(<y^2> + eps)
+    dy = v (g - r' <g r'>)             dt = <dy n> D + ds t / (1 + t^2)
+    dw = k t (dy - n <dy n>)           dr = dy - a dw - <dw r> c
+    dc = dw - <dw r> r                 du = dc - <dc>
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.checks import check_dtype, check_float, check_shapes
+from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.launch import Block, RowKernel
+from pallas_kernels.ops import by_rows
+
+# Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its turn, and the largest
+# possible gain of the normalisation is 1e6, so gradients at u_perp = 0 are finite in float32 and bfloat16.
+EPS_UPDATE = 1e-12
+# Added to mean(y^2) of the turned direction. Of a unit direction it changes nothing (mean(y^2) >= 1); a row of zeros,
+# such as padding, stays zero with gradients below 1e6 times the incoming one.
+EPS_NORM = 1e-12
+
+
+def nag_update(
+    direction: Float[Array, "*N D"],
+    log_norm: Float[Array, "*N"],
+    update: Float[Array, "*N D"],
+    turn: Float[Array, "*N"],
+    *,
+    implementation: ImplementationName = None,
+) -> tuple[Float[Array, "*N D"], Float[Array, "*N"]]:
+    """Turn every row's direction towards its update by the angle arctan(turn), and grow its log-norm.
+
+        c  = update - mean(update)              s' = s + log(1 + t^2) / 2
+        w  = c - mean(c r) r
+        n  = w / sqrt(mean(w^2) + 1e-12)
+        y  = r + t n
+        r' = y / sqrt(mean(y^2) + 1e-12)
+
+    NAG, arXiv:2606.16112, equations 10-17, except that r' is divided by the measured RMS of y and not by the
+    predicted sqrt(1 + t^2), which lets the norm drift in bfloat16; the log lane takes the predicted growth.
+
+    Why this exists: the stream is the next branch's normalised input, so a sublayer boundary is this one
+    pass: forward reads 2 and writes 1 tensor of [N, D]; backward reads 3 (the inputs; nothing else is saved)
+    and writes 2.
+    Numerics: statistics and arithmetic in float32, each output rounded once. An update with no part
+    orthogonal to the direction (zero, constant over features, or parallel) leaves the direction as it is, and
+    the log-norm still grows by its predicted log(1 + t^2) / 2; its gradients are finite. The mean's
+    rounding errors count as such a part where they are not small beside the formula's 1e-6. Updates are exact
+    up to an RMS of 1e17. A row of zeros stays zero.
+    Backend: see `pallas_kernels.dispatch`; XLA on CPU.
+
+    Args:
+      direction: rows of RMS 1, any float dtype.
+      log_norm: natural logarithm of each row's norm over sqrt(D), float32.
+      update: what the branch proposes, any float dtype; its feature mean is removed here.
+      turn: tangent of each row's rotation angle, float32.
+      implementation: None for the best on the platform, a name, or names to try in order.
+
+    Returns:
+      New direction (dtype of `direction`) and log-norm (float32).
+
+    Raises:
+      ValueError: shapes that do not match, a wrong dtype, or no implementation that accepts them.
+    """
+    check_shapes(
+        "nag_update",
+        {
+            "direction": (direction, ("...", "D")),
+            "log_norm": (log_norm, ("...",)),
+            "update": (update, ("...", "D")),
+            "turn": (turn, ("...",)),
+        },
+    )
+    check_float("nag_update", direction=direction, update=update)
+    check_dtype("nag_update", "float32", log_norm=log_norm, turn=turn)
+    return run(OP, implementation, direction, log_norm, update, turn)
+
+
+def reference(
+    direction: Float[Array, "N D"], log_norm: Float[Array, " N"], update: Float[Array, "N D"], turn: Float[Array, " N"]
+) -> tuple[Float[Array, "N D"], Float[Array, " N"]]:
+    """One line per equation, differentiated by JAX itself, in both modes. Statistics in float32 (float64 where an input
+    is float64)."""
+    exact = jnp.promote_types(jnp.result_type(direction, update), jnp.float32)
+    r, u = direction.astype(exact), update.astype(exact)
+    t = turn[:, None]
+    u = u - jnp.mean(u, -1, keepdims=True)
+    u_perp = u - jnp.mean(u * r, -1, keepdims=True) * r
+    n = u_perp * jax.lax.rsqrt(jnp.mean(u_perp * u_perp, -1, keepdims=True) + EPS_UPDATE)
+    y = r + t * n
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + EPS_NORM)
+    return y.astype(direction.dtype), log_norm + 0.5 * jnp.log1p(turn * turn)
+
+
+Row = Float[Array, "..."]
+
+
+class Turned(NamedTuple):
+    """r' = v r + on_w w, and what the backward pass needs of it."""
+
+    v: Row
+    on_w: Row
+    k: Row
+    rn: Row  # <r n>: zero but for rounding, for a unit direction
+    nn: Row  # <n^2>: one, unless the update has nothing to give
+
+
+def turned(rr: Row, wr: Row, q: Row, t: Row) -> Turned:
+    """From <r^2>, <w r>, <w^2> and the turn."""
+    k = jax.lax.rsqrt(q + EPS_UPDATE)
+    rn, nn = k * wr, (k * q) * k
+    v = jax.lax.rsqrt(rr + 2 * t * rn + t * t * nn + EPS_NORM)
+    return Turned(v, v * t * k, k, rn, nn)
+
+
+def grown(log_norm: Row, t: Row) -> Row:
+    """The log lane after the turn."""
+    return log_norm + 0.5 * jnp.log1p(t * t)
+
+
+class Gradients(NamedTuple):
+    """dr = r_g g + r_r r + r_w w; du = u_g g + u_r r + u_w w + u_1; and dt but for the log lane."""
+
+    r_g: Row
+    r_r: Row
+    r_w: Row
+    u_g: Row
+    u_r: Row
+    u_w: Row
+    u_1: Row
+    dt: Row
+
+
+def gradients(state: Turned, a: Row, mr: Row, rr: Row, t: Row, mg: Row, gr: Row, gw: Row, d: int) -> Gradients:
+    """From the forward scalars, a, <r>, <r^2> and the turn, and <g>, <g r>, <g w> of the cotangent."""
+    v, _, k, rn, nn = state
+    kt, gn = k * t, k * gw
+    pull = v * v * (v * (gr + t * gn))  # dy = v g - pull y
+    dy_n = v * gn - pull * (rn + t * nn)
+    dy_r = v * gr - pull * (rr + t * rn)
+    dw_r = kt * (dy_r - rn * dy_n)
+    y_w = -pull * kt
+    w_g, w_r, w_w = kt * v, -kt * pull, kt * (y_w - k * dy_n)
+    u_r = w_r - dw_r
+    return Gradients(
+        r_g=v - a * w_g,
+        r_r=-pull - a * w_r - a * dw_r,
+        r_w=y_w - a * w_w - dw_r,
+        u_g=w_g,
+        u_r=u_r,
+        u_w=w_w,
+        u_1=-(w_g * mg + (u_r - a * w_w) * mr),  # <w> = -a <r>
+        dt=dy_n * d,
+    )
+
+
+def log_lane_gradient(ds: Row, t: Row) -> Row:
+    """What the log lane adds to dt."""
+    return ds * t / (1 + t * t)
+
+
+def xla_forward(*inputs: Array) -> tuple[tuple[Array, Array], tuple[()]]:
+    return reference(*inputs), ()
+
+
+def xla_backward(residuals, cotangents):
+    """From the three inputs alone, nine means and one loop that writes both gradients: on a CPU the compiler makes each
+    row mean a loop of its own, so their number is what counts. JAX's derivative of the reference keeps and rereads
+    several [N, D] intermediates."""
+    (direction, update, turn), (g, ds) = residuals, cotangents
+    exact = jnp.promote_types(jnp.result_type(direction, update, g), jnp.float32)
+    rows = (x.astype(exact) for x in (direction, update, g))
+    dr, du, dt = _row_gradients(*rows, turn[:, None], lambda x: jnp.mean(x, -1, keepdims=True), direction.shape[-1])
+    return dr, ds, du, dt[:, 0] + log_lane_gradient(ds, turn)
+
+
+def _row_gradients(r, u, g, t, mean, width: int, inside=None) -> tuple[Array, Array, Array]:
+    """Of direction, update and (without the log lane's part) turn."""
+    w, a, rr, state = _turned_rows(r, u, t, mean, inside)
+    out = gradients(state, a, mean(r), rr, t, mean(g), mean(g * r), mean(g * w), width)
+    dr = out.r_g * g + out.r_r * r + out.r_w * w
+    du = out.u_g * g + out.u_r * r + out.u_w * w + out.u_1
+    return dr, du, out.dt
+
+
+def _turned_rows(r, u, t, mean, inside=None):
+    c = u - mean(u)
+    if inside is not None:
+        c = jnp.where(inside, c, 0.0)
+    a = mean(c * r)
+    w = c - a * r
+    rr, wr, q = mean(r * r), mean(w * r), mean(w * w)
+    return w, a, rr, turned(rr, wr, q, t)
+
+
+def block_forward(block: Block, r, u, t) -> Array:
+    """The new direction of a block of rows, its turns `[R, 1]`."""
+    w, _, _, state = _turned_rows(r, u, t, _mean_of(block), block.inside)
+    return state.v * r + state.on_w * w
+
+
+def block_backward(block: Block, r, u, g, t) -> tuple[Array, Array, Array]:
+    """The gradients of direction, update and (without the log lane's part) turn."""
+    return _row_gradients(r, u, g, t, _mean_of(block), block.width, block.inside)
+
+
+def _mean_of(block: Block):
+    return lambda x: jnp.sum(x, axis=1, keepdims=True) * (1 / block.width)
+
+
+def _forward_body(block, rows, scalars, vectors):
+    return (block_forward(block, *rows, *scalars),), (), ()
+
+
+def _backward_body(block, rows, scalars, vectors):
+    dr, du, dt = block_backward(block, *rows, *scalars)
+    return (dr, du), (dt,), ()
+
+
+def forward_lane(scalars, computed):
+    """Log-norm and turn to the new log-norm."""
+    return (grown(*scalars),)
+
+
+def backward_lane(scalars, computed):
+    """Turn and the log-norm's gradient, with what the rows give, to the gradient of the turn."""
+    (t, ds), (dt,) = scalars, computed
+    return (dt + log_lane_gradient(ds, t),)
+
+
+SIZES = dict(scalars=2, scalar_outputs=1, per_thread=16, most_warps=16)
+FORWARD = RowKernel("nag_update", "forward", _forward_body, rows=2, outputs=1, reads=(1,), lane=forward_lane, **SIZES)
+BACKWARD = RowKernel(
+    "nag_update", "backward", _backward_body, rows=3, outputs=2, reads=(0,), computes=1, lane=backward_lane, **SIZES
+)
+
+
+def _forward(rows_call, direction, log_norm, update, turn):
+    outputs, lane, _ = rows_call(FORWARD, (direction, update), (log_norm, turn))
+    return (*outputs, *lane), ()
+
+
+def _backward(rows_call, residuals, cotangents):
+    (direction, update, turn), (g, ds) = residuals, cotangents
+    (dr, du), (dt,), _ = rows_call(BACKWARD, (direction, update, g), (turn, ds), like=(direction, update))
+    return dr, ds, du, dt
+
+
+OP = Op(
+    "nag_update",
+    inputs=(1, 0, 1, 0),
+    outputs=(1, 0),
+    keep_inputs=(0, 2, 3),
+    reference=reference,
+    implementations={
+        **by_rows(_forward, _backward, FORWARD, BACKWARD),
+        "xla": Implementation(xla_forward, xla_backward),
+    },
+)

@@ -1,0 +1,289 @@
+"""The NAG update with the modulator that decides its turn, in the same pass: see `modulator` for its equations. The
+kernels of a GPU, which have to visit a row more than once, are in `nag_update_modulated_gpu`."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float
+
+from pallas_kernels.checks import check_dtype, check_float, check_shapes
+from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.launch import Block, gpu, raw_triton, tpu
+from pallas_kernels.ops import modulator
+from pallas_kernels.ops import nag_update as plain
+from pallas_kernels.ops import nag_update_modulated_gpu as on_gpu
+
+
+def nag_update_modulated(
+    direction: Float[Array, "*N D"],
+    log_norm: Float[Array, "*N"],
+    update: Float[Array, "*N D"],
+    weight: Float[Array, "D C"],
+    bias: Float[Array, " C"],
+    logits: Float[Array, " C"],
+    beta: Float[Array, ""],
+    alpha: Float[Array, ""],
+    *,
+    implementation: ImplementationName = None,
+) -> tuple[Float[Array, "*N D"], Float[Array, "*N"], Float[Array, "*N"]]:
+    """`nag_update` by the turn `t = alpha * max(x, 1e-6) ** beta`, `x = softmax(logits) . sigmoid(r weight +
+    bias)`.
+
+    NAG, arXiv:2606.16112, equation 13, followed by 10-17.
+
+    Why this exists: the left operand of the gate's [N, D] x [D, C] product is the row that the update has on
+    chip. Gate and update are one kernel, forward and backward: 2 tensors read and 1 written, 3 read and 2
+    written. On TPU the weight gradient is in it too; on GPU that is XLA's product, which reads the direction
+    once more (see
+    `nag_update_modulated_gpu`). What the kernels refuse, and a CPU, does it in two steps: the gate by XLA's products,
+    then `nag_update`.
+    Numerics: projections, mixture, power and every gradient of a parameter in float32; the weight takes part
+    in full float32 precision for float32 rows and to 16 bits for bfloat16 rows. The mixture is clamped at
+    1e-6 before the power, below which its gradient is zero. Parameter gradients are sums in an order fixed by
+    the shapes. Saved for the backward pass: the inputs, but not log_norm. Backend: see
+    `pallas_kernels.dispatch`.
+
+    Args:
+      direction: rows of RMS 1, any float dtype.
+      log_norm: natural logarithm of each row's norm over sqrt(D), float32.
+      update: what the branch proposes, any float dtype.
+      weight, bias, logits, beta, alpha: the modulator, float32; C of the order of 32.
+      implementation: None for the best on the platform, a name, or names to try in order.
+
+    Returns:
+      New direction (dtype of `direction`), log-norm and turn (float32).
+
+    Raises:
+      ValueError: shapes that do not match, a wrong dtype, or no implementation that accepts them.
+    """
+    rows = dict(direction=direction, update=update)
+    exact = dict(log_norm=log_norm, weight=weight, bias=bias, logits=logits, beta=beta, alpha=alpha)
+    check_shapes(
+        "nag_update_modulated",
+        {
+            "direction": (direction, ("...", "D")),
+            "log_norm": (log_norm, ("...",)),
+            "update": (update, ("...", "D")),
+            "weight": (weight, ("D", "C")),
+            "bias": (bias, ("C",)),
+            "logits": (logits, ("C",)),
+            "beta": (beta, ()),
+            "alpha": (alpha, ()),
+        },
+    )
+    check_float("nag_update_modulated", **rows)
+    check_dtype("nag_update_modulated", "float32", **exact)
+    return run(OP, implementation, direction, log_norm, update, weight, bias, logits, beta, alpha)
+
+
+def reference(direction, log_norm, update, weight, bias, logits, beta, alpha):
+    exact = jnp.promote_types(direction.dtype, jnp.float32)
+    z = jnp.dot(direction.astype(exact), weight, precision="highest") + bias
+    mixture = jax.nn.sigmoid(z) @ jax.nn.softmax(logits)
+    turn = alpha * jnp.maximum(mixture, modulator.LEAST_MIXTURE) ** beta
+    return *plain.reference(direction, log_norm, update, turn), turn
+
+
+# In two steps: the gate by XLA's matrix products, then any implementation of `nag_update`. The gate reads the direction
+# a second time; its gradient is the sum of two arrays.
+
+
+def _forward_in_two(step: str, direction, log_norm, update, weight, bias, logits, beta, alpha):
+    turn = _turn(direction, weight, bias, jax.nn.softmax(logits), beta, alpha).turn[:, 0]
+    outputs, _ = plain.OP.implementations[step].forward(direction, log_norm, update, turn)
+    return (*outputs, turn), ()
+
+
+def _backward_in_two(step: str, residuals, cotangents):
+    direction, update, weight, bias, logits, beta, alpha = residuals
+    g, ds, d_turn = cotangents
+    shares = jax.nn.softmax(logits)
+    state = _turn(direction, weight, bias, shares, beta, alpha)
+    dr, ds, du, dt = plain.OP.implementations[step].backward((direction, update, state.turn[:, 0]), (g, ds))
+    gate = modulator.gradients(state, shares[None], beta, alpha, (dt + d_turn)[:, None])
+    return (
+        dr + _back(gate.z, weight, direction.dtype),
+        ds,
+        du,
+        _weight_gradient(direction, gate.z),
+        gate.z.sum(0),
+        modulator.through_softmax(shares, gate.shares.sum(0)),
+        gate.beta.sum(),
+        gate.alpha.sum(),
+    )
+
+
+def _turn(direction, weight, bias, shares, beta, alpha) -> modulator.Turn:
+    return modulator.turn(_project(direction, weight) + bias, shares[None], beta, alpha)
+
+
+def _project(r, weight):
+    """r W in float32: of bfloat16 rows by two bfloat16 products, of others in full precision."""
+    if r.dtype != jnp.bfloat16:
+        exact = jnp.promote_types(r.dtype, jnp.float32)
+        return jnp.dot(r.astype(exact), weight, precision="highest")
+    both = jnp.concatenate(modulator.split(weight), axis=1)
+    high, low = jnp.split(jnp.dot(r, both, preferred_element_type=jnp.float32), 2, axis=1)
+    return high + low
+
+
+def _weight_gradient(r, dz):
+    """r^T dz in float32, as `_project`."""
+    if r.dtype != jnp.bfloat16:
+        exact = jnp.promote_types(r.dtype, jnp.float32)
+        return jnp.dot(r.astype(exact).T, dz, precision="highest")
+    both = jnp.concatenate(modulator.split(dz), axis=1)
+    high, low = jnp.split(jnp.dot(r.T, both, preferred_element_type=jnp.float32), 2, axis=1)
+    return high + low
+
+
+def _back(dz, weight, dtype):
+    """dz W^T: of bfloat16 rows a bfloat16 product, since the sum it enters is rounded to that anyway."""
+    if dtype != jnp.bfloat16:
+        return jnp.dot(dz, weight.T, precision="highest")
+    return jnp.dot(dz.astype(dtype), weight.T.astype(dtype))
+
+
+# On a TPU, one kernel per direction: the gate's products are taken of the block on chip. The gate costs no pass of its
+# own, and neither does its weight gradient: blocks run in order, so that the float32 parameter gradients add up block
+# by block in an output that stays on chip. The weight travels as [C, D], whose rows fill the lanes.
+
+
+def _tpu_refusal(direction, log_norm, update, weight, *others) -> str | None:
+    if refusal := on_gpu.refuse_rows_and_gates(direction, update, weight):
+        return refusal
+    (width, gates), least = weight.shape, tpu.tile_rows(direction)
+    need = least * tpu.row_bytes(plain.BACKWARD, direction) + _weight_bytes(width, gates)
+    if need > tpu.VMEM_BYTES:
+        allowed = tpu.VMEM_BYTES >> 20
+        return f"D = {width}, C = {gates}: {need >> 20} MiB of VMEM for one block and the weight, {allowed} allowed"
+    return None
+
+
+def _weight_bytes(width: int, gates: int) -> int:
+    """Two buffers of the weight and of its gradient, float32 each."""
+    return 4 * 4 * gates * tpu.lanes(width)
+
+
+def _tpu_forward(direction, log_norm, update, *parameters):
+    def block(gate, at, rows, scalars):
+        r, u = rows
+        turn = modulator.turn(gate.project(r), *gate.settings).turn
+        new = plain.block_forward(at, r.astype(jnp.float32), u.astype(jnp.float32), turn)
+        return (new,), (turn,), ()
+
+    rows = direction, update
+    (out,), (turn,), _ = _tpu_call(block, plain.FORWARD, rows, (), parameters, rows[:1], scalar_outputs=1)
+    return (out, plain.grown(log_norm, turn), turn), ()
+
+
+def _tpu_backward(residuals, cotangents):
+    (direction, update, *parameters), (g, ds, d_turn) = residuals, cotangents
+
+    def block(gate, at, rows, scalars):
+        (r, *_), (ds, d_turn) = rows, scalars
+        state = modulator.turn(gate.project(r), *gate.settings)
+        dr, du, dt = plain.block_backward(at, *(x.astype(jnp.float32) for x in rows), state.turn)
+        dt = dt + plain.log_lane_gradient(ds, state.turn) + d_turn
+        parts = modulator.gradients(state, *gate.settings, dt)
+        sums = [jnp.sum(part, axis=0, keepdims=True) for part in parts]
+        return (dr + gate.back(parts.z), du), (), [gate.weight_gradient(parts.z, r), *sums]
+
+    width, gates = parameters[0].shape
+    shapes = (gates, width), (1, gates), (1, gates), (1, 1), (1, 1)
+    rows, scalars = (direction, update, g), (ds, d_turn)
+    (dr, du), _, sums = _tpu_call(block, plain.BACKWARD, rows, scalars, parameters, rows[:2], sums=shapes)
+    dw, dz, d_shares, d_beta, d_alpha = (x[0] for x in sums)
+    d_logits = modulator.through_softmax(jax.nn.softmax(parameters[2]), d_shares[0])
+    return dr, ds, du, dw.T, dz[0], d_logits, d_beta[0, 0], d_alpha[0, 0]
+
+
+def _tpu_call(body, kernel, rows, scalars, parameters, outputs, **more):
+    """One pass in blocks of whole rows with the gate on chip."""
+    weight, bias, logits, beta, alpha = parameters
+    (n, width), dtype, gates = rows[0].shape, rows[0].dtype, bias.shape[0]
+    size = tpu.block_rows(kernel, rows[0], reserved=_weight_bytes(width, gates))
+    halves = modulator.split(weight.T) if dtype == jnp.bfloat16 else (weight.T,)
+    small = [x.reshape(1, -1) for x in (bias, jax.nn.softmax(logits), beta, alpha)]
+
+    def block(first, rows, scalars, whole):
+        if n % size:  # what lies beyond the last row must not reach the sums
+            inside = first + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < n
+            rows = [jnp.where(inside, x, jnp.zeros_like(x)) for x in rows]
+        gate = _Gate(whole[: len(halves)], *whole[len(halves) :])
+        return body(gate, Block(width, dtype), rows, scalars)
+
+    backward = kernel is plain.BACKWARD
+    name = f"nag_update_modulated_{kernel.verb}"
+    cost = _estimate(bytes_moved(n, width, dtype, gates, backward=backward), n, width, gates, 3 if backward else 1)
+    return tpu.launch(
+        block, rows, scalars, (*halves, *small), size=size, parts=1, outputs=outputs, cost=cost, name=name, **more
+    )
+
+
+class _Gate:
+    """The modulator's parameters on chip: `halves` of the weight `[C, D]`, `settings` (p, beta, alpha), bias."""
+
+    def __init__(self, halves, bias, shares, beta, alpha):
+        self.halves, self.bias, self.settings = halves, bias, (shares, beta, alpha)
+
+    def project(self, r):
+        """`[R, D]` to `[R, C]`."""
+        return sum(_dot(r, half, ((1,), (1,))) for half in self.halves) + self.bias
+
+    def back(self, dz):
+        """`[R, C]` to `[R, D]`, in the precision of the rows."""
+        high = self.halves[0]
+        return _dot(dz.astype(high.dtype), high, ((1,), (0,)))
+
+    def weight_gradient(self, dz, r):
+        """`[C, D]`."""
+        parts = modulator.split(dz) if len(self.halves) == 2 else (dz,)
+        return sum(_dot(part, r, ((0,), (0,))) for part in parts)
+
+
+def _dot(a, b, contract):
+    precision = "highest" if a.dtype == jnp.float32 else "default"
+    return jax.lax.dot_general(a, b, (contract, ((), ())), precision, preferred_element_type=jnp.float32)
+
+
+def bytes_moved(rows: int, width: int, dtype: object, gates: int, *, backward: bool = False) -> int:
+    """Bytes of one pass: the tensors of `nag_update`, and the gate's weight (backward: and its gradient) once. Per row,
+    forward reads and writes a log-norm and writes a turn; backward reads the gradients of log-norm and turn."""
+    tensors, scalars, weights = (5, 2, 2) if backward else (3, 3, 1)
+    return rows * (tensors * width * jnp.dtype(dtype).itemsize + scalars * 4) + weights * gates * width * 4
+
+
+def _estimate(moved: int, n: int, width: int, gates: int, products: int) -> pl.CostEstimate:
+    flops = (16 if products == 1 else 35) + 2 * products * gates
+    return pl.CostEstimate(flops=flops * n * width, transcendentals=(gates + 4) * n, bytes_accessed=moved)
+
+
+def _in_two(step: str) -> Implementation:
+    way = plain.OP.implementations[step]
+
+    def refusal(direction, log_norm, update, *parameters) -> str | None:
+        return way.refusal(direction, log_norm, update, log_norm)
+
+    forward, backward = (functools.partial(f, step) for f in (_forward_in_two, _backward_in_two))
+    return Implementation(forward, backward, way.platforms, refusal, way.unavailable)
+
+
+OP = Op(
+    "nag_update_modulated",
+    inputs=(1, 0, 1, None, None, None, None, None),
+    outputs=(1, 0, 0),
+    keep_inputs=(0, 2, 3, 4, 5, 6, 7),
+    reference=reference,
+    implementations={
+        "mosaic_tpu": Implementation(_tpu_forward, _tpu_backward, tpu.PLATFORMS, _tpu_refusal, bytes_moved=bytes_moved),
+        "pallas_triton": on_gpu.by(on_gpu.pallas_call, gpu),
+        "triton": on_gpu.by(on_gpu.raw_call, raw_triton),
+        "composed": _in_two("pallas_triton"),
+        "xla": _in_two("xla"),
+    },
+)

@@ -1,0 +1,193 @@
+"""`review_update`: the gated add of Review Residuals and the normalised copy that the next branch reads.
+
+**Why this exists.** `r = sigmoid(W_h rms(h) + W_u rms(u) + b)`, `h' = h + r * u` (arXiv:2606.31859). The matrix
+products stay with XLA, taken of the rows as they are, because `rms(h) W = (h W) / rms(h)`: no normalised copy of stream
+or update is ever written. What is left reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4 inputs
+and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. It has three row sums forward and five backward,
+most of them of rows that depend on an earlier one: a kernel keeps the rows on chip between them.
+
+**Numerics.** Rows are read in their own dtype; the three row statistics, the gate and everything until the store are
+float32. The new stream is rounded once and its statistic is of the rounded rows. The gradients of `bias`, `gain` and
+`scale` are float32 sums over the rows in a fixed order: block by block, then over blocks.
+
+**Saved for the backward pass.** The inputs. Statistics, gate and new stream are computed again on chip.
+
+**Range.** As in `add_rms_norm`: rows of RMS beyond 1e18 overflow.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes
+from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.launch import RowKernel
+from pallas_kernels.ops import by_rows
+
+
+def review_update(
+    stream: Float[Array, "*N D"],
+    update: Float[Array, "*N D"],
+    gate_state: Float[Array, "*N D"],
+    gate_update: Float[Array, "*N D"],
+    bias: Float[Array, " D"],
+    gain: Float[Array, " D"],
+    scale: Float[Array, ""] | float = 1.0,
+    *,
+    epsilon: float = 1e-5,
+    implementation: ImplementationName = None,
+) -> tuple[Float[Array, "*N D"], Float[Array, "*N D"]]:
+    """`stream' = stream + r * update` and `normed = scale * gain * stream' / |stream'|`.
+
+    `r = sigmoid(gate_state / |stream| + gate_update / |update| + bias)` with `|x| = sqrt(mean(x^2) + epsilon)` per row;
+    `gate_state = stream @ W_h` and `gate_update = update @ W_u` make it the gate of Review Residuals.
+
+    Args:
+      stream: rows, bfloat16, float16 or float32; any D, one or more leading dimensions.
+      update, gate_state, gate_update: same shape and dtype as `stream`.
+      bias, gain: float32 `[D]`.
+      scale: float32 scalar, traced or not, the same for all rows.
+      epsilon: added to all three mean squares; a Python float.
+      implementation: None (the best one for the platform), a name or names to try; see `dispatch.choose`.
+
+    Returns:
+      `(stream', normed)`, shaped and typed as `stream`. Differentiable in the first seven arguments.
+
+    Raises:
+      ValueError: a shape or dtype other than the above, or no implementation takes these arguments.
+    """
+    rows = {"stream": stream, "update": update, "gate_state": gate_state, "gate_update": gate_update}
+    vectors = {"bias": bias, "gain": gain}
+    scale = jnp.asarray(scale, gain.dtype if hasattr(gain, "dtype") else jnp.float32)
+    shapes = {name: (x, ("...", "D")) for name, x in rows.items()}
+    shapes |= {name: (x, ("D",)) for name, x in vectors.items()}
+    check_shapes("review_update", shapes | {"scale": (scale, ())})
+    check_epsilon("review_update", epsilon)
+    check_float("review_update", stream=stream)
+    check_dtype("review_update", stream.dtype, **rows)
+    check_dtype("review_update", jnp.float32, **vectors)
+    # One [D] product outside the kernels gives the gradients of both factors from the kernel's one.
+    return run(OP, implementation, *rows.values(), bias, scale * gain, epsilon=epsilon)
+
+
+def reference(
+    stream: Float[Array, "N D"],
+    update: Float[Array, "N D"],
+    gate_state: Float[Array, "N D"],
+    gate_update: Float[Array, "N D"],
+    bias: Float[Array, " D"],
+    weight: Float[Array, " D"],
+    *,
+    epsilon: float,
+) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
+    """Everything between reading and writing is float32 (float64 for float64 rows); the norm is of the new stream as it
+    is stored."""
+    wide = jnp.promote_types(stream.dtype, jnp.float32)
+    h, u = stream.astype(wide), update.astype(wide)
+    from_state = _inverse_rms(h, epsilon) * gate_state.astype(wide)
+    from_update = _inverse_rms(u, epsilon) * gate_update.astype(wide)
+    gate = jax.nn.sigmoid(from_state + from_update + bias.astype(wide))
+    total = (h + gate * u).astype(stream.dtype)
+    rows = total.astype(wide)
+    return total, (weight.astype(wide) * (rows * _inverse_rms(rows, epsilon))).astype(stream.dtype)
+
+
+def _inverse_rms(rows: Float[Array, "N D"], epsilon: float) -> Float[Array, "N 1"]:
+    return lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True) + epsilon)
+
+
+def xla_forward(*inputs: Array, epsilon: float) -> tuple[tuple[Array, Array], tuple[()]]:
+    return reference(*inputs, epsilon=epsilon), ()
+
+
+def xla_backward(
+    residuals: tuple[Array, ...], cotangents: tuple[Array, Array], *, epsilon: float
+) -> tuple[Float[Array, "N D"], ...]:
+    """From the inputs alone: autodiff of the reference keeps five more `[N, D]` tensors, the gate, its two arguments
+    and the normalised rows. Sums are of plain products, as in `add_rms_norm`."""
+    stream, *_, bias, weight = residuals
+    dtype, width = stream.dtype, stream.shape[-1]
+    wide = jnp.promote_types(dtype, jnp.float32)
+    h, u, a, c, d_total, d_normed = (x.astype(wide) for x in (*residuals[:4], *cotangents))
+    per_h, per_u = _inverse_rms(h, epsilon), _inverse_rms(u, epsilon)
+    gate = jax.nn.sigmoid(per_h * a + per_u * c + bias.astype(wide))
+    rows = (h + gate * u).astype(dtype).astype(wide)
+
+    per_row = _inverse_rms(rows, epsilon)
+    scaled = per_row * d_normed
+    product = scaled * rows
+    along = jnp.dot(product, weight.astype(wide), precision=lax.Precision.HIGHEST)[:, None]
+    d_rows = d_total + scaled * weight.astype(wide) - (along * per_row * per_row / width) * rows
+
+    d_logit = d_rows * u * (gate * (1 - gate))
+    pull_h = jnp.sum(d_logit * a, axis=-1, keepdims=True) * per_h * per_h * per_h / width
+    pull_u = jnp.sum(d_logit * c, axis=-1, keepdims=True) * per_u * per_u * per_u / width
+    d_inputs = (d_rows - pull_h * h, d_rows * gate - pull_u * u, per_h * d_logit, per_u * d_logit)
+    return *(x.astype(dtype) for x in d_inputs), jnp.sum(d_logit, axis=0), jnp.sum(product, axis=0)
+
+
+def _block_inverse_rms(rows, block, epsilon):
+    return lax.rsqrt(jnp.sum(rows * rows, axis=-1, keepdims=True) / block.width + epsilon)
+
+
+def _gated(block, stream, update, gate_state, gate_update, bias, epsilon):
+    per_h, per_u = _block_inverse_rms(stream, block, epsilon), _block_inverse_rms(update, block, epsilon)
+    gate = jax.nn.sigmoid(per_h * gate_state + per_u * gate_update + bias)
+    total = (stream + gate * update).astype(block.dtype).astype(jnp.float32)
+    return total, gate, per_h, per_u, _block_inverse_rms(total, block, epsilon)
+
+
+def _block_forward(block, rows, scalars, vectors, *, epsilon):
+    bias, weight = vectors
+    total, *_, per_total = _gated(block, *rows, bias, epsilon)
+    return (total, weight * (total * per_total)), (), ()
+
+
+def _block_backward(block, rows, scalars, vectors, *, epsilon):
+    *inputs, d_total, d_normed = rows
+    stream, update, gate_state, gate_update = inputs
+    (bias, weight), width = vectors, block.width
+    total, gate, per_h, per_u, per_total = _gated(block, *inputs, bias, epsilon)
+
+    scaled = per_total * d_normed
+    product = scaled * total
+    along = jnp.sum(product * weight, axis=-1, keepdims=True)
+    d_rows = d_total + scaled * weight - (along * per_total * per_total / width) * total
+
+    d_logit = d_rows * update * (gate * (1 - gate))
+    pull_h = jnp.sum(d_logit * gate_state, axis=-1, keepdims=True) * per_h * per_h * per_h / width
+    pull_u = jnp.sum(d_logit * gate_update, axis=-1, keepdims=True) * per_u * per_u * per_u / width
+    gradients = (d_rows - pull_h * stream, d_rows * gate - pull_u * update, per_h * d_logit, per_u * d_logit)
+    return gradients, (), (d_logit, product)
+
+
+SIZES = dict(vectors=2, transcendentals=1)
+FORWARD = RowKernel("review_update", "forward", _block_forward, rows=4, outputs=2, **SIZES)
+BACKWARD = RowKernel("review_update", "backward", _block_backward, rows=6, outputs=4, sums=2, **SIZES)
+
+
+def _forward(rows_call, *inputs, epsilon):
+    outputs, _, _ = rows_call(FORWARD, inputs[:4], vectors=inputs[4:], epsilon=epsilon)
+    return outputs, ()
+
+
+def _backward(rows_call, residuals, cotangents, *, epsilon):
+    rows, vectors = (*residuals[:4], *cotangents), residuals[4:]
+    gradients, _, sums = rows_call(BACKWARD, rows, vectors=vectors, epsilon=epsilon)
+    return *gradients, *sums
+
+
+OP = Op(
+    "review_update",
+    inputs=(1, 1, 1, 1, None, None),
+    outputs=(1, 1),
+    keep_inputs=(0, 1, 2, 3, 4, 5),
+    reference=reference,
+    implementations={
+        "xla": Implementation(xla_forward, xla_backward),
+        **by_rows(_forward, _backward, FORWARD, BACKWARD),
+    },
+)
