@@ -2,7 +2,8 @@
 
 Programs run a handful of steps and compiling them is what tests cost, so XLA optimises little here, writes loops with
 its older emitters, which take a third of the time, unless EMITTERS is `new` (tests/any_cpu.py), and writes a program in
-one piece. What is compiled is kept in a folder of this run of the tests. The workers and the processes they start share all of it.
+one piece. What is compiled is kept in a folder of this run of the tests. The workers and the processes they start
+share all of it.
 """
 
 import gc
