@@ -17,7 +17,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test test-meshes test-newest test-beam test-hf test-eval aot plans torture notebooks docs lint clean
+.PHONY: environments demo test test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans torture notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -27,6 +27,15 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
+
+# The tests that compute, under other instruction sets, threads and loop emitters than this machine's: four runs, or all
+# sixteen with ALL=1; TESTS=tests/mod chooses the tests. What differs by rounding alone must pass.
+test-any-cpu: $(VENV)/.dev
+	$(BIN)/python tests/any_cpu.py --jobs $(JOBS) $(if $(ALL),--all) $(TESTS)
+
+# Its core, two minutes on two idle cores.
+test-any-cpu-quick: $(VENV)/.dev
+	$(BIN)/python tests/any_cpu.py --jobs $(JOBS) --quick
 
 # Every scheme, with and without Mixture-of-Depths, on every mesh; `make test` leaves most pairs out.
 test-meshes: $(VENV)/.dev

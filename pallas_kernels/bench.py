@@ -25,7 +25,7 @@ from pallas_kernels import shapes
 from pallas_kernels.dispatch import Op, choose, here, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import Sample, sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds
+from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds, processor
 
 COLUMNS = ("op", "shape", "implementation", "pass", "us", "GB/s", "of copy", "vs reference")
 
@@ -131,6 +131,7 @@ def _provenance(device: jax.Device, copy: float, repeats: int) -> dict:
     return {
         "device": device.device_kind,
         "platform": device.platform,
+        "cpu": processor(),
         "jax": jax.__version__,
         "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,8 +1,9 @@
 """Before jax is imported: the CPU, as eight devices. With pytest-xdist every worker comes through here itself.
 
 Programs run a handful of steps and compiling them is what tests cost, so XLA optimises little here, writes loops with
-its older emitters, which take a third of the time, and writes a program in one piece. What is compiled is kept in a
-folder of this run of the tests. The workers and the processes they start share all of it.
+its older emitters, which take a third of the time, unless EMITTERS is `new` (tests/any_cpu.py), and writes a program in
+one piece. What is compiled is kept in a folder of this run of the tests. The workers and the processes they start
+share all of it.
 """
 
 import gc
@@ -12,10 +13,9 @@ import tempfile
 
 DEVICES = 8
 PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
-FLAGS = {
-    "--xla_backend_extra_options": "xla_cpu_disable_new_fusion_emitters",
-    "--xla_cpu_parallel_codegen_split_count": "1",
-}
+FLAGS = {"--xla_cpu_parallel_codegen_split_count": "1"}
+if os.environ.get("EMITTERS") != "new":
+    FLAGS["--xla_backend_extra_options"] = "xla_cpu_disable_new_fusion_emitters"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(DEVICES))

@@ -15,6 +15,15 @@ from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 
 BATCH, TOKENS, VOCAB = 8, 8, 32
+# For `tolerance`: the widest sums are of 64 numbers (hidden units; tokens of a batch); each of six sublayers is four
+# sums behind one another, forward and twice that backward.
+FORWARD = {"terms": 64, "chain": 24}
+STEP = {"terms": 64, "chain": 72}
+
+
+def steps(count: int) -> dict[str, int]:
+    """`STEP` behind so many updates."""
+    return STEP | {"chain": count * STEP["chain"]}
 
 
 def model_config(**changes) -> ModelConfig:
@@ -53,9 +62,9 @@ def packed_batch(seed: int = 0, batch: int = BATCH, tokens: int = TOKENS, vocab:
 def trained(scheme: Scheme, mesh: tuple[int, ...] = (1,), steps: int = 3) -> tuple[np.ndarray, int]:
     """Loss and gradient norm [steps, 2] of a few steps on a mesh, and how many programs were compiled for them.
 
-    Start values are made on one device and moved: that they are the same on any mesh is tested on its own.
+    They begin on one device and are moved: that start values are the same on any mesh is tested on its own.
     """
-    state = jax.device_get(created(scheme))
+    state = start(scheme)
     bp = blueprint(run_config(scheme), *mesh)
     state = jax.device_put(state, bp.shardings())
     step, seen = step_of(scheme, mesh), []
@@ -68,6 +77,13 @@ def trained(scheme: Scheme, mesh: tuple[int, ...] = (1,), steps: int = 3) -> tup
 @functools.cache
 def step_of(scheme: Scheme, mesh: tuple[int, ...]):
     return jit_train_step(blueprint(run_config(scheme), *mesh))
+
+
+@functools.cache
+def start(scheme: Scheme):
+    """A state where no gradient is nothing but rounding, of which Adam makes steps of full size."""
+    state = jax.device_get(created(scheme))
+    return state._replace(params=jax.device_get(moved(state.params)))
 
 
 @functools.cache

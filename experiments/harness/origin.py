@@ -10,18 +10,22 @@ from pathlib import Path
 
 import jax
 
+from pallas_kernels.timing import processor
+
 PACKAGES = ("nagjax", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 CODE = ("nagjax", "pallas_kernels", "experiments/*.py", "experiments/harness")
 
 
 def origin() -> dict:
-    """Device, number of devices and of usable cores, versions, commit ("-dirty" if the code differs from it), date."""
+    """Device, number of devices and of usable cores, the CPU's model, versions, commit ("-dirty" if the code differs
+    from it), date."""
     device = jax.devices()[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "device": device.device_kind,
         "devices": jax.device_count(),
         "host": f"{platform.machine()}, {cores} cores",
+        "cpu": processor(),
         "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

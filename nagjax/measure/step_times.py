@@ -130,7 +130,7 @@ def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, 
 
 def record(name: str, bench, rows: dict, facts: dict) -> dict:
     """The result with everything it was measured on; written to `bench.out` if given."""
-    origin = {key: facts[key] for key in ("device", "devices", "versions", "commit", "date")}
+    origin = {key: facts[key] for key in ("device", "devices", "cpu", "versions", "commit", "date")}
     options = {key: value for key, value in dataclasses.asdict(bench).items() if key != "out"}
     result = {"bench": name, **options, "results": rows, **origin}
     if bench.out:

@@ -11,6 +11,7 @@ import jax
 from nagjax.mod.costs import Costs, costs, mod_rates
 from nagjax.mod.routed import MoD
 from nagjax.runs.blueprint import ModelBlueprint
+from pallas_kernels.timing import processor
 
 # Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; MFU is not given on other devices.
 PEAK_FLOPS = {
@@ -74,6 +75,7 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
         "mod_rate": mod_rates(blueprint.config.model),
         "device": blueprint.mesh.devices.flat[0].device_kind,
         "devices": blueprint.mesh.size,
+        "cpu": processor(),
         "mesh": dict(blueprint.mesh.shape),
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "commit": commit(),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 from flax import nnx
+from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
@@ -97,9 +98,9 @@ def test_scan_equals_unrolled_with_telemetry_of_every_sublayer(scheme):
         notes.append(note)
     hidden, log_scale = scheme.close(stream, model.ends)
     unrolled = np.exp(log_scale)[..., None] * np.asarray(hidden, float) @ np.asarray(model.head_rows(), float).T
-    np.testing.assert_allclose(logits, unrolled, rtol=1e-4, atol=1e-5)
+    assert_close(logits, unrolled, **tiny.FORWARD)
     for name, values in depth.items():
-        np.testing.assert_allclose(values, [n[name] for n in notes], rtol=1e-4, atol=1e-6, err_msg=name)
+        assert_close(values, [n[name] for n in notes], **tiny.FORWARD, scale=1.0, err_msg=name)
     assert np.all(depth["turn"] > 0) and np.all(depth["closed"] >= 0) and np.all(depth["closed"] <= 1)
 
 
@@ -126,7 +127,7 @@ def test_advance_is_per_token(scheme):
     chosen = np.array([4, 0, 3])
     take = lambda x: x.reshape(12, *x.shape[2:])[chosen * 2][None]  # noqa: E731
     picked, _ = advance(jax.tree.map(take, stream), take(update))
-    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, take(want), rtol=2e-6, atol=2e-6), picked, after)
+    jax.tree.map(lambda got, want: assert_close(got, take(want), terms=16, chain=4), picked, after)
 
 
 def test_lanes_are_a_direction_and_a_log_norm(scheme):
@@ -136,7 +137,7 @@ def test_lanes_are_a_direction_and_a_log_norm(scheme):
     stream = scheme.open(3.0 * jax.random.normal(jax.random.key(0), (2, 6, 16), jnp.bfloat16), at, model.ends)
     direction, log_norm = scheme.lanes(stream)
     assert direction.dtype == log_norm.dtype == jnp.float32 and log_norm.shape == (2, 6)
-    np.testing.assert_allclose(np.mean(direction**2, -1), 1.0, rtol=1e-5)
+    assert_close(np.mean(direction**2, -1), 1.0, terms=16)
 
 
 def test_telemetry_costs_nothing_when_off(scheme):

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 from tiny_models import make_model
+from tolerance import assert_close
 
 from nagjax.generate.sample import generate
 from nagjax.layers.where import Where
@@ -84,7 +86,7 @@ def test_step_by_step_logits(model):
     logits, ran = jax.device_get(steps(params))
     whole, whole_ran = forward(model, rows.tolist(), cuts)
     np.testing.assert_array_equal(ran.transpose(1, 2, 0), whole_ran[..., :20])
-    np.testing.assert_allclose(logits.swapaxes(0, 1), whole[:, :20], rtol=1e-3, atol=2e-4)
+    assert_close(logits.swapaxes(0, 1), whole[:, :20], **tiny.FORWARD)
 
 
 def test_a_full_cache_lets_nobody_in():

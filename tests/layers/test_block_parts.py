@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
+from tolerance import assert_close, close_to
 
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
@@ -38,14 +39,12 @@ def test_biases_are_added_where_asked():
             up = jax.nn.silu(x @ module.gate[...] + module.gate_bias[...]) * up
         else:
             up = jax.nn.gelu(up, approximate=kind == "gelu")
-        np.testing.assert_allclose(module(x), up @ module.down[...] + module.down_bias[...], rtol=1e-5, atol=1e-5)
+        assert_close(module(x), up @ module.down[...] + module.down_bias[...], terms=24, chain=2)
     config = tiny.model_config(qk_norm=False, positions="learned", block=BlockConfig(biases=("qkv", "out")))
     module, where = shaken(Attention(config, Scales(), nnx.Rngs(0))), Where.whole(2, 4)
     known = module.keys_values(x, where)
-    np.testing.assert_allclose(
-        known.values.reshape(2, 4, -1), x @ module.value[...] + module.value_bias[...], rtol=1e-5
-    )
-    np.testing.assert_allclose(known.keys.reshape(2, 4, -1), x @ module.key[...] + module.key_bias[...], rtol=1e-5)
+    assert_close(known.values.reshape(2, 4, -1), x @ module.value[...] + module.value_bias[...], terms=16)
+    assert_close(known.keys.reshape(2, 4, -1), x @ module.key[...] + module.key_bias[...], terms=16)
 
 
 @pytest.mark.parametrize("kind", ["head", "row"])
@@ -57,7 +56,7 @@ def test_gains_of_normalised_queries_and_keys(kind):
     q = q.reshape(1, 3, 2, 8) if kind == "head" else q
     q = q / np.sqrt(np.mean(q**2, -1, keepdims=True) + 0.1) * np.asarray(module.query_gain[...], float)
     got = module.queries(jnp.asarray(x), Where.whole(1, 3))
-    np.testing.assert_allclose(got, q.reshape(1, 3, 2, 8), rtol=1e-5, atol=1e-6)
+    assert_close(got, q.reshape(1, 3, 2, 8), terms=16, chain=2)
 
 
 def test_rotary_on_a_part_leaves_the_rest():
@@ -65,7 +64,7 @@ def test_rotary_on_a_part_leaves_the_rest():
     at = jnp.arange(4)[None]
     got = rotary(x, at, rotated=4)
     np.testing.assert_array_equal(got[..., 4:], x[..., 4:])
-    np.testing.assert_array_equal(got[..., :4], rotary(x[..., :4], at))
+    assert_close(got[..., :4], rotary(x[..., :4], at), terms=2, chain=3)
 
 
 def test_llama3_frequencies():
@@ -75,9 +74,9 @@ def test_llama3_frequencies():
     got, turns = np.asarray(frequencies(16, 1e4, rope), float), 64 * plain / (2 * np.pi)
     for f, g, n in zip(plain, got, turns, strict=True):
         share = 1.0 if n > 4 else 0.0 if n < 1 else (n - 1) / 3
-        assert g == pytest.approx(share * f + (1 - share) * f / 8, rel=1e-5)
+        assert g == close_to(share * f + (1 - share) * f / 8, terms=1, chain=4)
     assert np.any(turns > 4) and np.any(turns < 1) and np.any((turns > 1) & (turns < 4))
-    np.testing.assert_allclose(frequencies(16, 1e4, RopeConfig("linear", 2.0)), plain / 2, rtol=1e-6)
+    assert_close(frequencies(16, 1e4, RopeConfig("linear", 2.0)), plain / 2, terms=1, chain=2)
 
 
 def test_a_window_hides_what_is_further_back_with_a_cache_too():
@@ -91,7 +90,7 @@ def test_a_window_hides_what_is_further_back_with_a_cache_too():
     cache = KVCache(*jnp.zeros((2, 1, 6, config.kv_heads, config.head_width)))
     _, cache = module(x[:, :5], Where.whole(1, 5), cache)
     last, _ = module(x[:, 5:], Where(jnp.ones((1, 1), int), jnp.full((1, 1), 5)), cache)
-    np.testing.assert_allclose(last, full[:, 5:], rtol=1e-5, atol=1e-6)
+    assert_close(last, full[:, 5:], terms=16, chain=4)
     changed, _ = module(x.at[:, 2].add(1.0), where)
     np.testing.assert_array_equal(changed[:, 5], full[:, 5])
     assert np.abs(changed[:, 4] - full[:, 4]).max() > 1e-4

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 from flax import nnx
+from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.layers.embedding import Embedding, Head, unembed
@@ -22,7 +23,7 @@ def wide(parameter):
 def test_swiglu():
     mlp = SwiGLU(8, 12, Scales(), nnx.Rngs(0))
     gate, up = X @ wide(mlp.gate), X @ wide(mlp.up)
-    np.testing.assert_allclose(mlp(X), (gate / (1 + np.exp(-gate)) * up) @ wide(mlp.down), rtol=1e-5, atol=1e-6)
+    assert_close(mlp(X), (gate / (1 + np.exp(-gate)) * up) @ wide(mlp.down), terms=48, chain=3)
 
 
 def test_gelu():
@@ -31,7 +32,7 @@ def test_gelu():
     exact = 0.5 * up * (1 + np.vectorize(math.erf)(up / np.sqrt(2)))
     np.testing.assert_allclose(mlp(X), exact @ wide(mlp.down), atol=5e-3)  # the tanh form is within 5e-4 of it
     tanh = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
-    np.testing.assert_allclose(mlp(X), tanh @ wide(mlp.down), rtol=1e-5, atol=1e-6)
+    assert_close(mlp(X), tanh @ wide(mlp.down), terms=48, chain=3)
 
 
 def test_matrices_start_with_unit_gain_times_their_scale():
@@ -46,7 +47,7 @@ def test_embedding_adds_learned_positions_by_place_in_the_document():
     tokens, where = jnp.array([[3, 1, 3]]), Where(jnp.array([[1, 1, 2]]), jnp.array([[0, 1, 0]]))
     rows, positions = wide(embedding.tokens), wide(embedding.positions)
     want = [[rows[3] + positions[0], rows[1] + positions[1], rows[3] + positions[0]]]
-    np.testing.assert_allclose(embedding(tokens, where, jnp.float32), want, rtol=1e-6)
+    assert_close(embedding(tokens, where, jnp.float32), want, terms=2)
     assert embedding(tokens, where, jnp.bfloat16).dtype == jnp.bfloat16
     assert Embedding(tiny.model_config(), 1.0, nnx.Rngs(0)).positions is None
 
@@ -55,5 +56,5 @@ def test_logits_are_float32_and_scaled():
     head = Head(tiny.model_config(width=8), nnx.Rngs(0))
     log_scale = jnp.log(jnp.arange(1.0, 7.0).reshape(2, 3))
     want = np.arange(1.0, 7.0).reshape(2, 3, 1) * (X @ wide(head.tokens).T)
-    np.testing.assert_allclose(unembed(X, log_scale, head.tokens[...]), want, rtol=1e-5, atol=1e-6)
+    assert_close(unembed(X, log_scale, head.tokens[...]), want, terms=16, chain=2)
     assert unembed(jnp.bfloat16(X), log_scale, head.tokens[...]).dtype == jnp.float32

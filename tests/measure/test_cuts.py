@@ -3,7 +3,9 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
+from tolerance import assert_close
 
 from nagjax.measure.cuts import choose, forward_without
 from nagjax.mod import ModConfig
@@ -27,13 +29,13 @@ def test_a_cut_model_is_one_whose_sublayers_are_removed(name):
     cut = nnx.jit(cut)
     got, directions = cut(model, jnp.ones(4, bool))
     real = np.asarray(batch.weights) > 0
-    np.testing.assert_allclose(got[real], nnx.jit(logits)(model)[real], rtol=1e-4, atol=1e-4)
+    assert_close(got[real], nnx.jit(logits)(model)[real], **tiny.FORWARD)
     assert directions.shape == (5, *batch.tokens.shape, config.width)
     rates = (0.0, 1.0, 0.0, 1.0)
     mod = ModConfig(attention_rate=rates, mlp_rate=rates, router="random")
     removed = Transformer(dataclasses.replace(config, mod=mod), scheme, nnx.Rngs(0))
     got, directions = cut(model, jnp.array([True, False, True, False]))
-    np.testing.assert_allclose(got[real], nnx.jit(logits)(removed)[real], rtol=1e-4, atol=1e-4)
+    assert_close(got[real], nnx.jit(logits)(removed)[real], **tiny.FORWARD)
     np.testing.assert_array_equal(directions[1], directions[2])
     assert not jnp.allclose(directions[2], directions[3])
 

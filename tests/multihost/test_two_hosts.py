@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from tolerance import assert_close
 
 from nagjax.residual import find_scheme
 from nagjax.runs.metrics import comparable
@@ -25,7 +26,6 @@ from nagjax.train.safety.guard import WINDOW
 from nagjax.train.state import Blueprint
 
 SCHEMES = ("plain", "review", "highway_convex")  # no gate, gates in a kernel, gates in the model
-BY_ANOTHER_SUM = 1e-5  # relative: hosts add up gradients in another order
 
 
 def changed(config, **train):
@@ -50,7 +50,7 @@ def same_bits(config, one, other):
 def close(one, other):
     assert one.keys() == other.keys()
     for at, loss in one.items():
-        np.testing.assert_allclose(other[at], loss, rtol=BY_ANOTHER_SUM, err_msg=str(at))
+        assert_close(other[at], loss, **tiny.steps(max(at[1], 1)), err_msg=str(at))
 
 
 def of(notes, folder, what):
@@ -108,7 +108,7 @@ def first_life(hosts, config, alone, tmp_path_factory):
         dict(out="failing", faults={0: {"failing": True}}),
         dict(out="killed", faults={1: {"at": 4, "during": "evaluation", "signal": signal.SIGKILL}}),
     ]
-    starts = [(scheme, jax.device_get(tiny.created(scheme))) for scheme in (find_scheme(name)() for name in SCHEMES)]
+    starts = [(scheme, tiny.start(scheme)) for scheme in (find_scheme(name)() for name in SCHEMES)]
     runs = [{"config": config} | run | {"out": str(folder / run["out"])} for run in runs]
     codes, notes, printed = hosts(*runs, schemes=starts)
     assert codes[1] == -signal.SIGKILL and codes[0], printed[0][-3000:] + printed[1][-3000:]
@@ -149,7 +149,7 @@ def schemes_have_the_losses_of_one_process(first_life):
         seen = {note["scheme"]: note["seen"] for note in host if "scheme" in note}
         for name in SCHEMES:
             alone = tiny.trained(find_scheme(name)())[0]
-            np.testing.assert_allclose(seen[name], alone, rtol=BY_ANOTHER_SUM, err_msg=name)
+            assert_close(seen[name], alone, **tiny.steps(3), err_msg=name)
 
 
 def killed_twice_equals_unbroken_bit_for_bit(config, first_life, lives):

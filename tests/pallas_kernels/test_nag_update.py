@@ -9,6 +9,7 @@ import nag_oracle
 import numpy as np
 import pytest
 from kernel_lowering import CUSTOM_CALL, INTERPRETERS
+from tolerance import assert_close
 
 from pallas_kernels import nag_update
 from pallas_kernels.launch import interpreting
@@ -79,8 +80,8 @@ def test_edges_match_float64_and_stay_finite(name, edge):
         got = nag_oracle.with_gradients(implementation(name), primals, cotangents)
     chex.assert_tree_all_finite(got)
     if "update" in edge and edge.split()[0] in ("zero", "negative", "constant"):
-        np.testing.assert_allclose(got[0], r, rtol=3e-7)
-        np.testing.assert_allclose(got[1], s + 0.5 * np.log1p(np.square(t)), rtol=1e-6, atol=1e-6)
+        assert_close(got[0], r, terms=1, chain=4)
+        assert_close(got[1], s + 0.5 * np.log1p(np.square(t)), terms=1, chain=4)
     if edge != "constant update":  # its float32 remainder is rounding noise, which no two ways agree on
         want = nag_oracle.exact(nag_oracle.update, primals, cotangents)
         sums = 128 if edge == "zero direction" else 32  # where turning changes nothing, d_turn cancels to zero
@@ -110,7 +111,7 @@ def test_direction_keeps_unit_rms_over_256_sublayers_in_bfloat16():
     one_ulp = float(jnp.finfo(jnp.bfloat16).eps)
     assert float(jnp.abs(rms - 1).max()) < one_ulp
     assert float(jnp.abs(rms[-1] - 1).max()) < one_ulp / 4  # and it does not drift
-    np.testing.assert_allclose(s_end - s, 256 * 0.5 * np.log1p(0.09), rtol=1e-4)
+    assert_close(s_end - s, 256 * 0.5 * np.log1p(0.09), terms=256, chain=1)
 
 
 def test_geometry():
@@ -118,10 +119,10 @@ def test_geometry():
     (r, s, u, t), _ = nag_oracle.inputs(32, 4096, "float32")
     out, log_norm = nag_update(r, s, u, t)
     cosine = jnp.mean(out * r, -1)
-    np.testing.assert_allclose(cosine, np.cos(np.arctan(np.asarray(t))), atol=2e-6)
-    np.testing.assert_allclose(jnp.exp(log_norm - s), np.hypot(1, np.asarray(t)), rtol=1e-6)
+    assert_close(cosine, np.cos(np.arctan(np.asarray(t))), terms=1, chain=4)
+    assert_close(jnp.exp(log_norm - s), np.hypot(1, np.asarray(t)), terms=1, chain=4)
     added = jnp.exp(log_norm - s)[:, None] * out - r
-    np.testing.assert_allclose(jnp.mean(added * r, -1), 0, atol=4e-6)
+    assert_close(jnp.mean(added * r, -1), 0, terms=1, chain=16, scale=1.0)
 
 
 def test_saves_its_inputs_and_nothing_else():
@@ -146,15 +147,15 @@ def test_scan_and_remat_change_nothing():
 
     want = loop(implementation("reference"), True)
     for body in (nag_update, jax.checkpoint(nag_update, prevent_cse=False)):
-        chex.assert_trees_all_close(loop(body, 1), want, rtol=1e-4, atol=1e-5)
+        assert_close(loop(body, 1), want, terms=96, chain=8)
 
 
 def test_any_leading_dimensions_and_vmap():
     (r, s, u, t), _ = nag_oracle.inputs(24, 96, "float32")
     want = nag_update(r, s, u, t)
     folded = nag_update(r.reshape(2, 3, 4, 96), s.reshape(2, 3, 4), u.reshape(2, 3, 4, 96), t.reshape(2, 3, 4))
-    chex.assert_trees_all_close(jax.tree.map(lambda x: x.reshape(24, *x.shape[3:]), folded), want, rtol=1e-6)
-    chex.assert_trees_all_close(jax.vmap(nag_update)(r, s, u, t), want, rtol=1e-5, atol=1e-6)
+    assert_close(jax.tree.map(lambda x: x.reshape(24, *x.shape[3:]), folded), want, terms=96, chain=2)
+    assert_close(jax.vmap(nag_update)(r, s, u, t), want, terms=96, chain=2)
 
 
 def test_reference_has_forward_mode():

@@ -8,6 +8,7 @@ import pytest
 import row_oracles
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from tolerance import assert_close
 
 from pallas_kernels import review_update, shard_rows
 from pallas_kernels.launch import interpreting
@@ -36,8 +37,8 @@ def test_gate_of_the_paper():
         return x / np.sqrt((np.asarray(x, np.float64) ** 2).mean(-1, keepdims=True) + 1e-5)
 
     gate = 1 / (1 + np.exp(-(unit(h) @ np.asarray(w_h) + unit(u) @ np.asarray(w_u) + b)))
-    np.testing.assert_allclose(total, np.asarray(h) + gate * u, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(normed, unit(np.asarray(h) + gate * u), rtol=1e-5, atol=1e-5)
+    assert_close(total, np.asarray(h) + gate * u, terms=96, chain=2)
+    assert_close(normed, unit(np.asarray(h) + gate * u), terms=96, chain=3)
 
 
 def test_start_of_training_is_half_of_every_update():
@@ -98,7 +99,7 @@ def test_sharded_rows_equal_whole_rows(kind):
         got = sharded(primals, cotangents)
         assert "all-reduce" in sharded.lower(primals, cotangents).compile().as_text()
     want = jax.jit(functools.partial(step, "xla"))(*jax.device_get((primals, cotangents)))
-    chex.assert_trees_all_close(jax.device_get(got), jax.device_get(want), rtol=2e-5, atol=2e-5)
+    assert_close(jax.device_get(got), jax.device_get(want), terms=96, chain=4)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
+from tolerance import assert_close
 
 from nagjax import cli
 from nagjax.commands.prune import block_list
@@ -91,7 +93,7 @@ def test_blocks_that_stay_keep_their_place_and_their_routing(name):
     stays = jnp.array([False, True, False, True])
     expected, _ = jax.jit(lambda p: forward_without(run.blueprint.model(p), batch, stays))(run.params)
     real = np.asarray(batch.weights) > 0
-    np.testing.assert_allclose(jax.jit(logits)(short.params)[real], expected[real], rtol=1e-4, atol=1e-4)
+    assert_close(jax.jit(logits)(short.params)[real], expected[real], **tiny.FORWARD)
 
 
 def test_without_its_routed_blocks_a_model_is_dense():

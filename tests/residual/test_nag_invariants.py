@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from stack import boundary, build, normal, streams
+from tolerance import assert_close
 
 from nagjax.residual.schemes.nag import NAG, NAGStream
 
@@ -40,7 +41,7 @@ def test_unit_rms_over_256_sublayers_in_bfloat16():
     drift = np.abs(rms(seen.direction.astype(jnp.float32)) - 1.0)
     assert drift.max() <= 2.0**-8, f"RMS drifts by {drift.max():.1e}"  # spacing of bfloat16 just below 1
     grown = np.asarray(last.log_norm) - np.asarray(opened.log_norm)
-    np.testing.assert_allclose(grown, 256 * 0.5 * np.log1p(0.4**2), rtol=1e-5)
+    assert_close(grown, 256 * 0.5 * np.log1p(0.4**2), terms=256)
 
 
 @pytest.mark.parametrize("along", [0.0, 30.0], ids=["random", "mostly_parallel"])
@@ -55,8 +56,8 @@ def test_the_written_update_is_orthogonal_and_grows_the_norm_as_predicted(along)
     old, new = np.asarray(before.direction, np.float64), np.asarray(after.direction, np.float64)
     growth = np.exp(np.asarray(after.log_norm, np.float64) - np.asarray(before.log_norm, np.float64))
     written = growth[..., None] * new - old
-    np.testing.assert_allclose(growth, np.sqrt(1.0 + t**2), rtol=1e-6)
-    np.testing.assert_allclose(rms(written), np.abs(t), rtol=1e-5)
+    assert_close(growth, np.sqrt(1.0 + t**2), terms=1, chain=4, scale=4.0)
+    assert_close(rms(written), np.abs(t), terms=1, chain=4, scale=4.0)
     cosine = np.mean(written * old, -1) / rms(written)
     assert np.abs(cosine).max() < 1e-5 * (1 + along / 10)
     assert np.abs(np.mean(written, -1)).max() < 1e-5
@@ -68,7 +69,7 @@ def test_total_growth_at_the_start_values_is_the_root_of_the_sublayers():
     seen = streams(stack, normal(0, 1, 4, WIDTH), normal(1, sublayers, 1, 4, WIDTH))
     for done in (1, 5, sublayers):
         growth = np.exp(np.asarray(seen[done].log_norm) - np.asarray(seen[0].log_norm))
-        np.testing.assert_allclose(growth, np.sqrt(done + 1), rtol=1e-5)
+        assert_close(growth, np.sqrt(done + 1), terms=1, chain=4 * done)
 
 
 def test_alpha_rises_over_the_ramp():
@@ -79,12 +80,12 @@ def test_alpha_rises_over_the_ramp():
     def turn(progress, scheme=stack.scheme):
         return np.asarray(scheme.turn(stream, boundary(stack, 1, progress)))
 
-    np.testing.assert_allclose(turn(0.05), 0.25 * turn(1.0), rtol=1e-6)
-    np.testing.assert_allclose(turn(0.2), turn(1.0), rtol=1e-6)
+    assert_close(turn(0.05), 0.25 * turn(1.0), terms=1, chain=4)
+    assert_close(turn(0.2), turn(1.0), terms=1, chain=4)
     np.testing.assert_array_equal(turn(0.0, NAG(ramp=0.0)), turn(1.0))
     still, _ = stack.scheme.advance(stream, update, boundary(stack, 1, 0.0))
     np.testing.assert_array_equal(still.log_norm, stream.log_norm)
-    np.testing.assert_allclose(still.direction, stream.direction, rtol=3e-7)
+    assert_close(still.direction, stream.direction, terms=1, chain=4)
 
 
 @pytest.mark.parametrize("beta", [-3.0, 0.54, 3.0])
@@ -111,7 +112,7 @@ def test_the_embedding_enters_centred_and_padding_of_zeros_stays_finite():
 
     stream = opened(jnp.asarray(shifted))
     assert np.abs(np.mean(np.asarray(stream.direction, np.float64), -1)).max() < 1e-6
-    np.testing.assert_allclose(rms(stream.direction), 1.0, rtol=1e-6)
+    assert_close(rms(stream.direction), 1.0, terms=1, chain=4)
     zeros, pull = jax.vjp(opened, jnp.zeros((1, 4, WIDTH)))
     (grad,) = pull(jax.tree.map(jnp.ones_like, zeros))
     assert all(np.all(np.isfinite(x)) for x in (*zeros, grad))

@@ -36,7 +36,7 @@ def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def check(scheme, reads, sublayers=SUBLAYERS, rel=3e-6):
+def check(scheme, reads, sublayers=SUBLAYERS, chain=48):
     """`reads(stack, embedding, updates)` gives what each reader's norm is put on, then the residual telemetry sees."""
     embedding, updates, table = inputs()
     updates = updates[:sublayers]
@@ -46,11 +46,11 @@ def check(scheme, reads, sublayers=SUBLAYERS, rel=3e-6):
     assert len(want) == len(seen)
     for entry, stream, (read, residual) in zip(stack.entries, seen, want, strict=True):
         read = wide(entry.gain) * unit(read)
-        assert_rows_close(scheme.read(stream), read, rel)
+        assert_rows_close(scheme.read(stream), read, chain=chain)
         direction, log_norm = scheme.lanes(stream)
-        assert_rows_close(np.exp(log_norm)[..., None] * direction, residual, rel)
+        assert_rows_close(np.exp(log_norm)[..., None] * direction, residual, chain=chain)
     logits = unembed(*scheme.close(seen[-1], stack.ends), scheme.head_rows(jnp.asarray(table)))
-    assert_rows_close(logits, read @ table.T.astype(float), rel)
+    assert_rows_close(logits, read @ table.T.astype(float), terms=WIDTH, chain=chain)
 
 
 @pytest.mark.parametrize("n", [1, 3, 4])
@@ -151,7 +151,7 @@ def test_at_its_start_each_reads_what_plain_reads(name):
     for got, expected in zip(streams(stack, embedding, updates), want, strict=True):
         assert_rows_close(scheme.read(got), plain.read(expected), rel)
         if name in ("hyper_connections", "mhc"):
-            assert_rows_close(got.hidden, np.repeat(expected.hidden[..., None, :], 4, axis=2), 2e-6)
+            assert_rows_close(got.hidden, np.repeat(expected.hidden[..., None, :], 4, axis=2))
 
 
 def test_a_source_nobody_wrote_to_has_no_weight():

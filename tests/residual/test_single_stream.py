@@ -112,11 +112,11 @@ def test_equations(case):
     seen = streams(stack, embedding, updates)
     residuals, reads = states(stack, embedding.astype(np.float64), updates.astype(np.float64))
     for stream, h, x in zip(seen, residuals, reads, strict=True):
-        assert_rows_close(scheme.read(stream), x, 2e-6)
+        assert_rows_close(scheme.read(stream), x)
         direction, log_rms = scheme.lanes(stream)
-        assert_rows_close(np.exp(log_rms)[..., None] * direction, h, 3e-6)
+        assert_rows_close(np.exp(log_rms)[..., None] * direction, h)
     hidden, log_scale = scheme.close(seen[-1], stack.ends)
-    assert_rows_close(hidden, reads[-1], 2e-6)
+    assert_rows_close(hidden, reads[-1])
     assert not np.any(log_scale)
 
 
@@ -175,7 +175,7 @@ def test_what_starts_shut_is_open_to_gradients():
         stack = build(find_scheme(name)(), width=WIDTH, sublayers=50, moved=0.0)
         many = np.concatenate([updates] * 7)[:50]
         _, log_rms = stack.scheme.lanes(streams(stack, embedding, many)[-1])
-        assert_rows_close(np.exp(log_rms), np.sqrt(np.mean(embedding.astype(np.float64) ** 2, -1)), exact + 1e-6)
+        assert_rows_close(np.exp(log_rms), np.sqrt(np.mean(embedding.astype(np.float64) ** 2, -1)), exact)
         graph, gates = nnx.split(stack.gates)
 
         def loss(gates, stack=stack, graph=graph, many=many):
@@ -199,7 +199,7 @@ def test_special_cases_are_the_schemes_they_are():
     ):
         still = build(scheme, width=WIDTH, sublayers=SUBLAYERS, moved=0.0)._replace(entries=plain.entries)
         for got, expected in zip(streams(still, embedding, updates), want, strict=True):
-            assert_rows_close(got.normed, expected, 2e-6)
+            assert_rows_close(got.normed, expected)
     rows = unit(updates.astype(np.float64)).astype(np.float32)
     still = build(find_scheme("sandwich")(), width=WIDTH, sublayers=SUBLAYERS, moved=0.0)._replace(
         entries=plain.entries
@@ -210,7 +210,7 @@ def test_special_cases_are_the_schemes_they_are():
     mixed = build(find_scheme("mix_ln")(post=1.0), width=WIDTH, sublayers=SUBLAYERS, moved=0.0)
     post = build(find_scheme("post_ln")(), width=WIDTH, sublayers=SUBLAYERS, moved=0.0)
     for got, expected in zip(streams(mixed, embedding, updates), streams(post, embedding, updates), strict=True):
-        assert_rows_close(got.hidden, expected, 2e-6)
+        assert_rows_close(got.hidden, expected)
 
 
 def test_a_share_of_the_blocks_is_rounded_down_as_a_number_of_blocks():

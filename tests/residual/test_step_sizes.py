@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from stack import assert_rows_close, boundary, build, normal, streams
+from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
@@ -75,10 +76,10 @@ def test_pre_norm_readers(case):
     for done, stream in enumerate(streams(stack, embedding, updates, progress)):
         h = commit(stack.gates[done - 1], h, updates[done - 1].astype(np.float64), done) if done else h
         read = wide(stack.entries[done].gain) * unit(h)
-        assert_rows_close(stream.hidden, h, rel=2e-6)
-        assert_rows_close(scheme.read(stream), read, rel=2e-6)
+        assert_rows_close(stream.hidden, h)
+        assert_rows_close(scheme.read(stream), read)
     hidden, log_scale = scheme.close(stream, stack.ends)
-    assert_rows_close(unembed(hidden, log_scale, scheme.head_rows(jnp.asarray(table))), read @ table.T, rel=2e-6)
+    assert_rows_close(unembed(hidden, log_scale, scheme.head_rows(jnp.asarray(table))), read @ table.T, terms=WIDTH)
 
 
 def test_ngpt():
@@ -92,24 +93,24 @@ def test_ngpt():
         if done:
             alpha = np.abs(wide(stack.gates[done - 1].scale)) * 0.1 * np.sqrt(WIDTH)
             h = length(h + alpha * (length(updates[done - 1].astype(np.float64)) - h))
-        assert_rows_close(scheme.read(stream), np.sqrt(WIDTH) * h, rel=2e-6)
+        assert_rows_close(scheme.read(stream), np.sqrt(WIDTH) * h)
     rows = scheme.constrain(jnp.asarray(table), ("vocab", "embed"), "embedding")
     logits = wide(stack.ends.scale) * np.sqrt(WIDTH) * (h @ length(table.astype(np.float64)).T)
-    assert_rows_close(unembed(*scheme.close(stream, stack.ends), scheme.head_rows(rows)), logits, rel=3e-6)
+    assert_rows_close(unembed(*scheme.close(stream, stack.ends), scheme.head_rows(rows)), logits, terms=WIDTH)
 
 
 def test_ngpt_starts_where_the_source_does():
     scheme = find_scheme("ngpt")()
     gate, ends = scheme.gate(WIDTH, SublayerIndex(3, SUBLAYERS), None), scheme.ends(WIDTH, 1.0, None)
     np.testing.assert_allclose(gate.scale[...], WIDTH**-0.5)
-    np.testing.assert_allclose(gate(scheme.start, WIDTH), 0.05, rtol=1e-6)
-    np.testing.assert_allclose(ends(1.0, WIDTH), 1.0, rtol=1e-6)
+    assert_close(gate(scheme.start, WIDTH), 0.05, terms=1, chain=4)
+    assert_close(ends(1.0, WIDTH), 1.0, terms=1, chain=4)
     stack = build(scheme, width=WIDTH, sublayers=1, moved=0.0)
     embedding, updates, _ = inputs()
     start = streams(stack, embedding, updates[:0])[0]
     after, shown = scheme.advance(start, jnp.zeros_like(start), boundary(stack, 1))
-    np.testing.assert_allclose(after, start, rtol=1e-6)  # Norm takes back that an update of nothing shrinks
-    np.testing.assert_allclose(shown, jnp.full((1, 1, WIDTH), 0.05), rtol=1e-6)
+    assert_close(after, start, terms=1, chain=4)  # Norm takes back that an update of nothing shrinks
+    assert_close(shown, jnp.full((1, 1, WIDTH), 0.05), terms=1, chain=4)
 
 
 def assert_on_the_sphere(blueprint, params) -> int:
@@ -121,7 +122,7 @@ def assert_on_the_sphere(blueprint, params) -> int:
     kept = [(value, p.axes) for value, p in kept if p.role in ("matrix", "embedding")]
     for value, axes in kept:
         squares = np.sum(np.square(value, dtype=np.float64), axis=axes.index("embed") - len(axes))
-        np.testing.assert_allclose(squares, 1.0, rtol=1e-5)
+        assert_close(squares, 1.0, terms=1, chain=4)
     assert len(kept) == sum(p.role in ("matrix", "embedding") for p in known)
     return len(kept)
 
