@@ -175,15 +175,15 @@ def _placed_forward(x, cos, sin, epsilon, scale):
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     inverse = once(jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1) + epsilon))
     y = _turn(wide * (scale * inverse)[..., None], cos[:, :, None], sin[:, :, None])
-    y = once(y.astype(x.dtype))
-    return y.swapaxes(1, 2), (y, inverse, cos, sin)
+    y = once(y.astype(x.dtype)).swapaxes(1, 2)
+    return y, (y, inverse, cos, sin)
 
 
 def _placed_backward(epsilon, scale, kept, dy):
     """dx = r (dn - n <dn n>), n = r x; a rotation leaves <dn n> = <dy y> as it is, and undoes itself with -sin."""
     y, inverse, cos, sin = kept
     dtype, wide = y.dtype, inverse.dtype
-    y, dy = y.astype(wide), dy.swapaxes(1, 2).astype(wide)
+    y, dy = (rows.swapaxes(1, 2).astype(wide) for rows in (y, dy))
     along = once(jnp.mean(dy * y, axis=-1, keepdims=True))
     turned = _turn(scale * dy - (along / scale) * y, cos[:, :, None], -sin[:, :, None])
     return (turned * inverse[..., None]).astype(dtype), None, None

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, UInt32
 
+from nagjax.layers.platform import platform_of, tracing_for
 from nagjax.model.transformer import Output, Transformer
 from nagjax.train.guard import guarded
 from nagjax.train.loss import Batch, Sums, forward
@@ -78,7 +79,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     def summed_loss(params, part: Batch, state: TrainState):
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
-        sums, output = forward(model, part, **options)
+        with tracing_for(platform_of(mesh)):
+            sums, output = forward(model, part, **options)
         return sums.nats + train.z_loss * sums.z + sums.count * auxiliary(model, output), (sums, _cuts(output))
 
     def gradient(params, part: Batch, state: TrainState):
@@ -138,7 +140,8 @@ def jit_eval_step(blueprint: Blueprint, *, causal: bool = False):
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
-        sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
+        with tracing_for(platform_of(mesh)):
+            sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
         return EvalSums(sums, read, output.depth, output.routing)
