@@ -25,6 +25,7 @@ def train(args: Sequence[str]) -> None:
     extra += [("hosts", HostsConfig, HostsConfig()), ("start", Path | None, None)]
     config, given = parse_run(args, "train", description, extra)
     connect(given.hosts)
+    _settle()
     model = config.model
     if given.start is not None and given.out is None:
         raise UserError("out", None, "give a folder for the run that starts from another one")
@@ -37,6 +38,7 @@ def train(args: Sequence[str]) -> None:
 def demo(args: Sequence[str]) -> None:
     from nagjax.demo import Demo, run_demo
 
+    _settle()
     run_demo(parse(Demo, args, "demo"))
 
 
@@ -51,5 +53,16 @@ def bench(args: Sequence[str]) -> None:
         return
     if what not in known:
         raise UserError("bench", what, f"known benchmarks: {', '.join(known)}")
+    _settle()
     options, measure = known[what]
     measure(parse(options, args[1:], f"bench {what}"))
+
+
+def _settle() -> None:
+    """What a process that is going to train does first, on a CPU."""
+    import jax
+
+    from nagjax.memory import keep_freed_memory
+
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
