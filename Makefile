@@ -17,7 +17,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans torture notebooks docs lint clean
+.PHONY: environments demo test test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -66,6 +66,10 @@ aot: .venv-aot/.aot
 # The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.
 plans: .venv-aot/.aot
 	.venv-aot/bin/python benchmarks/plan.py
+
+# nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
+bench-torch: $(VENV)/.dev .venv-torch/.torch
+	$(BIN)/python benchmarks/step.py --torch .venv-torch/bin/python $(BENCH)
 
 # Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
 torture: $(VENV)/.dev

@@ -175,6 +175,8 @@ def _reader(option: Option) -> Callable[[str], Any]:
     none = none or unwrapped(option.hint)[1]
 
     def read(text: str) -> Any:
+        if text is argparse.SUPPRESS:  # a positional option that was left out
+            return text
         if none and text == "None":
             return None
         try:

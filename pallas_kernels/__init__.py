@@ -6,8 +6,8 @@ says which, and why not another.
 """
 
 from pallas_kernels.checks import checking_indices as checking_indices
-from pallas_kernels.dispatch import choices as choices
 from pallas_kernels.dispatch import using as using
+from pallas_kernels.implementations import choices as choices
 from pallas_kernels.ops.add_rms_norm import add_rms_norm as add_rms_norm
 from pallas_kernels.ops.nag_update import nag_update as nag_update
 from pallas_kernels.ops.nag_update_modulated import nag_update_modulated as nag_update_modulated

@@ -32,7 +32,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -214,42 +214,12 @@ def _log(choice: Choice) -> None:
     logger.log(level, "%s: %s. %s", choice.op.name, chosen, choice.reasons)
 
 
-class Row(NamedTuple):
-    """One op of the table: the implementation it gets on each platform, and every refusal."""
-
-    op: str
-    chosen: dict[str, str | None]
-    refusals: dict[str, str]
-
-
-def choices(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> list[Row]:
-    """What implementation=None (or `using`) comes to for every op, at `[rows, width]` of `dtype`."""
-    from pallas_kernels.ops import all_ops
-    from pallas_kernels.shapes import sample
-
-    table = []
-    for name, op in all_ops().items():
-        of = sample(name, rows, width, dtype)
-        choice = choose(op, _preferred.get(), *of.args, **of.constants)
-        table.append(Row(name, dict(zip(PLATFORMS, choice.names, strict=True)), dict(choice.refusals)))
-    return table
-
-
-def table(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> str:
-    """`choices` as text, and the reasons under it."""
-    found = choices(rows, width, dtype)
-    lines = [f"{'[' + str(rows) + ', ' + str(width) + '] ' + dtype:24}" + "".join(f"{p:15}" for p in PLATFORMS)]
-    lines += [f"{row.op:24}" + "".join(f"{row.chosen[p] or '-':15}" for p in PLATFORMS) for row in found]
-    reasons = {}
-    for row in found:
-        for name, why in row.refusals.items():
-            if not why.startswith("runs on"):  # the columns say so
-                reasons.setdefault((name, why), []).append(row.op)
-    lines += [f"{name}: {why} ({', '.join(ops)})" for (name, why), ops in reasons.items()]
-    return "\n".join(line.rstrip() for line in lines)
-
-
 _preferred: ContextVar[ImplementationName] = ContextVar("preferred_implementation", default=None)
+
+
+def preferred() -> ImplementationName:
+    """What `using` asks for here."""
+    return _preferred.get()
 
 
 @contextlib.contextmanager

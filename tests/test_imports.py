@@ -17,6 +17,7 @@ LINES = {
     "nagjax.errors": [],
     "nagjax.discovery": ["nagjax.errors"],
     "nagjax.parameters": [],
+    "nagjax.memory": [],
     "nagjax.files": ["nagjax.errors"],
     "nagjax.console": [],
     "nagjax.ranges": ["nagjax.errors"],
@@ -34,14 +35,21 @@ LINES = {
     "nagjax.train.checkpoint": ["nagjax.train.distributed", "nagjax.runs.names", "nagjax.files"],
     "nagjax.runs": ["nagjax.train.checkpoint"],
     "nagjax.train": ["nagjax.runs"],
-    "nagjax.measure": ["nagjax.train"],
+    "nagjax.measure": ["nagjax.train", "nagjax.memory"],
     "nagjax.generate": ["nagjax.train"],
     "nagjax.interop": ["nagjax.generate"],
     "nagjax.plan": ["nagjax.train"],
     "nagjax.report": ["nagjax.generate", "nagjax.measure"],
     "nagjax.notebook": ["nagjax.report", "nagjax.options"],
     "nagjax.cli": ["nagjax", "nagjax.options"],  # commands are imported when they are called
-    "nagjax.commands": ["nagjax.cli", "nagjax.console", "nagjax.report", "nagjax.interop", "nagjax.plan"],
+    "nagjax.commands": [
+        "nagjax.cli",
+        "nagjax.memory",
+        "nagjax.console",
+        "nagjax.report",
+        "nagjax.interop",
+        "nagjax.plan",
+    ],
     "experiments": ["nagjax.commands", "nagjax.notebook"],
 }
 FOREIGN = {"pallas_kernels": {"flax", "optax", "orbax", "grain"}, "nagjax.data": {"jax", "flax"}}

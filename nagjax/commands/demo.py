@@ -52,6 +52,7 @@ def main(
 
     from nagjax.files import write_text
     from nagjax.generate.sample import complete
+    from nagjax.memory import settle
     from nagjax.report.report import write_report
     from nagjax.report.table import comparison_table, to_rich
     from nagjax.runs.log import load_run
@@ -59,6 +60,7 @@ def main(
     from nagjax.runs.opening import open_run
     from nagjax.train.loop import train
 
+    settle()
     configs, console, began, folders = [run.config() for run in runs], Console(), time.monotonic(), []
     for config, run in zip(configs, runs, strict=True):
         label = f"{config.scheme.title:{max(len(c.scheme.title) for c in configs)}}"

@@ -28,7 +28,7 @@ def main(
 
     config = resolve(options.config()) if run is None else read_config(run)
     if kernels:
-        from pallas_kernels.dispatch import table
+        from pallas_kernels.implementations import table
 
         print(table(width=config.model.width, dtype=config.model.dtype.replace("auto", "bfloat16")))
     else:

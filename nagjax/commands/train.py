@@ -32,11 +32,13 @@ def main(
 
     import jax
 
+    from nagjax.memory import settle
     from nagjax.train.distributed.hosts import connect
     from nagjax.train.loop import train
 
     config = options.config()
     connect(hosts)
+    settle()
     train(config, folder, fresh=fresh, skip_damaged=resume == "previous", force=force)
     if jax.process_index() == 0:
         say(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 from nagjax.layers import cpu
 from nagjax.layers.attend import attend
 from nagjax.layers.branch import update_of
-from nagjax.layers.linear import linear
+from nagjax.layers.linear import linear, linears
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.platform import on_one_cpu
 from nagjax.layers.rotary import rotary, turns
-from nagjax.layers.where import Where, causal_mask
+from nagjax.layers.where import Where, causal_mask, causal_mask_by_key
 
 
 class KVCache(NamedTuple):
@@ -59,7 +59,10 @@ class Attention(nnx.Module):
         self.key_gain = own(narrow).get(config.block.qk_gain)
 
     def _heads(self, x: Float[Array, "B T D"], weight: nnx.Param, added: nnx.Param | None) -> Float[Array, "B T H Dh"]:
-        return linear(x, weight, added).reshape(*x.shape[:2], -1, self.config.head_width)
+        return self._split(linear(x, weight, added))
+
+    def _split(self, x: Float[Array, "B T n"]) -> Float[Array, "B T H Dh"]:
+        return x.reshape(*x.shape[:2], -1, self.config.head_width)
 
     def _place(self, x: Float[Array, "B T H Dh"], gain: nnx.Param | None, where: Where) -> Float[Array, "B T H Dh"]:
         config, block = self.config, self.config.block
@@ -94,13 +97,15 @@ class Attention(nnx.Module):
         """The update of the tokens `x`, which stand at `where`, from the tokens `source`, which stand at `seen`."""
         if self.config.attention != "auto" or not on_one_cpu():
             return self.mix(x, where, self.keys_values(source, seen), seen)
-        config, scale = self.config, self.config.head_width**-0.5
-        q = self._heads_first(self._heads(x, self.query, self.query_bias), self.query_gain, where, scale)
-        k = self._heads_first(self._heads(source, self.key, self.key_bias), self.key_gain, seen, 1.0)
-        v = self._heads(source, self.value, self.value_bias).swapaxes(1, 2)
-        bounded = self._unit and cpu.is_bounded(config.head_width)
-        mixed = cpu.attention(q, k, v, causal_mask(where, seen, config.block.window), bounded)
-        return linear(mixed, self.out, self.out_bias)
+        config = self.config
+        bounded, scale = self._unit and cpu.is_bounded(config.head_width), config.head_width**-0.5
+        qkv = (self.query, self.query_bias), (self.key, self.key_bias), (self.value, self.value_bias)
+        q, k, v = linears(x, *qkv) if source is x else (*linears(x, qkv[0]), *linears(source, *qkv[1:]))
+        q = self._heads_first(q, self.query_gain, where, scale)
+        k = self._heads_first(k, self.key_gain, seen, 1.0)
+        v = self._split(v).swapaxes(1, 2)
+        masks = (make(where, seen, config.block.window) for make in (causal_mask, causal_mask_by_key))
+        return linear(cpu.attention(q, k, v, *masks, bounded), self.out, self.out_bias)
 
     @property
     def _unit(self) -> bool:
@@ -108,9 +113,9 @@ class Attention(nnx.Module):
         return self.config.qk_norm and self.config.block.qk_gain == "none"
 
     def _heads_first(
-        self, x: Float[Array, "B T H Dh"], gain: nnx.Param | None, where: Where, scale: float
+        self, x: Float[Array, "B T n"], gain: nnx.Param | None, where: Where, scale: float
     ) -> Float[Array, "B H T Dh"]:
-        config, block = self.config, self.config.block
+        x, config, block = self._split(x), self.config, self.config.block
         if self._unit and config.positions == "rotary" and config.rotated_width == config.head_width:
             cos, sin = turns(where.positions, config.head_width // 2, config.rope_base, block.rope)
             return cpu.placed(x, cos, sin, block.qk_epsilon, scale)

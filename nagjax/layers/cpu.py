@@ -11,6 +11,7 @@ Backend: taken for a CPU without a mesh (`nagjax.layers.platform`); other compil
 """
 
 import functools
+import itertools
 import math
 
 import jax
@@ -34,63 +35,76 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 
 
 @jax.custom_vjp
-def product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
-    """`x W`."""
-    return _product(x, weight)
+def products(x: Float[Array, "B T m"], *weights: Float[Array, "m n"]) -> tuple[Float[Array, "B T n"], ...]:
+    """`x W` with each of the weights, as one product with all of them."""
+    return _products_forward(x, *weights)[0]
 
 
-def _product_forward(x, weight):
-    return _product(x, weight), (x, weight)
+def _products_forward(x, *weights):
+    return _parts(_product(x, _joined(weights)), weights), (x, weights)
 
 
-def _product_backward(kept, dy):
-    x, weight = kept
-    return _back(dy, weight), _weight_gradient(x, dy)
+def _products_backward(kept, d_parts):
+    x, weights = kept
+    d = _joined(once(d_parts))
+    return _back(d, _joined(weights)), *_parts(_weight_gradient(x, d), weights)
 
 
-product.defvjp(_product_forward, _product_backward)
+products.defvjp(_products_forward, _products_backward)
+
+
+def _joined(arrays):
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=-1)
+
+
+def _parts(joined, weights) -> tuple[Array, ...]:
+    return tuple(jnp.split(joined, list(itertools.accumulate(w.shape[-1] for w in weights))[:-1], axis=-1))
 
 
 @jax.custom_vjp
 def swiglu(
     x: Float[Array, "B T D"], gate: Float[Array, "D F"], up: Float[Array, "D F"], down: Float[Array, "F D"]
 ) -> Float[Array, "B T D"]:
-    """`(silu(x W_gate) * (x W_up)) W_down`. Kept: x and its two products."""
+    """`(silu(x W_gate) * (x W_up)) W_down`. Kept: x and its product with both."""
     return _swiglu_forward(x, gate, up, down)[0]
 
 
 def _swiglu_forward(x, gate, up, down):
-    a, b = once((_product(x, gate), _product(x, up)))
-    return _product(a * jax.nn.sigmoid(a) * b, down), (x, a, b, gate, up, down)
+    both = once(_product(x, _joined((gate, up))))
+    a, b = _parts(both, (gate, up))
+    return _product(a * jax.nn.sigmoid(a) * b, down), (x, both, gate, up, down)
 
 
 def _swiglu_backward(kept, dy):
-    x, a, b, gate, up, down = kept
+    x, both, gate, up, down = kept
+    a, b = _parts(both, (gate, up))
     share, d = once((jax.nn.sigmoid(a), _back(dy, down)))
     opened = a * share
-    da, db = once((d * b * (share + opened * (1.0 - share)), d * opened))
-    dx = _back(da, gate) + _back(db, up)
-    return dx, _weight_gradient(x, da), _weight_gradient(x, db), _weight_gradient(opened * b, dy)
+    d_both = _joined(once((d * b * (share + opened * (1.0 - share)), d * opened)))
+    d_gate, d_up = _parts(_weight_gradient(x, d_both), (gate, up))
+    return _back(d_both, _joined((gate, up))), d_gate, d_up, _weight_gradient(opened * b, dy)
 
 
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def attention(
     q: Float[Array, "B H T Dh"],
     k: Float[Array, "B K S Dh"],
     v: Float[Array, "B K S Dh"],
     seen: Bool[Array, "B 1 T S"],
+    by_key: Bool[Array, "B 1 S T"],
     bounded: bool,
 ) -> Float[Array, "B T H*Dh"]:
-    """`softmax(q k^T where seen) v`, tokens first; q is scaled already. bounded: no product of a query and a key is
-    large enough for its exponential to overflow, so that the largest need not be subtracted first.
+    """`softmax(q k^T where seen) v`, tokens first; q is scaled already. by_key is `seen` with its axes swapped.
+    bounded: no product of a query and a key is large enough for its exponential to overflow, so that the largest need
+    not be subtracted first.
 
     Kept: the arguments, the result, and of every row the logarithm of its sum of exponentials. The exponentials are
     taken again in the backward pass, which costs less than to write them and read them back; keys are its rows.
     """
-    return _attention_forward(q, k, v, seen, bounded)[0]
+    return _attention_forward(q, k, v, seen, by_key, bounded)[0]
 
 
 def _dot(a, b, over, dtype=None):
@@ -103,11 +117,17 @@ def _rows(q, keys: int):
     return q.reshape(q.shape[0], keys, -1, q.shape[-1])
 
 
-def _attention_forward(q, k, v, seen, bounded):
+def _with_mask(scores, seen, times):
+    """Together, so that nothing is made of the mask alone: JAX would take it out of the scan over layers at the size
+    of the scores, which every layer would read."""
+    scores, seen = once((scores, seen))
+    return scores, seen if set(times) == {1} else jnp.tile(seen, times)
+
+
+def _attention_forward(q, k, v, seen, by_key, bounded):
     batch, heads, tokens, width = q.shape
     wide, keys = jnp.promote_types(q.dtype, jnp.float32), k.shape[1]
-    mask = jnp.tile(seen, (1, 1, heads // keys, 1))
-    scores = _dot(_rows(q, keys), k, ((3,), (3,)), wide)
+    scores, mask = _with_mask(_dot(_rows(q, keys), k, ((3,), (3,)), wide), seen, (1, 1, heads // keys, 1))
     if bounded:
         most = jnp.zeros((), wide)
     else:
@@ -117,24 +137,23 @@ def _attention_forward(q, k, v, seen, bounded):
     out = _dot(raised.astype(v.dtype), v, ((3,), (2,)), wide) / total
     out = out.astype(v.dtype).reshape(batch, heads, tokens, width).swapaxes(1, 2).reshape(batch, tokens, -1)
     log_total = (jnp.log(total) + most)[..., 0]
-    return out, (q, k, v, seen, log_total, out)
+    return out, (q, k, v, by_key, log_total, out)
 
 
 def _attention_backward(bounded, kept, d_out):
-    q, k, v, seen, log_total, out = kept
+    q, k, v, by_key, log_total, out = kept
     wide, keys = log_total.dtype, k.shape[1]
     batch, heads, tokens, width = q.shape
-    mask = jnp.tile(seen.swapaxes(2, 3), (1, 1, 1, heads // keys))
     rows, by_head = _rows(q, keys), (batch, tokens, heads, width)
     d = once(_rows(d_out.reshape(by_head).swapaxes(1, 2), keys))
     along = jnp.sum(d_out.reshape(by_head).astype(wide) * out.reshape(by_head).astype(wide), axis=-1)
     along = along.swapaxes(1, 2).reshape(batch, keys, 1, -1)
-    scores = _dot(k, rows, ((3,), (3,)), wide)
+    scores, mask = _with_mask(_dot(k, rows, ((3,), (3,)), wide), by_key, (1, 1, 1, heads // keys))
     shares = once(jnp.where(mask, jnp.exp(scores - log_total[:, :, None]), 0.0))
     d_scores = once((shares * (_dot(v, d, ((3,), (3,)), wide) - along)).astype(q.dtype))
     dk, dv = _dot(d_scores, rows, ((3,), (2,))), _dot(shares.astype(d.dtype), d, ((3,), (2,)))
     dq = _dot(once(k.swapaxes(2, 3)), d_scores, ((3,), (2,)))  # [B, K, Dh, rows]
-    return dq.swapaxes(2, 3).reshape(q.shape), dk, dv, None
+    return dq.swapaxes(2, 3).reshape(q.shape), dk, dv, None, None
 
 
 attention.defvjp(_attention_forward, _attention_backward)
@@ -156,15 +175,15 @@ def _placed_forward(x, cos, sin, epsilon, scale):
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     inverse = once(jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1) + epsilon))
     y = _turn(wide * (scale * inverse)[..., None], cos[:, :, None], sin[:, :, None])
-    y = once(y.astype(x.dtype))
-    return y.swapaxes(1, 2), (y, inverse, cos, sin)
+    y = once(y.astype(x.dtype)).swapaxes(1, 2)
+    return y, (y, inverse, cos, sin)
 
 
 def _placed_backward(epsilon, scale, kept, dy):
     """dx = r (dn - n <dn n>), n = r x; a rotation leaves <dn n> = <dy y> as it is, and undoes itself with -sin."""
     y, inverse, cos, sin = kept
     dtype, wide = y.dtype, inverse.dtype
-    y, dy = y.astype(wide), dy.swapaxes(1, 2).astype(wide)
+    y, dy = (rows.swapaxes(1, 2).astype(wide) for rows in (y, dy))
     along = once(jnp.mean(dy * y, axis=-1, keepdims=True))
     turned = _turn(scale * dy - (along / scale) * y, cos[:, :, None], -sin[:, :, None])
     return (turned * inverse[..., None]).astype(dtype), None, None

@@ -19,6 +19,14 @@ class Where(NamedTuple):
         return cls(jnp.ones((batch, tokens), jnp.int32), positions)
 
 
+def causal_mask_by_key(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tk Tq"]:
+    """`causal_mask` with its last axes swapped, and lying so in memory."""
+    same = queries.segments[:, None, :] == keys.segments[:, :, None]
+    behind = queries.positions[:, None, :] - keys.positions[:, :, None]
+    near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    return (same & near)[:, None]
+
+
 def causal_mask(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tq Tk"]:
     """True where the key is of the query's document, not after it, and less than `window` tokens before it. Padding
     sees padding: no row is empty."""

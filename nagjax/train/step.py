@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, UInt32
 
+from nagjax.layers.platform import platform_of, tracing_for
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
@@ -97,7 +98,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     def summed_loss(params, part: Batch, state: TrainState, share):
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
-        sums, output = forward(model, part, **options)
+        with tracing_for(platform_of(mesh)):
+            sums, output = forward(model, part, **options)
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
         return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(output))
 
@@ -162,7 +164,8 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
-        sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
+        with tracing_for(platform_of(mesh)):
+            sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
         return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry, output.routing)

@@ -14,7 +14,17 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tolerance import assert_close
 
-from pallas_kernels import add_rms_norm, choices, dispatch, nag_update, put_rows, row_placement, shard_rows, using
+from pallas_kernels import (
+    add_rms_norm,
+    choices,
+    dispatch,
+    implementations,
+    nag_update,
+    put_rows,
+    row_placement,
+    shard_rows,
+    using,
+)
 from pallas_kernels.dispatch import choose
 from pallas_kernels.launch import gpu, interpreting, raw_triton, tracing_for
 from pallas_kernels.ops import all_ops
@@ -194,7 +204,7 @@ def test_the_table_has_every_op_and_every_reason():
     modulated = rows["nag_update_modulated"]
     assert modulated.chosen == {"cpu": "xla", "tpu": "mosaic_tpu", "cuda": "composed", "rocm": "composed"}
     assert modulated.refusals["pallas_triton"].startswith("D = 8192; accepted: up to 4096")
-    text = dispatch.table(64, 8192, "float32")
+    text = implementations.table(64, 8192, "float32")
     assert "nag_update_modulated" in text and "pallas_triton: D = 8192; accepted: up to 4096" in text
 
 

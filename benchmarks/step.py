@@ -1,0 +1,119 @@
+"""The training step on this CPU beside PyTorch's: `make bench-torch`, which writes benchmarks/results/step_cpu.json.
+
+All steps of one size take turns in one sitting, so that what else the machine does meets all of them. A ratio is the
+median over rounds of that round's two times. PyTorch runs in an environment of its own (benchmarks/torch_step.py).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from nagjax.measure.profile import profile
+from nagjax.measure.step_times import Racer, blueprint_of
+from nagjax.runs.facts import run_facts
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.step import jit_train_step
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "step_cpu.json"
+SCHEMES = ("plain", "nag", "review")
+FIRST = "plain"
+TORCH = ("eager", "compiled")
+
+
+class Torch:
+    """PyTorch's step of the same sizes, in a process that waits for its turn."""
+
+    def __init__(self, python: str, blueprint, batch: int, compiled: bool):
+        model = blueprint.config.model
+        sizes = {name: getattr(model, name) for name in ("depth", "width", "context", "vocab", "heads", "hidden")}
+        options = [f"--{name}={value}" for name, value in {**sizes, "batch": batch, "threads": os.cpu_count()}.items()]
+        command = [python, str(ROOT / "benchmarks" / "torch_step.py"), *options, *["--compiled"] * compiled]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.about = json.loads(self.process.stdout.readline())
+
+    def seconds(self, steps: int) -> float:
+        print(steps, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def compile_seconds(blueprint) -> float:
+    """To a compiled step, tracing included."""
+    began = time.perf_counter()
+    jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
+    return time.perf_counter() - began
+
+
+def measure(depth: int, width: int, batch: int, context: int, rounds: int, python: str | None) -> dict:
+    """One size: milliseconds, ratios to the plain scheme, compile time, and the share of each part."""
+    blueprints = {name: blueprint_of(name, depth, width, batch, context) for name in SCHEMES}
+    compiled = {name: compile_seconds(blueprint) for name, blueprint in blueprints.items()}
+    racers = {name: Racer(blueprint, batch, context) for name, blueprint in blueprints.items()}
+    peers = {}
+    if python:
+        peers = {f"torch_{how}": Torch(python, blueprints[FIRST], batch, how == "compiled") for how in TORCH}
+        compiled |= {name: peer.about["seconds_to_first_step"] for name, peer in peers.items()}
+    everyone = racers | peers
+    for one in everyone.values():
+        one.seconds(2)
+    times = {name: [] for name in everyone}
+    for _ in range(rounds):
+        for name, one in everyone.items():
+            times[name].append(one.seconds(1))
+    for peer in peers.values():
+        peer.end()
+    rows = {
+        name: {
+            "milliseconds": 1e3 * statistics.median(own),
+            "least_milliseconds": 1e3 * min(own),
+            "ratio_to_plain": statistics.median(a / b for a, b in zip(own, times[FIRST], strict=True)),
+            "least_ratio_to_plain": min(own) / min(times[FIRST]),
+            "seconds_to_first_step" if name in peers else "compile_seconds": compiled[name],
+        }
+        for name, own in times.items()
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        parts = profile(blueprints[FIRST].config, Path(folder), 5)["scopes"]
+    shares = {name: own / sum(parts.values()) for name, own in parts.items()}
+    versions = {peer.about["version"] for peer in peers.values()}
+    return {"depth": depth, "width": width, "results": rows, "shares_of_plain": shares, "torch": sorted(versions)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", help="Python of PyTorch's environment; without it nagjax is timed alone")
+    parser.add_argument("--sizes", nargs="+", default=["24x64", "24x256"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
+    batch, context = 8, 128
+    sizes = []
+    for size in options.sizes:
+        depth, width = map(int, size.split("x"))
+        sizes.append(measure(depth, width, batch, context, options.rounds, options.torch))
+        for name, row in sizes[-1]["results"].items():
+            print(f"{size} {name:15} {row['milliseconds']:9.1f} ms  {row['ratio_to_plain']:.3f} x plain", flush=True)
+    facts = run_facts(blueprint_of(FIRST, 1, 64, batch, context))
+    origin = {key: facts[key] for key in ("device", "devices", "versions", "commit", "date")}
+    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "load_before": load}
+    result = {"bench": "step", "batch": batch, "context": context, "rounds": options.rounds, "sizes": sizes}
+    options.out.write_text(json.dumps(result | machine | origin, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
