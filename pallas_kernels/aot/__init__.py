@@ -8,6 +8,7 @@ the plain reference, and that a sharded training step communicates nothing but s
     targets.py   the chips, and what has to be installed for each
     hlo.py       bytes and collectives of a compiled program, from its text
     cases.py     what is compiled, and what must be true of it
+    ptx.py       assembles what jax_triton leaves as PTX
     step.py      the sharded training step
     worker.py    compiles cases for one target in a process of its own
     runner.py    starts workers, holds each compilation to a time limit, collects results

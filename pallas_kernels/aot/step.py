@@ -15,13 +15,11 @@ from jax import ShapeDtypeStruct as Like
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels import add_rms_norm as fused_norm
-from pallas_kernels import nag_update as turn_towards
-from pallas_kernels import nag_update_modulated as modulated
-from pallas_kernels import review_update as review
+import pallas_kernels
 from pallas_kernels import shard_rows
 
 LAYERS, BATCH, TOKENS, WIDTH, GATES = 2, 8, 128, 512, 32
+SQUARE = (WIDTH, WIDTH)
 
 
 def add_rms_norm(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
@@ -29,10 +27,10 @@ def add_rms_norm(devices: list, implementation: str) -> tuple[Callable, tuple, M
 
     def block(carry, p):
         stream, normed = carry
-        update = jnp.tanh(normed @ p["w"].astype(normed.dtype))
-        return fused_norm(stream, update, p["gain"], p["scale"], implementation=implementation)
+        update = _branch(normed, p)
+        return pallas_kernels.add_rms_norm(stream, update, p["gain"], p["scale"], implementation=implementation)
 
-    return _step(devices, block, lambda rows: (rows, rows), w=(WIDTH, WIDTH), gain=(WIDTH,), scale=())
+    return _step(devices, block, lambda rows: (rows, rows), w=SQUARE, gain=(WIDTH,), scale=())
 
 
 def review_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
@@ -40,13 +38,12 @@ def review_update(devices: list, implementation: str) -> tuple[Callable, tuple, 
 
     def block(carry, p):
         stream, normed = carry
-        w, per_state, per_update = (p[k].astype(stream.dtype) for k in ("w", "w_h", "w_u"))
-        update = jnp.tanh(normed @ w)
-        gates = stream @ per_state, update @ per_update
-        return review(stream, update, *gates, p["bias"], p["gain"], implementation=implementation)
+        update = _branch(normed, p)
+        gates = stream @ p["w_h"].astype(stream.dtype), update @ p["w_u"].astype(stream.dtype)
+        vectors = p["bias"], p["gain"]
+        return pallas_kernels.review_update(stream, update, *gates, *vectors, implementation=implementation)
 
-    square = (WIDTH, WIDTH)
-    shapes = dict(w=square, w_h=square, w_u=square, bias=(WIDTH,), gain=(WIDTH,))
+    shapes = dict(w=SQUARE, w_h=SQUARE, w_u=SQUARE, bias=(WIDTH,), gain=(WIDTH,))
     return _step(devices, block, lambda rows: (rows, rows), **shapes)
 
 
@@ -55,25 +52,26 @@ def nag_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mes
 
     def block(carry, p):
         direction, log_norm = carry
-        update = jnp.tanh(direction @ p["w"].astype(direction.dtype))
         turn = jnp.broadcast_to(p["turn"], log_norm.shape)
-        return turn_towards(direction, log_norm, update, turn, implementation=implementation)
+        update = _branch(direction, p)
+        return pallas_kernels.nag_update(direction, log_norm, update, turn, implementation=implementation)
 
-    return _step(devices, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=(WIDTH, WIDTH), turn=())
+    return _step(devices, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, turn=())
 
 
 def nag_update_modulated(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
     """NAG blocks with their modulator."""
+    gate = dict(weight=(WIDTH, GATES), bias=(GATES,), logits=(GATES,), beta=(), alpha=())
 
     def block(carry, p):
-        direction, log_norm = carry
-        update = jnp.tanh(direction @ p["w"].astype(direction.dtype))
-        gate = (p[k] for k in ("weight", "bias", "logits", "beta", "alpha"))
-        outputs = modulated(direction, log_norm, update, *gate, implementation=implementation)
-        return outputs[:2]
+        inputs = *carry, _branch(carry[0], p), *(p[name] for name in gate)
+        return pallas_kernels.nag_update_modulated(*inputs, implementation=implementation)[:2]
 
-    gate = dict(weight=(WIDTH, GATES), bias=(GATES,), logits=(GATES,), beta=(), alpha=())
-    return _step(devices, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=(WIDTH, WIDTH), **gate)
+    return _step(devices, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, **gate)
+
+
+def _branch(rows, p):
+    return jnp.tanh(rows @ p["w"].astype(rows.dtype))
 
 
 def _step(devices, block, begin, **shapes) -> tuple[Callable, tuple, Mesh]:

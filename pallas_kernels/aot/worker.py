@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.aot.cases import Case, estimated_bytes, measure, program
+from pallas_kernels.aot.ptx import assembling
 from pallas_kernels.aot.targets import TARGETS, Target, devices
 
 
@@ -36,9 +37,11 @@ def compile_case(case: Case, target: Target, chips: list) -> dict:
             whole = NamedSharding(mesh, P())
             args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole) for a in args)
         start = time.perf_counter()
-        compiled = jax.jit(fn).trace(*args).lower(lowering_platforms=(target.platform,)).compile()
+        with assembling() as assembled:
+            compiled = jax.jit(fn).trace(*args).lower(lowering_platforms=(target.platform,)).compile()
         seconds = round(time.perf_counter() - start, 2)
-    return measure(case, compiled.as_text(), estimate) | {"seconds": seconds}
+    found = measure(case, compiled.as_text(), estimate)
+    return assembled | found | {"problems": found["problems"] + assembled["problems"], "seconds": seconds}
 
 
 def main() -> None:

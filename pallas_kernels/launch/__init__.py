@@ -25,6 +25,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+Arrays = Sequence[jax.Array]
+Results = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]
+
 
 class Block(NamedTuple):
     """What a body knows of the rows at hand: the true D, their dtype in memory, and where a block has more columns
@@ -60,7 +63,7 @@ class RowKernel:
 
     op: str
     verb: str
-    body: Callable[..., tuple[Sequence[jax.Array], Sequence[jax.Array], Sequence[jax.Array]]]
+    body: Callable[..., tuple[Arrays, Arrays, Arrays]]
     rows: int
     outputs: int
     vectors: int = 0
@@ -69,7 +72,7 @@ class RowKernel:
     scalar_outputs: int = 0
     reads: tuple[int, ...] = ()
     computes: int = 0
-    lane: Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]] = _nothing_but
+    lane: Callable[[Arrays, Arrays], Arrays] = _nothing_but
     transcendentals: int = 0
     per_thread: int = 8
     most_warps: int = 32

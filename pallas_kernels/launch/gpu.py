@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Block, RowKernel, interpreter, traced_platform
+from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter, traced_platform
 
 PLATFORMS = ("cuda", "rocm")
 
@@ -113,6 +113,9 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
     return kernel.bytes_moved(n, width, dtype, programs(kernel, n, width))
 
 
+FRESH: Mapping[int, int] = {}  # no output takes over an argument's memory
+
+
 class Tile(NamedTuple):
     """Rows and columns of one program; `load` and `store` take `[N, D]` or `[N]` references."""
 
@@ -157,17 +160,9 @@ def store(ref, value: jax.Array, **mask) -> None:
 
 
 def rows_call(
-    kernel: RowKernel,
-    rows: Sequence[jax.Array],
-    scalars: Sequence[jax.Array] = (),
-    vectors: Sequence[jax.Array] = (),
-    *,
-    like: Sequence[jax.Array] | None = None,
-    indices: jax.Array | None = None,
-    indirect: Sequence[int] = (),
-    aliases: Mapping[int, int] | None = None,
-    **constants: float,
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (),
+    indices: jax.Array | None = None, indirect: Sequence[int] = (), aliases: Mapping[int, int] = FRESH, **constants
+) -> Results:  # fmt: skip
     """`kernel` over all rows: its `[N, D]` outputs typed as `like` (else as the first rows), `[N]` scalars, and
     float32 `[D]` sums.
 
@@ -178,7 +173,7 @@ def rows_call(
     n, width, dtype = (rows[0] if indices is None else indices).shape[0], rows[0].shape[1], rows[0].dtype
     size, columns = block_shape(n, width)
     blocks, grid = pl.cdiv(n, size), programs(kernel, n, width)
-    aliases, numbers = dict(aliases or {}), (jax.ShapeDtypeStruct((n,), jnp.float32),)
+    numbers = (jax.ShapeDtypeStruct((n,), jnp.float32),)
     outs = [jax.ShapeDtypeStruct((n, width), x.dtype) for x in like or rows[:1] * kernel.outputs]
     outs += numbers * kernel.scalar_outputs
     for argument, out in aliases.items():
@@ -239,22 +234,15 @@ def rows_call(
 
 
 def launch(
-    program: Callable,
-    inputs: Sequence[jax.Array],
-    like: Sequence[jax.Array],
-    *,
-    grid: int,
-    warps: int,
-    cost: pl.CostEstimate,
-    name: str,
-    aliases: Mapping[int, int] | None = None,
-) -> list[jax.Array]:
+    program: Callable, inputs: Arrays, like: Arrays, *, grid: int, warps: int, cost: pl.CostEstimate, name: str,
+    aliases: Mapping[int, int] = FRESH
+) -> list[jax.Array]:  # fmt: skip
     """`grid` programs `program(*input_refs, *output_refs)`; results are shaped and typed as `like`."""
     return pl.pallas_call(
         program,
         grid=(grid,),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
-        input_output_aliases=dict(aliases or {}),
+        input_output_aliases=dict(aliases),
         compiler_params=_triton().CompilerParams(num_warps=warps, num_stages=1),
         cost_estimate=cost,
         interpret=interpreter(),
@@ -281,7 +269,7 @@ def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
     return _copied(copy, (x, rows, indices), x, rows, "put_rows", {0: 0})
 
 
-def _copied(copy: Callable, inputs, like, selected, name: str, aliases: Mapping[int, int] | None = None) -> jax.Array:
+def _copied(copy: Callable, inputs, like, selected, name: str, aliases: Mapping[int, int] = FRESH) -> jax.Array:
     k, width = selected.shape
     size, columns = block_shape(k, width)
 

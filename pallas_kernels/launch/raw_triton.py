@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import RowKernel, gpu
+from pallas_kernels.launch import Arrays, Results, RowKernel, gpu
 from pallas_kernels.launch.gpu import bytes_moved as bytes_moved
 from pallas_kernels.launch.gpu import refusal as refusal
 
@@ -49,14 +49,8 @@ def kernels(op: str) -> ModuleType:
 
 
 def rows_call(
-    kernel: RowKernel,
-    rows: Sequence[jax.Array],
-    scalars: Sequence[jax.Array] = (),
-    vectors: Sequence[jax.Array] = (),
-    *,
-    like: Sequence[jax.Array] | None = None,
-    **constants: float,
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
+) -> Results:
     """As `gpu.rows_call`, by the function `kernel.verb` in the op's Triton file. It takes pointers to rows, scalars,
     vectors, outputs and partial sums, then N, D, ROWS, COLUMNS (for sums BLOCKS and PROGRAMS too) and the constants."""
     n, width = rows[0].shape
@@ -104,14 +98,7 @@ def _copying(rows: jax.Array) -> dict:
 
 
 def call(
-    kernel: Callable,
-    inputs: Sequence[jax.Array],
-    like: Sequence[jax.Array],
-    name: str,
-    *,
-    grid: int,
-    warps: int,
-    **constants: float,
+    kernel: Callable, inputs: Arrays, like: Arrays, name: str, *, grid: int, warps: int, **constants
 ) -> list[jax.Array]:
     """`grid` programs of `kernel(*input pointers, *output pointers, constants)`."""
     import jax_triton
@@ -122,15 +109,7 @@ def call(
 
 
 def call_in_place(
-    kernel: Callable,
-    aliased: Callable,
-    into: jax.Array,
-    inputs: Sequence[jax.Array],
-    name: str,
-    *,
-    grid: int,
-    warps: int,
-    **constants: float,
+    kernel: Callable, aliased: Callable, into: jax.Array, inputs: Arrays, name: str, *, grid: int, warps: int, **more
 ) -> jax.Array:
     """`kernel(pointer to into, *input pointers, constants)`; gives `into` as the kernel left it.
 
@@ -139,7 +118,7 @@ def call_in_place(
     """
     import jax_triton
 
-    options = dict(grid=(grid,), name=name, num_warps=warps, num_stages=1, **constants)
+    options = dict(grid=(grid,), name=name, num_warps=warps, num_stages=1, **more)
     if _old():
         outs = [jax.ShapeDtypeStruct(into.shape, into.dtype)]
         return jax_triton.triton_call(
@@ -150,7 +129,7 @@ def call_in_place(
     return jax.freeze(memory)
 
 
-def _typed(like: Sequence[jax.Array]) -> dict:
+def _typed(like: Arrays) -> dict:
     outs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like)
     return dict(out_shape=outs) if _old() else dict(out_type=outs, backend_options={"ptx_version": PTX_VERSION})
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.launch import Block, RowKernel, interpreter
+from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter
 
 PLATFORMS = ("tpu",)
 
@@ -86,14 +86,8 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
 
 
 def rows_call(
-    kernel: RowKernel,
-    rows: Sequence[jax.Array],
-    scalars: Sequence[jax.Array] = (),
-    vectors: Sequence[jax.Array] = (),
-    *,
-    like: Sequence[jax.Array] | None = None,
-    **constants: float,
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
+) -> Results:
     """`kernel` over all rows: its `[N, D]` outputs typed as `like` (else as the first rows), `[N]` scalars, and
     float32 `[D]` sums."""
     (n, width), dtype = rows[0].shape, rows[0].dtype
@@ -126,23 +120,13 @@ def rows_call(
         ),
         name=kernel.name,
     )
-    return tuple(outputs), tuple(kernel.lane(scalars, computed)), tuple(jnp.sum(p, axis=(0, 1)) for p in partials)
+    return outputs, tuple(kernel.lane(scalars, computed)), tuple(jnp.sum(p, axis=(0, 1)) for p in partials)
 
 
 def launch(
-    block: Callable,
-    rows: Sequence[jax.Array],
-    scalars: Sequence[jax.Array],
-    whole: Sequence[jax.Array],
-    *,
-    size: int,
-    parts: int,
-    outputs: Sequence[jax.Array],
-    scalar_outputs: int = 0,
-    sums: Sequence[tuple[int, ...]] = (),
-    cost: pl.CostEstimate,
-    name: str,
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    block: Callable, rows: Arrays, scalars: Arrays, whole: Arrays, *, size: int, parts: int, outputs: Arrays,
+    scalar_outputs: int = 0, sums: Sequence[tuple[int, ...]] = (), cost: pl.CostEstimate, name: str
+) -> Results:  # fmt: skip
     """One pass in blocks of `size` rows, `parts` of them independent of one another.
 
     `block(first row, rows, scalars, whole) -> (outputs, scalars, what to add to the sums)` sees `[R, D]` rows as they
@@ -196,8 +180,9 @@ def launch(
         name=name,
     )(*rows, *(_blocked(s, all_blocks, size) for s in scalars), *whole)
     results = iter(results)
-    wide = list(itertools.islice(results, len(outputs)))
-    return wide, [s.reshape(-1)[:n] for s in itertools.islice(results, scalar_outputs)], list(results)
+    wide = tuple(itertools.islice(results, len(outputs)))
+    narrow = tuple(s.reshape(-1)[:n] for s in itertools.islice(results, scalar_outputs))
+    return wide, narrow, tuple(results)
 
 
 def _blocked(scalars: jax.Array, blocks: int, size: int) -> jax.Array:

@@ -7,7 +7,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels.checks import check_dtype, check_float, check_shapes
@@ -219,7 +218,9 @@ def _tpu_call(body, kernel, rows, scalars, parameters, outputs, **more):
 
     backward = kernel is plain.BACKWARD
     name = f"nag_update_modulated_{kernel.verb}"
-    cost = _estimate(bytes_moved(n, width, dtype, gates, backward=backward), n, width, gates, 3 if backward else 1)
+    cost = on_gpu.estimate(
+        bytes_moved(n, width, dtype, gates, backward=backward), n, width, gates, 3 if backward else 1
+    )
     return tpu.launch(
         block, rows, scalars, (*halves, *small), size=size, parts=1, outputs=outputs, cost=cost, name=name, **more
     )
@@ -256,11 +257,6 @@ def bytes_moved(rows: int, width: int, dtype: object, gates: int, *, backward: b
     forward reads and writes a log-norm and writes a turn; backward reads the gradients of log-norm and turn."""
     tensors, scalars, weights = (5, 2, 2) if backward else (3, 3, 1)
     return rows * (tensors * width * jnp.dtype(dtype).itemsize + scalars * 4) + weights * gates * width * 4
-
-
-def _estimate(moved: int, n: int, width: int, gates: int, products: int) -> pl.CostEstimate:
-    flops = (16 if products == 1 else 35) + 2 * products * gates
-    return pl.CostEstimate(flops=flops * n * width, transcendentals=(gates + 4) * n, bytes_accessed=moved)
 
 
 def _in_two(step: str) -> Implementation:

@@ -108,6 +108,12 @@ def bytes_moved(n: int, width: int, dtype: object, gates: int, *, backward: bool
     return moved + n * (5 * width * size + 4 * wide + 4 * 4) + 2 * programs * wide * 4
 
 
+def estimate(moved: int, n: int, width: int, gates: int, products: int) -> pl.CostEstimate:
+    """For `pl.pallas_call`, with so many products of rows and weight."""
+    flops = (16 if products == 1 else 35) + 2 * products * gates
+    return pl.CostEstimate(flops=flops * n * width, transcendentals=(gates + 4) * n, bytes_accessed=moved)
+
+
 def by(call: Callable, launcher: ModuleType) -> Implementation:
     """The implementation whose kernels are started by `call(cut, gates, verb, inputs, like)`."""
     ways = functools.partial(forward, call), functools.partial(backward, call)
@@ -168,11 +174,8 @@ def raw_call(cut: Blocks, gates: int, verb: str, inputs: Sequence[jax.Array], li
 def pallas_call(cut: Blocks, gates: int, verb: str, inputs: Sequence[jax.Array], like: Sequence[jax.Array]):
     """By the kernels below."""
     (n, width), dtype = inputs[0].shape, inputs[0].dtype
-    cost = pl.CostEstimate(
-        flops=((16 if verb == "forward" else 35) + (2 if verb == "forward" else 4) * gates) * n * width,
-        transcendentals=(gates + 4) * n,
-        bytes_accessed=bytes_moved(n, width, dtype, gates, backward=verb == "backward"),
-    )
+    moved = bytes_moved(n, width, dtype, gates, backward=verb == "backward")
+    cost = estimate(moved, n, width, gates, 1 if verb == "forward" else 2)
     kernel = functools.partial(_forward_kernel if verb == "forward" else _backward_kernel, cut, dtype)
     launched = dict(grid=cut.programs, warps=cut.warps, cost=cost, name=f"nag_update_modulated_{verb}")
     return gpu.launch(kernel, inputs, like, **launched)
