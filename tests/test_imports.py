@@ -17,8 +17,8 @@ BELOW = {
     "nagjax.discovery": ERRORS,
     "nagjax.parameters": set(),
     "nagjax.data": ERRORS,
-    "nagjax.residual": BASE,
     "nagjax.layers": BASE,
+    "nagjax.residual": BASE | {"nagjax.layers"},
 }
 BELOW["nagjax.mod"] = BELOW["nagjax.residual"] | {"nagjax.layers", "nagjax.residual"}
 BELOW["nagjax.model"] = BELOW["nagjax.mod"] | {"nagjax.mod"}
