@@ -25,7 +25,7 @@ LINES = {
     "nagjax.arguments": ["nagjax.declared"],
     "nagjax.data": ["nagjax.files", "nagjax.ranges"],
     "nagjax.layers": ["nagjax.ranges", "nagjax.parameters", "pallas_kernels"],
-    "nagjax.residual": ["nagjax.discovery", "nagjax.ranges", "nagjax.parameters", "pallas_kernels"],
+    "nagjax.residual": ["nagjax.layers", "nagjax.discovery", "nagjax.ranges", "nagjax.parameters", "pallas_kernels"],
     "nagjax.mod": ["nagjax.residual", "nagjax.layers"],
     "nagjax.model": ["nagjax.mod"],
     "nagjax.runs.names": [],

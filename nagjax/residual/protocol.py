@@ -51,7 +51,7 @@ class SublayerIndex(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        return self.sublayers // 2
+        return (self.sublayers + 1) // 2
 
 
 class Boundary(NamedTuple):
@@ -63,6 +63,11 @@ class Boundary(NamedTuple):
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
     sublayers: Int[Array, ""] | int  # in all; in a pruned model as many as there were before
+
+    @property
+    def blocks(self) -> Int[Array, ""] | int:
+        """Pairs of sublayers; the last may be single."""
+        return (self.sublayers + 1) // 2
 
 
 @dataclasses.dataclass(frozen=True)

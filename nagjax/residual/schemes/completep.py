@@ -38,5 +38,5 @@ class CompleteP(PreNorm):
         return super().default_rate(width, depth) * (depth / self.base_depth) ** (self.exponent - 1.0)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        weight = (jnp.float32(at.sublayers // 2) / self.base_depth) ** -self.exponent
+        weight = (jnp.float32(at.blocks) / self.base_depth) ** -self.exponent
         return super().advance(stream, (weight * update).astype(update.dtype), at)

@@ -53,7 +53,7 @@ class DenseFormer(Plain):
 
     def point(self, at: Boundary) -> tuple[Bool[Array, ""], Int[Array, ""]]:
         """Whether the committing sublayer ends a block that is a point; the point's number, 1-based."""
-        period = (at.sublayers // 2 + self.points - 1) // self.points
+        period = (at.blocks + self.points - 1) // self.points
         block = at.index // 2
         return (at.index % 2 == 0) & (block % period == 0), block // period
 

@@ -31,7 +31,7 @@ class MixLN(PreNorm):
 
     def border(self, at: Boundary) -> Int[Array, ""]:
         """The last Post-LN sublayer; 0 if there is none."""
-        blocks = jnp.asarray(at.sublayers // 2, jnp.float32)
+        blocks = jnp.asarray(at.blocks, jnp.float32)
         return 2 * jnp.floor(self.post * blocks + 1e-4).astype(jnp.int32)  # a product just below its integer counts
 
     def normalise(self, hidden: Float[Array, "B T D"], at: Boundary) -> Float[Array, "B T D"]:

@@ -39,7 +39,7 @@ class ProRes(PreNorm):
         """What the sublayer's update is multiplied by at this point of the training."""
         if not self.ramp:
             return jnp.float32(1.0)
-        block, blocks = jnp.maximum((at.index + 1) // 2, 1), at.sublayers // 2
+        block, blocks = jnp.maximum((at.index + 1) // 2, 1), at.blocks
         return jnp.minimum(at.progress * blocks / (self.ramp * block), 1.0).astype(jnp.float32)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):

@@ -1,0 +1,350 @@
+"""Residual schemes as Flax modules around anybody's branches: `nagjax.NAG`, `nagjax.Review`, ..., one for each scheme.
+
+    class Mixer(nnx.Module):
+        def __init__(self, rngs):
+            self.branches = nnx.List([...])                                   # 24 callables [..., 512] -> [..., 512]
+            self.residual = nagjax.NAG(width=512, sublayers=24, rngs=rngs)
+
+        def __call__(self, x, progress):
+            return self.residual(x, self.branches, progress=progress)
+
+The module is the scheme's parameters and the verbs of `nagjax.residual.protocol`; what commits an update is the kernel
+that commits it in `nagjax.Transformer`. `nagjax.NAG.Scheme` is the scheme itself, the frozen dataclass of its options.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from nagjax.discovery import pick
+from nagjax.errors import UserError
+from nagjax.layers.embedding import unembed
+from nagjax.layers.parameters import Scales
+from nagjax.parameters import STACKED
+from nagjax.residual import Scheme, Stream, find_scheme, schemes
+from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
+from nagjax.residual.sublayer import run
+
+Branch = Callable[[Float[Array, "*lead D"]], Float[Array, "*lead D"]]
+
+
+class Slot(NamedTuple):
+    """A sublayer's place in the stack: its own gate, the entry of the next reader, and the numbers of both (1-based; 0
+    is the head). From `Residual.slots` with leaves [S, ...]."""
+
+    gate: nnx.Module
+    entry: nnx.Module
+    index: Int[Array, ""]
+    following: Int[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OpenStream:
+    """A stream on its way: the scheme's rows [B, T, ...], the share of the training done, and the axes that x has in
+    front of its features. A pytree: it may be carried by a scan."""
+
+    rows: Stream
+    progress: Float[Array, ""]
+    lead: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def replaced(self, rows: Stream) -> "OpenStream":
+        return dataclasses.replace(self, rows=rows)
+
+
+class Asked:
+    """What the user has asked a module for. Not a part of what a module is: all are equal."""
+
+    start_factors = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Asked)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class Residual(nnx.Module):
+    """A residual scheme for `sublayers` branches on rows of `width` features.
+
+    scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class. embedding_std:
+    standard deviation of what the stream is opened with, which only the gain of `logits` starts by; the scheme's own
+    unless given.
+
+    Schemes that count blocks (LNS, DeepNorm, ...) count pairs of sublayers, as in a Transformer.
+
+    Parameters: `gate` [S, ...] of each sublayer, `entry` [S + 1, ...] of each reader (the last is the head), `ends`.
+    Sublayers count from 1. Rows of any leading axes: [D], [N, D], [B, H, W, D]. Under a mesh, wrap the step in
+    `pallas_kernels.shard_rows`.
+    """
+
+    def __init__(
+        self,
+        scheme: "str | Scheme | type[Scheme]",
+        width: int,
+        sublayers: int,
+        *,
+        rngs: nnx.Rngs,
+        embedding_std: float | None = None,
+    ):
+        for field, value in (("width", width), ("sublayers", sublayers)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(field, value, "give a whole number of at least 1")
+        self.scheme, self.width, self.sublayers = as_scheme(scheme), width, sublayers
+        self.asked = Asked()
+        gate = lambda index, rngs: self.scheme.gate(width, SublayerIndex(index, sublayers), rngs)  # noqa: E731
+        self.gate = nnx.vmap(gate, transform_metadata=STACKED)(jnp.arange(1, sublayers + 1), rngs.split(sublayers))
+        entry = nnx.vmap(lambda rngs: self.scheme.entry(width, rngs), transform_metadata=STACKED)
+        self.entry = entry(rngs.split(sublayers + 1))
+        std = self.scheme.embedding_std(width) if embedding_std is None else embedding_std
+        self.ends = self.scheme.ends(width, std, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "*lead D"],
+        branches: Sequence[Branch] | nnx.Module,
+        *,
+        progress: float | Float[Array, ""] | None = None,
+        observe: bool = False,
+        remat: bool = False,
+    ) -> Any:
+        """x through all sublayers: [*lead, D]; with `observe` also telemetry, {name: [S] float32} (see
+        `nagjax.residual.protocol.telemetry`).
+
+        branches: S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one whose
+        parameters are [S, ...], or a list of k of [S / k, ...] each, which take turns. A stacked module's state besides
+        its parameters (dropout keys, statistics) is carried too. progress: the share of the training that is done; 1
+        unless given, with a warning where the scheme begins a training in another way. remat: a scanned block is
+        computed again in the backward pass.
+
+        Raises UserError: another width, or branches that do not make up S sublayers.
+        """
+        stream = self.open(x, progress)
+        many = isinstance(branches, Sequence | nnx.List)
+        listed = list(branches) if many else [branches]
+        if many and len(listed) == self.sublayers:
+            if remat:
+                raise UserError("remat", remat, "wrap the branches themselves (nnx.remat), or stack them")
+            stream, facts = self._unrolled(stream, listed, observe)
+        else:
+            stream, facts = self._scanned(stream, listed, observe, remat)
+        hidden = self.close(stream)
+        return (hidden, facts) if observe else hidden
+
+    def open(self, x: Float[Array, "*lead D"], progress: float | Float[Array, ""] | None = None) -> OpenStream:
+        """The stream in front of the first sublayer, at this share of the training (see `__call__`)."""
+        if x.ndim < 1 or x.shape[-1] != self.width:
+            raise UserError("x", x.shape, f"the last axis must have {self.width} features, the residual's width")
+        if progress is None and self.scheme.trained() != self.scheme:
+            say(f"{self.scheme.name} begins a training in another way than it ends it: {_how(self.scheme)}")
+        progress = jnp.asarray(1.0 if progress is None else progress, jnp.float32)
+        first = jax.tree.map(lambda own: own[0], self.entry)
+        at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress, self.sublayers)
+        lead = x.shape[:-1]
+        return OpenStream(self.scheme.open(_folded(x, lead), at, self.ends), progress, lead)
+
+    def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
+        """What sublayer i reads."""
+        self._checked(i)
+        return self.scheme.read(stream.rows).reshape(*stream.lead, self.width)
+
+    def advance(
+        self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
+    ) -> OpenStream:
+        """The stream behind sublayer i. In a scan of your own, hand over a slice of `slots()` in place of i, so that
+        the gradient of a parameter is not as large as all sublayers' in each step. Raises UserError for a Python i that
+        is not one of 1 .. S; a traced one is not checked."""
+        return self.observe(stream, update, i)[0]
+
+    def observe(
+        self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
+    ) -> tuple[OpenStream, dict[str, Float[Array, ""]]]:
+        """`advance`, and telemetry of the sublayer. What nobody reads is not computed (under jit)."""
+        slot = i if isinstance(i, Slot) else self._slot(i)
+        return self._step(stream, lambda _: update, slot)
+
+    def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
+        """What a head reads behind the last sublayer."""
+        return self.scheme.close(stream.rows, self.ends)[0].reshape(*stream.lead, self.width)
+
+    def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
+        """Float32 logits over the rows of a table, by the scheme's own head: NAG's knows the residual's length."""
+        logits = unembed(*self.scheme.close(stream.rows, self.ends), self.scheme.head_rows(table))
+        return logits.reshape(*stream.lead, table.shape[0])
+
+    def slots(self) -> Slot:
+        """All sublayers' places, leaves [S, ...]: what a scan over sublayers runs over."""
+        index = jnp.arange(1, self.sublayers + 1, dtype=jnp.int32)
+        readers = jax.tree.map(lambda own: own[1:], self.entry)
+        return Slot(self.gate, readers, index, jnp.where(index < self.sublayers, index + 1, 0))
+
+    def start_factors(self, i: int | Int[Array, ""]) -> Scales:
+        """Factors on the start values of branch i (see `nagjax.start_factors`)."""
+        self.asked.start_factors = True
+        place = SublayerIndex(self._checked(i), self.sublayers)
+        return Scales(self.scheme.output_scale(place), self.scheme.inner_scale(place))
+
+    def _checked(self, i: int | Int[Array, ""]) -> int | Int[Array, ""]:
+        return checked(i, self.sublayers)
+
+    def _slot(self, i: int | Int[Array, ""]) -> Slot:
+        i = self._checked(i)
+        if isinstance(i, int):
+            return jax.tree.map(lambda all: all[i - 1], self.slots())
+        return jax.tree.map(lambda all: jax.lax.dynamic_index_in_dim(all, i - 1, keepdims=False), self.slots())
+
+    def _step(self, stream: OpenStream, branch: Branch, slot: Slot) -> tuple[OpenStream, dict]:
+        at = Boundary(*slot, stream.progress, self.sublayers)
+        shaped = lambda x: (_folded(branch(x.reshape(*stream.lead, self.width)), stream.lead), None)  # noqa: E731
+        after = run(self.scheme, stream.rows, shaped, at)
+        return stream.replaced(after.stream), telemetry(self.scheme, stream.rows, after.stream, after.gate)
+
+    def _unrolled(self, stream: OpenStream, branches: list[Branch], observe: bool) -> tuple[OpenStream, dict]:
+        parts = jax.tree.map(_unstacked, self.slots())
+        slots = jax.tree.transpose(jax.tree.structure(self.slots()), None, parts)
+        facts = []
+        for branch, slot in zip(branches, slots, strict=True):
+            stream, fact = self._step(stream, branch, slot)
+            facts.append(fact if observe else {})
+        return stream, jax.tree.map(lambda *each: jnp.stack(each), *facts)
+
+    def _scanned(self, stream: OpenStream, stacks: list[nnx.Module], observe: bool, remat: bool):
+        kinds, modules = len(stacks), all(isinstance(stack, nnx.Module) for stack in stacks)
+        blocks, rest = divmod(self.sublayers, max(kinds, 1))
+        graph, params, state = nnx.split(tuple(stacks), nnx.Param, ...) if modules else (None, {}, {})
+        lengths = {x.shape[:1] for x in jax.tree.leaves((params, state))}
+        if not kinds or rest or lengths != {(blocks,)}:
+            fix = f"give {self.sublayers} callables, one stacked module with parameters [{self.sublayers}, ...], or k"
+            raise UserError("branches", f"{kinds} of them", f"{fix} of [{self.sublayers} / k, ...]")
+
+        def body(stream, xs):
+            slots, params, state = xs
+            branches, facts = nnx.merge(graph, params, state), []
+            for j, branch in enumerate(branches):
+                stream, fact = self._step(stream, branch, jax.tree.map(lambda x, j=j: x[j], slots))
+                facts.append(fact if observe else {})
+            state = nnx.split(branches, nnx.Param, ...)[2]
+            return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), state)
+
+        body = jax.checkpoint(body, prevent_cse=False) if remat else body
+        slots = jax.tree.map(lambda x: x.reshape(blocks, kinds, *x.shape[1:]), self.slots())
+        stream, (facts, state) = jax.lax.scan(body, stream, (slots, params, state))
+        nnx.update(tuple(stacks), state)
+        return stream, jax.tree.map(lambda x: x.reshape(-1), facts)
+
+
+def start_factors(
+    scheme: "Residual | str | Scheme | type[Scheme]", i: int | Int[Array, ""], sublayers: int | None = None
+) -> Scales:
+    """Factors on the start values of an own branch at sublayer i, as the scheme's source has them (DeepNorm, Review,
+    GPT-2's in plain): `output` on the matrix that makes the update, `inner` on what it is linear in (attention's
+    values, the MLP's up projection).
+
+        kernel_init = lambda *a: nagjax.start_factors(self.residual, i).output * lecun_normal()(*a)
+
+    scheme: the module, which knows its number of sublayers; or a scheme, and `sublayers`. i may be traced. Raises
+    UserError for a Python i that is not one of 1 .. S.
+    """
+    if isinstance(scheme, Residual):
+        return scheme.start_factors(i)
+    if sublayers is None:
+        raise UserError("sublayers", None, "give the number of sublayers, or the module in place of the scheme")
+    chosen, place = as_scheme(scheme), SublayerIndex(checked(i, sublayers), sublayers)
+    return Scales(chosen.output_scale(place), chosen.inner_scale(place))
+
+
+def checked(i: int | Int[Array, ""], sublayers: int) -> int | Int[Array, ""]:
+    """A sublayer's number; UserError for a Python number that is not one of 1 .. S."""
+    if isinstance(i, jax.Array):
+        return i
+    try:
+        number = operator.index(i)
+    except TypeError:
+        raise UserError("i", i, "give a sublayer's number") from None
+    if not 1 <= number <= sublayers:
+        raise UserError("i", i, f"sublayers count from 1 to {sublayers}")
+    return number
+
+
+def as_scheme(given: "str | Scheme | type[Scheme] | Residual | type[Residual]") -> Scheme:
+    """A scheme, from its name, its class, its module or itself. Raises UserError for anything else."""
+    if isinstance(given, str):
+        return find_scheme(given)()
+    if isinstance(given, Residual):
+        return given.scheme
+    if isinstance(given, type) and issubclass(given, Residual) and hasattr(given, "Scheme"):
+        return given.Scheme()
+    if isinstance(given, type) and issubclass(given, Scheme):
+        return given()
+    if isinstance(given, Scheme):
+        return given
+    raise UserError("scheme", given, "give a name, a scheme, or a module such as nagjax.NAG")
+
+
+def modules() -> "dict[str, type[Residual]]":
+    """The module of every scheme, by the name of its class: NAG, Review, LNS, ..."""
+    return {scheme.__name__: module_of(scheme) for scheme in schemes().values()}
+
+
+def module_named(name: str) -> "type[Residual]":
+    """Raises UserError with the nearest names."""
+    return pick("scheme", name, modules(), "modules")
+
+
+@functools.cache
+def module_of(scheme: type[Scheme]) -> "type[Residual]":
+    """The module of a scheme: `Residual`, with the scheme's options in place of the scheme."""
+
+    def __init__(
+        self, width: int, sublayers: int, *, rngs: nnx.Rngs, embedding_std: float | None = None, **options: Any
+    ):
+        known = {field.name for field in dataclasses.fields(scheme)}
+        if unknown := sorted(set(options) - known):
+            raise UserError(unknown[0], options[unknown[0]], f"options of {scheme.name}: {', '.join(known) or 'none'}")
+        Residual.__init__(self, scheme(**options), width, sublayers, rngs=rngs, embedding_std=embedding_std)
+
+    plain = list(inspect.signature(__init__).parameters.values())[:-1]
+    options = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in dataclasses.fields(scheme)
+    ]
+    __init__.__signature__ = inspect.Signature(plain + options)
+    doc = f"{inspect.getdoc(scheme)}\n\n{inspect.cleandoc(Residual.__doc__).split('\n\n', 2)[2]}"
+    body = {"__init__": __init__, "__doc__": doc, "__module__": "nagjax", "Scheme": scheme}
+    body["__signature__"] = inspect.Signature(plain[1:] + options)
+    body["__annotations__"] = {"Scheme": ClassVar[type[Scheme]]}
+    return type(scheme.__name__, (Residual,), body)
+
+
+def say(text: str) -> None:
+    """A warning that points at the user's line."""
+    warnings.warn(text, stacklevel=2, skip_file_prefixes=(str(Path(__file__).parents[1]),))
+
+
+def _how(scheme: Scheme) -> str:
+    old, new = dataclasses.asdict(scheme), dataclasses.asdict(scheme.trained())
+    without = ", ".join(f"{name}={value!r}" for name, value in new.items() if value != old[name])
+    return f"pass progress=step / steps in training and progress=1.0 to a finished model, or do without ({without})"
+
+
+def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:
+    """The first axis stays: a batch that is split over devices is split as before."""
+    if x.shape[:-1] != lead:
+        raise UserError("update", x.shape, f"a branch must return what it reads, {lead} rows")
+    return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])
+
+
+def _unstacked(x: Float[Array, "S ..."]) -> list[Float[Array, "..."]]:
+    """By one split, whose gradient is one concatenation."""
+    return [part[0] for part in jax.lax.split(x, (1,) * x.shape[0], axis=0)]

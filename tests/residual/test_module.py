@@ -1,0 +1,252 @@
+"""Schemes as modules around branches that are not ours. That they are the Transformer's schemes: tests/contracts."""
+
+import inspect
+import pickle
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from stack import normal
+from streams import one_per_stream
+
+from nagjax.errors import UserError
+from nagjax.residual import schemes
+from nagjax.residual.module import Residual, as_scheme, module_of, modules, start_factors
+from nagjax.residual.schemes.nag import NAG
+from pallas_kernels import shard_rows, using
+
+WIDTH, SUBLAYERS = 16, 4
+STREAMS = pytest.mark.parametrize("name", one_per_stream())
+
+
+def stacked(seed: int = 1, sublayers: int = SUBLAYERS) -> nnx.Module:
+    make = nnx.vmap(lambda rngs: nnx.Linear(WIDTH, WIDTH, rngs=rngs))
+    return make(nnx.Rngs(seed).split(sublayers))
+
+
+def apart(stack: nnx.Module, sublayers: int = SUBLAYERS) -> list[nnx.Module]:
+    return [jax.tree.map(lambda x, i=i: x[i], stack) for i in range(sublayers)]
+
+
+def residual(name: str = "nag", sublayers: int = SUBLAYERS, **options) -> Residual:
+    return module_of(schemes()[name])(WIDTH, sublayers, rngs=nnx.Rngs(0), **options)
+
+
+def close(got, want, tolerance=2e-5):
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+@STREAMS
+def test_scanned_unrolled_and_in_a_scan_of_ones_own_are_the_same(name):
+    own, stack, x = residual(name), stacked(), normal(0, 2, 3, WIDTH)
+
+    @jax.jit
+    def ways(own, stack, x):
+        def step(stream, xs):
+            slot, branch = xs
+            return own.advance(stream, branch(own.read(stream)), slot), None
+
+        by_slot = jax.lax.scan(step, own.open(x, 0.5), (own.slots(), stack))[0]
+
+        def numbered(stream, xs):
+            i, branch = xs
+            return own.advance(stream, branch(own.read(stream, i)), i), None
+
+        by_number = jax.lax.scan(numbered, own.open(x, 0.5), (jnp.arange(1, SUBLAYERS + 1), stack))[0]
+        once, facts = own(x, stack, progress=0.5, observe=True, remat=True)
+        return own(x, apart(stack), progress=0.5), (once, own.close(by_slot), own.close(by_number)), facts
+
+    want, others, facts = ways(own, stack, x)
+    assert want.shape == x.shape and np.std(want) > 0.1
+    for got in others:
+        close(got, want)
+    assert all(values.shape == (SUBLAYERS,) for values in facts.values())
+
+
+@pytest.mark.parametrize("name", ["nag", "hyper_connections"])
+@pytest.mark.parametrize("lead", [(), (6,), (1, 2, 3)], ids=str)
+def test_any_axes_in_front_of_the_features(name, lead):
+    """And a branch sees the shape that x has."""
+    own, stack, x = residual(name), stacked(), normal(0, 6, WIDTH)
+    seen = []
+    whole = own(x, apart(stack), progress=1.0)
+    rows = x[: int(np.prod(lead))].reshape(*lead, WIDTH)
+    branches = [lambda x, branch=branch: (seen.append(x.shape), branch(x))[1] for branch in apart(stack)]
+    got = own(rows, branches, progress=1.0)
+    close(got, whole[: int(np.prod(lead))].reshape(*lead, WIDTH))
+    assert seen == [rows.shape] * SUBLAYERS
+
+
+@STREAMS
+def test_gradients_are_finite_reach_everything_and_agree(name):
+    own, stack, x, target = residual(name), stacked(), normal(0, 2, 3, WIDTH), normal(1, 2, 3, WIDTH)
+    own.gate = jax.tree.map(lambda leaf: leaf + 0.1, own.gate)  # ReZero's start lets no gradient through
+
+    def loss(models, scanned):
+        own, stack = models
+        out = own(x, stack if scanned else apart(stack), progress=1.0)
+        return jnp.mean((out - target) ** 2)
+
+    gradient = jax.jit(nnx.grad(loss), static_argnums=1)
+    unrolled, scanned = gradient((own, stack), False), gradient((own, stack), True)
+    jax.tree.map(lambda got, want: close(got, want, 1e-4), scanned, unrolled)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(unrolled))
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(unrolled[1]))
+
+
+def test_vmap_split_merge_and_a_copy_by_pickle():
+    own, stack, x = residual(), stacked(), normal(0, 5, 3, WIDTH)
+    want = own(x, stack, progress=1.0)
+    close(jax.vmap(lambda row: own(row, stack, progress=1.0))(x), want)
+    graph, state = nnx.split((own, stack))
+    again = jax.jit(lambda state, x: (lambda m: m[0](x, m[1], progress=1.0))(nnx.merge(graph, state)))
+    close(again(state, x), want)
+    same = residual()
+    same.start_factors(1)
+    assert nnx.split(same)[0] == nnx.split(residual())[0] and hash(nnx.split(same)[0]) == hash(nnx.split(own)[0])
+    assert pickle.loads(pickle.dumps(NAG(directions=3))) == NAG(directions=3)
+    seeds = nnx.vmap(lambda rngs: residual_of(rngs))(nnx.Rngs(0).split(3))
+    assert jax.tree.leaves(seeds.gate)[0].shape[0] == 3
+
+
+def residual_of(rngs: nnx.Rngs) -> Residual:
+    return module_of(NAG)(WIDTH, SUBLAYERS, rngs=rngs)
+
+
+@pytest.mark.parametrize("name", ["nag", "plain"])
+def test_on_a_mesh_as_on_one_device(name):
+    own, stack, x = residual(name), stacked(), jnp.asarray(normal(0, 8, 3, WIDTH))
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+
+    def gradient(models, x):
+        return nnx.grad(lambda models: jnp.mean(models[0](x, models[1], progress=1.0) ** 3))(models)
+
+    want = jax.jit(gradient)((own, stack), x)
+    split = jax.device_put(x, NamedSharding(mesh, P("data")))
+    got = jax.jit(shard_rows(gradient, mesh, "data"))(jax.device_put((own, stack), NamedSharding(mesh, P())), split)
+    jax.tree.map(lambda got, want: close(got, want, 1e-5), got, want)
+
+
+@pytest.mark.parametrize("name", ["nag", "review", "plain"])
+def test_one_fused_kernel_for_each_boundary(name):
+    own, x = residual(name, sublayers=5), jnp.zeros((4, 8, WIDTH))
+
+    def forward(own, x):
+        with using("mosaic_tpu"):
+            return own(x, [jnp.tanh] * 5, progress=1.0)
+
+    text = jax.jit(forward).trace(own, x).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("@tpu_custom_call") == 5
+
+
+def test_stacked_kinds_take_turns():
+    own, kinds, x = residual("plain"), [stacked(1, 2), stacked(2, 2)], normal(0, 3, WIDTH)
+    order = [branch for pair in zip(*(apart(kind, 2) for kind in kinds), strict=True) for branch in pair]
+    close(own(x, kinds), own(x, order))
+
+
+def test_a_scan_carries_what_stacked_branches_keep():
+    """Dropout's keys: another mask at each call, none shared by two sublayers."""
+
+    class Dropped(nnx.Module):
+        def __init__(self, rngs):
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(jnp.ones_like(x))
+
+    stack = nnx.vmap(Dropped)(nnx.Rngs(0).split(SUBLAYERS))
+    own, x = residual("rezero"), jnp.zeros((64, WIDTH))
+    own.gate.value[...] = 4.0 ** jnp.arange(SUBLAYERS)
+    first, second = own(x, stack), own(x, stack)
+    masks = [(np.asarray(first).astype(int) // (2 * 4**i)) % 4 for i in range(SUBLAYERS)]
+    assert all(0.4 < mask.mean() < 0.6 for mask in masks) and not np.array_equal(masks[0], masks[1])
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("i", [0, -1, SUBLAYERS + 1, np.int64(0), 1.0, "1"])
+def test_a_sublayer_that_is_not_there_is_refused(i):
+    own = residual()
+    stream = own.open(jnp.ones((2, WIDTH)), 1.0)
+    for use in (lambda: own.advance(stream, jnp.ones((2, WIDTH)), i), lambda: own.read(stream, i)):
+        with pytest.raises(UserError, match="i = "):
+            use()
+    for of in (own, "deepnorm"):
+        with pytest.raises(UserError, match="i = "):
+            start_factors(of, i, SUBLAYERS)
+
+
+def test_what_does_not_fit_is_refused():
+    own, x = residual(), jnp.ones((2, WIDTH))
+    for call, field in (
+        (lambda: own(jnp.ones((2, WIDTH + 1)), [jnp.tanh] * 4, progress=1.0), "x"),
+        (lambda: own(x, [jnp.tanh] * 3, progress=1.0), "branches"),
+        (lambda: own(x, stacked(sublayers=3), progress=1.0), "branches"),
+        (lambda: own(x, [], progress=1.0), "branches"),
+        (lambda: own(x, jnp.tanh, progress=1.0), "branches"),
+        (lambda: own(x, [lambda x: x[:1]] * 4, progress=1.0), "update"),
+        (lambda: own(x, [jnp.tanh] * 4, progress=1.0, remat=True), "remat"),
+        (lambda: residual(sublayers=0), "sublayers"),
+        (lambda: residual(direction=3), "direction"),
+        (lambda: start_factors("deepnorm", 1), "sublayers"),
+        (lambda: as_scheme(3), "scheme"),
+    ):
+        with pytest.raises(UserError, match=f"{field} = "):
+            call()
+
+
+def test_what_training_needs_and_nobody_gave_is_said():
+    x, branches = jnp.ones((2, WIDTH)), [jnp.tanh] * SUBLAYERS
+    with pytest.warns(UserWarning, match=r"progress=step / steps .*ramp=0") as said:
+        residual()(x, branches)
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        residual()(x, branches, progress=0.3)
+        residual(ramp=0.0)(x, branches)
+        residual("review")(x, branches)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_a_single_sublayer(name):
+    assert np.isfinite(residual(name, 1)(normal(0, 2, WIDTH), [jnp.tanh], progress=1.0)).all()
+
+
+def test_start_factors_are_the_schemes():
+    assert start_factors("deepnorm", 3, 8) == pytest.approx(((8 * 4) ** -0.25,) * 2)
+    assert start_factors(residual("review"), 2) == (SUBLAYERS**-0.5, 1.0)
+    assert start_factors(NAG, 1, 2) == (1.0, 1.0)
+    by_depth = jax.vmap(lambda i: start_factors("depth_scaled", i, 8).output)(jnp.arange(1, 9))
+    assert by_depth.shape == (8,) and by_depth[0] > by_depth[-1]
+
+
+def test_modules_are_documented_named_and_known_by_any_of_their_names():
+    found = modules()
+    assert {"NAG", "Review", "LNS", "Plain", "ReZero"} <= found.keys() and len(found) == len(schemes())
+    own = found["NAG"]
+    assert own.__name__ == "NAG" and own.__module__ == "nagjax" and issubclass(own, Residual) and own.Scheme is NAG
+    assert "arXiv:2606.16112" in own.__doc__ and "count from 1" in own.__doc__
+    assert list(inspect.signature(own).parameters)[-3:] == ["directions", "alpha_power", "ramp"]
+    for given in ("nag", NAG, NAG(), own, residual()):
+        assert as_scheme(given) == NAG()
+    assert Residual("nag", WIDTH, 2, rngs=nnx.Rngs(0)).scheme == NAG()
+
+
+def test_a_few_steps_with_an_own_optax_chain():
+    own, stack, x, target = residual("review"), stacked(), normal(0, 8, WIDTH), normal(1, 8, WIDTH)
+    optimizer = nnx.Optimizer((own, stack), optax.adam(1e-2), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(models, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m[0](x, m[1]) - target) ** 2))(models)
+        optimizer.update(models, grads)
+        return loss
+
+    losses = [float(step((own, stack), optimizer)) for _ in range(20)]
+    assert losses[-1] < 0.8 * losses[0]
