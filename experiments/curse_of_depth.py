@@ -1,7 +1,6 @@
 """The curse of depth: LayerNorm Scaling against other places of the norm, other sizes and other starts of the branch.
 
-Claim: LayerNorm Scaling, norm outputs over sqrt(block), has a lower loss than Pre-LN and its other rivals: norms in
-  other places, factors on the branches, and scaled starts.
+Claim: LayerNorm Scaling has a lower loss than Pre-LN and its other rivals: other norms, branch factors, scaled starts.
 Source: Sun et al. 2025, arXiv:2502.05795, Tables 1, 6, 7, 8, and its released scripts
 Expected: perplexity at 130M / 250M / 350M / 1B: LNS 25.76 / 20.35 / 18.20 / 15.71, Pre-LN 26.73 / 21.92 / 19.58 /
   17.02, Mix-LN 26.07 / 21.39 / 1363 / 1415, Post-LN 26.95 / 1410 / 1368 / 1391, DeepNorm 27.17 / 22.77 / 1363 / 1409

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels, with_spread
+from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Record, seeded
 from experiments.harness.puzzles import Pointers, Puzzle, Solve, Words
 from experiments.harness.results import Summary
@@ -126,7 +126,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         if {PLAIN, NAG} <= gains.keys():
             more.append(Gap.of(puzzle, gains[NAG], gains[PLAIN]))
             told[-1] += f" (NAG minus plain {more[-1].interval.text(3)})"
-    head = "; ".join(f"{gap.name}: NAG gains {gap} more accuracy than plain" for gap in more)
+    least = min(more, key=lambda gap: gap.interval.estimate, default=None)
+    head = f"accuracy NAG gains more than plain on {least.name}: {least}" if least else ""
     return Summary("; ".join(told), ahead_of_all(more), rows, headline=head)
 
 
@@ -134,13 +135,19 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     figure, axes = panels(2 * len(settings.puzzles), "What depth computes")
     for i, puzzle in enumerate(settings.puzzles):
         by_depth, by_hops = axes[2 * i : 2 * i + 2]
-        for scheme, color in zip(settings.schemes, COLORS, strict=False):
+        for scheme in settings.schemes:
             values = [list(_mean(records, puzzle, scheme, depth).values()) for depth in settings.depths]
-            with_spread(by_depth, settings.depths, values, color=color, label=scheme)
+            with_spread(by_depth, settings.depths, values, **look(scheme), label=scheme)
             for depth, line in ((min(settings.depths), ":"), (max(settings.depths), "-")):
                 own = [r.metrics["accuracy"] for r in _of(records, puzzle, scheme, depth)]
                 accuracy = np.mean(own, axis=0)
-                by_hops.plot(1 + np.arange(len(accuracy)), accuracy, line, color=color, label=f"{scheme}, {depth}")
+                by_hops.plot(
+                    1 + np.arange(len(accuracy)),
+                    accuracy,
+                    line,
+                    color=look(scheme)["color"],
+                    label=f"{scheme}, {depth}",
+                )
         by_depth.set_title(f"{puzzle}: all hops")
         by_depth.set_xlabel("blocks")
         by_depth.set_ylabel("share of right answers")

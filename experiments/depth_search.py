@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels
+from experiments.harness.figures import look, panels
 from experiments.harness.jobs import Job, Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.searching import Confirmation, Space, best, drawn, options_text
@@ -173,7 +173,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
             )
     nag = fresh.pop(JUDGED, {})
     gaps = {s: Gap.of(s, _losses(records, s), _losses(records, JUDGED)) for s in fresh if nag}
-    told += [f"{scheme} minus NAG {gap}" for scheme, gap in gaps.items()]
+    told += [f"{scheme} minus NAG {gap}" for scheme, gap in gaps.items() if gap.values]
     head = f"{settings.depth} blocks, best of {settings.trials} trials each, {settings.seeds} fresh seeds: "
     plain = gaps.get(PLAIN)
     found = f"plain minus NAG: {plain} nats" if plain else ""
@@ -182,11 +182,11 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     figure, (found,) = panels(1, f"{settings.depth} blocks: trials in order of loss, and the best with fresh seeds")
-    for scheme, color in zip(settings.schemes, COLORS, strict=False):
+    for scheme in settings.schemes:
         losses = np.sort([r.metrics["loss"] for r in _part(records, scheme, "trial") if r.metrics["loss"] is not None])
-        found.plot(np.arange(1, len(losses) + 1), losses, marker="o", color=color, label=scheme)
+        found.plot(np.arange(1, len(losses) + 1), losses, **look(scheme), label=scheme)
         confirmed = list(_confirmed(records, scheme).values())
-        found.scatter([0] * len(confirmed), confirmed, marker="x", color=color)
+        found.scatter([0] * len(confirmed), confirmed, marker="x", color=look(scheme)["color"])
     found.set_xlabel("trial (0: the best one, fresh seeds)")
     found.set_ylabel("validation loss (nats per token)")
     found.legend(frameon=False)

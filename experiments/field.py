@@ -1,7 +1,6 @@
 """Every residual scheme there is, at 64 and 128 blocks, on equal terms.
 
-Claim: at 64 and at 128 blocks NAG is ahead of every other residual scheme of the library, at equal width and tokens and
-  each at its best learning rate.
+Claim: At 64 and 128 blocks NAG is ahead of every other residual scheme, each at its best learning rate.
 Source: this project's question; no comparison of these schemes at such depths is published. Partial ones: ProRes,
   arXiv:2603.05369; Keel, arXiv:2601.19895; DenseFormer, arXiv:2402.02622; SiameseNorm, arXiv:2602.08064; CompleteP,
   arXiv:2505.01618

@@ -1,12 +1,14 @@
 """Does the loss of language models fall as 1/depth? The scaling law in width, depth and data, fitted to a table.
 
-Claim: in `L = c_m/m^a_m + c_l/l^a_l + c_D/D^a_D + L_0`, fitted to 245 Chinchilla runs, the depth exponent a_l is 1.
+Claim: In the loss law fitted to 245 Chinchilla runs, the exponent of depth is 1.
 Source: Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970, whose released fit has a_l = 1.20 +- 0.27
 Expected: converged fit: risk 0.003027, a_l 1.33, bootstrap 95% [0.96, 1.79]; by points dropped
   (1, 20, 40, 60, 80): 1.20, 1.04, 1.33, 1.66, 1.87
 Hardware: one CPU core, any size
 Time: smoke 1 s; cpu 2 min
 Command: python -m experiments.inverse_depth_fit --csv ../shared/reference/chinchilla_runs.csv
+
+The law: `L = c_m/m^a_m + c_l/l^a_l + c_D/D^a_D + L_0`, with width m, depth l and data D.
 
 The table needs the columns d_model, n_layers, num_tokens, model_size and loss. The objective is the paper's, the mean
 squared error of log L; the points with the highest losses are dropped first, 40 of them (203 are left) in the main fit.

@@ -1,7 +1,7 @@
 """Inside language models: do their layers work as an ensemble, each turning the residual by 1/depth on its own account?
 
-Claim: the first and the last block turn the residual by about a right angle whatever the depth, those in the middle by
-  1/depth each, and successive updates are uncorrelated, at right angles: plain pre-norm models average over layers.
+Claim: Middle blocks turn the residual by 1/depth each, in uncorrelated directions: plain pre-norm models average over
+  layers.
 Source: Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970 (Pythia, OPT and Qwen2.5), and its released scripts
 Expected: exponent of the mean turn of the middle blocks in the depth 1; first and last turn 90 degrees; successive
   updates 90 degrees apart. The released scripts take the last state behind the final norm, which is in every number
@@ -9,6 +9,9 @@ Expected: exponent of the mean turn of the middle blocks in the depth 1; first a
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
 Time: smoke 15 s; cpu about 10 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.inverse_depth_probes --processes 2
+
+In full: the first and the last block turn the residual by about a right angle whatever the depth, those in the middle
+by 1/depth each, and successive updates are uncorrelated, at right angles.
 
 With h_l the residual in front of block l, of tokens inside documents: turn arccos cos(h_l, h_l+1); angle between
 successive updates h_l+1 - h_l; ||h_l||; angle to the end arccos cos(h_l, h_L); progress
@@ -32,7 +35,7 @@ from jaxtyping import Array, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels, with_spread
+from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, power_law
@@ -284,7 +287,8 @@ def verdict(found: Draws, of_middle: Interval | None) -> str:
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     figure, (turns, middles, between, exits) = panels(4, "What each block does, by depth")
-    for scheme, color in zip(_schemes(records), COLORS, strict=False):
+    for scheme in _schemes(records):
+        color = look(scheme)["color"]
         found = draws(records, scheme)
         for depth, own in found.items():
             deepest = depth == max(found)

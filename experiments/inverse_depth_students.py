@@ -1,13 +1,15 @@
 """Does norm-agnostic depth leave the 1/depth regime? Students of several residuals learn the same deep teachers.
 
-Claim: norm-agnostic (NAG) students leave the 1/depth regime: on teachers of independent blocks their loss falls faster
-  with depth than that of ordinary residual students.
+Claim: On teachers of independent blocks, NAG students' loss falls faster with depth than that of ordinary residual
+  students.
 Source: this project's question to Figliolia & Millidge 2026, arXiv:2606.16112; teachers and students: Liu,
   Kangaslahti, Liu & Gore 2026, arXiv:2602.05970; LayerNorm Scaling: Sun et al. 2025, arXiv:2502.05795
 Expected: ordinary students 1 on independent teachers, 3 on tied ones; of the others no figures were published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: one GPU
 Time: smoke 15 s; cpu about 15 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.inverse_depth_students --processes 2
+
+If so, norm-agnostic students leave the 1/depth regime.
 
 Mean squared error between final states, no head. The students (harness/students.py) differ in the residual around the
 same blocks; all kinds have the same teachers and inputs. The learning rate is tuned for every kind, teacher and depth:
@@ -25,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels, with_spread
+from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Record
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval, power_law
@@ -143,9 +145,16 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         "undecided" if reasons else verdict(own.get(ORDINARY, {}), own.get(JUDGED, {})),
         rows,
         {"at_the_grid_edge": edges},
-        f"exponent on independent teachers: {', '.join(f'{kind} {_text(own[kind])}' for kind in judged)}",
+        _headline(own),
         reasons,
     )
+
+
+def _headline(own: dict[str, dict[int, float]]) -> str:
+    if not own.get(ORDINARY) or not own.get(JUDGED):
+        return ""
+    gap = paired_interval(own[JUDGED], own[ORDINARY])
+    return f"NAG's exponent minus that of ordinary students: {gap.text(2)}"
 
 
 def _mean(own: dict[int, float] | None) -> Interval | None:
@@ -175,11 +184,15 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     for ax, regime in zip(axes, settings.regimes, strict=True):
         here = [r for r in records if r.labels["regime"] == regime and not r.labels.get("half")]
         own = {r.labels["student"]: by_depth(settings, r) for r in here}
-        for (kind, best), color in zip(own.items(), COLORS, strict=False):
+        for kind, best in own.items():
             if best:
                 label = f"{kind}: {_text(exponents(best))}"
                 with_spread(
-                    ax, list(best), [list(one.losses.values()) for one in best.values()], color=color, label=label
+                    ax,
+                    list(best),
+                    [list(one.losses.values()) for one in best.values()],
+                    **look("plain" if kind == ORDINARY else kind),
+                    label=label,
                 )
         if best := own.get(ORDINARY):
             depths = np.array(list(best), float)

@@ -1,7 +1,6 @@
 """Skipping after training: the loss against the FLOPs that are left, by what is skipped.
 
-Claim: in a NAG model trained densely the coming rotation's angle tells which (token, sublayer) pairs to skip: at equal
-  FLOPs less is lost than by skipping at random, and less than by leaving out whole blocks.
+Claim: In a densely trained NAG model, the coming rotation's angle tells which (token, sublayer) pairs to skip.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (skipping by the residual's geometry as a tradeoff of accuracy and
   compute after training, rates of 20-25%); blocks of least influence: Men et al. 2024, arXiv:2403.03853
 Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping, the last blocks left out and those of
@@ -9,6 +8,8 @@ Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping,
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
 Time: smoke 15 s; cpu about 11 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.mod_dial --processes 2
+
+In full: at equal FLOPs less is lost than by skipping at random, and less than by leaving out whole blocks.
 
 Every run has the training FLOPs of the dense NAG run. Of the dense runs, NAG and plain, nothing is trained further;
 what they lose is read off at equal forward FLOPs per token (closed form, with the scores of a router counted), linearly

@@ -1,6 +1,6 @@
 """Cut blocks from trained models, with no fine-tuning: does anybody notice?
 
-Claim: plain pre-norm models barely notice losing late blocks; NAG and LayerNorm Scaling models do: they use them.
+Claim: Plain pre-norm models barely notice losing late blocks; NAG and LayerNorm Scaling models do.
 Source: Sun et al. 2025, arXiv:2502.05795 (LNS); Figliolia & Millidge 2026, arXiv:2606.16112 (NAG)
 Expected: without the last quarter of its blocks plain loses little, NAG and LNS clearly more (no figures published)
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels
+from experiments.harness.figures import look, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval
@@ -122,20 +122,22 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         f"loss added without the last {CUT:.0%} of the blocks: {told} nats per token (95% over {settings.seeds} seeds)"
     )
     gaps = [Gap.of(s, late[s], late[PLAIN]) for s in OTHERS if {s, PLAIN} <= late.keys()]
+    text += f"; minus plain's, {', '.join(f'{gap.name} {gap}' for gap in gaps)}" if gaps else ""
     verdict = ahead_of_all(gaps) if len(gaps) == len(OTHERS) else "undecided"
-    head = ", ".join(f"{gap.name} loses {gap} nats more than plain" for gap in gaps)
+    least = min(gaps, key=lambda gap: gap.interval.estimate, default=None)
+    head = f"{least.name} minus plain, loss added without a quarter: {least} nats" if least else ""
     return Summary(text, verdict, rows, headline=head)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     figure, axes = panels(len(WAYS), "Loss against blocks kept, no fine-tuning")
     for ax, way in zip(axes, WAYS, strict=True):
-        for scheme, color in zip(settings.schemes, COLORS, strict=False):
+        for scheme in settings.schemes:
             own = [r.metrics["cuts"][way] for r in records if r.labels["scheme"] == scheme and "cuts" in r.metrics]
             if own:
                 kept = [settings.depth - n for n, _, _ in own[0]]
                 added = np.mean([[loss - cuts[0][1] for _, loss, _ in cuts] for cuts in own], axis=0)
-                ax.plot(kept, added, marker="o", color=color, label=scheme)
+                ax.plot(kept, added, **look(scheme), label=scheme)
         ax.invert_xaxis()
         ax.set_yscale("symlog", linthresh=0.1)
         ax.set_xlabel("blocks kept")

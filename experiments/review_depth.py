@@ -1,12 +1,14 @@
 """Convex against additive gates by depth: where the convex form stops learning, and the gradient that says why.
 
-Claim: with convex gates, `h <- (1 - r) h + r u`, the gradient at the first layer vanishes with depth and training fails
-  beyond about 20 sublayers; with additive gates, `h <- h + r u`, it does not.
+Claim: With convex gates training fails beyond about 20 sublayers; with additive gates it does not.
 Source: Kramer 2026, arXiv:2606.31859
 Expected: convex near its start loss of 6.0 at 40 to 48 sublayers (GPT-2 BPE), additive improving with depth
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
 Time: smoke 25 s; cpu about 40 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.review_depth --processes 2
+
+Convex gates, `h <- (1 - r) h + r u`: the gradient at the first layer vanishes with depth, by the source; additive ones,
+`h <- h + r u`: it does not.
 
 Arms: Review Residuals, the same gate in convex form, and additive and convex Highway. The gradient is that of the mean
 loss on one validation batch: its norm over the branch parameters of the first block, relative to the last block's, at

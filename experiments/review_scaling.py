@@ -1,6 +1,6 @@
 """Review Residuals against Highway and standard residuals, matched three ways, over sizes.
 
-Claim: Review Residuals beat additive Highway and standard residuals from about 600M parameters on, and more with size.
+Claim: Review Residuals beat additive Highway and standard residuals from about 600M parameters on.
 Source: Kramer 2026, arXiv:2606.31859, and its released per-run losses
 Expected: Review / Highway / standard 1.4795 / 1.4889 / 1.4901 at 590M (Welch t 3.3 and 3.7, p < 0.05), 1.4876 /
   1.5031 / 1.5040 at 1B (t 2.3 and 2.4, p about 0.07); 60M 1.6891 / 1.6923 / 1.6805, standard ahead below 320M
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels, with_spread
+from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Job, Record, Training, looked_at, seeded
 from experiments.harness.matching import parameters, train_flops, widened, with_flops
 from experiments.harness.results import Summary
@@ -169,7 +169,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         verdict = "supported"
     elif any(row["t"] < 0 and row["p"] < 0.05 for row in last):
         verdict = "not supported"
-    head = "; ".join(f"{row['variant']} {row['minus review, by seed']} above Review at {row['size']}" for row in last)
+    least = min(last, key=lambda row: row["t"], default=None)
+    head = f"{least['variant']} minus Review at {least['size']}: {least['minus review, by seed']}" if least else ""
     return Summary("; ".join(told), verdict, rows, headline=head)
 
 
@@ -177,14 +178,14 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     found = losses(records)
     figure, (ax,) = panels(1, "Review Residuals minus baselines")
     variants = sorted({variant for own in found.values() for variant in own} - {"review"})
-    for variant, color in zip(variants, COLORS, strict=False):
+    for variant in variants:
         sizes = [i for i, own in enumerate(found.values()) if variant in own and "review" in own]
         pairs = [list(found.values())[i] for i in sizes]
         gaps = [
             [own["review"][s] - own[variant][s] for s in own["review"].keys() & own[variant].keys()] for own in pairs
         ]
         if gaps:
-            with_spread(ax, sizes, gaps, color=color, label=f"minus {variant}")
+            with_spread(ax, sizes, gaps, **look(variant), label=f"minus {variant}")
     ax.axhline(0, color="#999999", linewidth=1)
     ax.set_xticks(range(len(found)), list(found))
     ax.set_ylabel("loss, by seed (below zero: Review wins)")

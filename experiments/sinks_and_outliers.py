@@ -1,7 +1,6 @@
 """Attention sinks, outliers, and what 8 bits cost because of them.
 
-Claim: NAG's bounded stream has weaker attention sinks and fewer outliers than plain pre-norm's, and loses less to 8-bit
-  weights and activations.
+Claim: NAG has weaker attention sinks and fewer outliers than plain pre-norm, and loses less to 8-bit rounding.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (weaker sinks, weights more centred on zero); the rest is this
   project's question. Measures: sinks, Gu et al. 2024, arXiv:2410.10781; massive activations, Sun et al. 2024,
   arXiv:2402.17762; absmax int8, Dettmers et al. 2022, arXiv:2208.07339; e4m3, Micikevicius et al., arXiv:2209.05433
@@ -30,7 +29,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import COLORS, panels
+from experiments.harness.figures import look, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval
@@ -234,7 +233,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     if gaps:
         told += f"; plain minus NAG: {', '.join(f'{name} {gap.interval}' for name, gap in gaps.items())}"
     parts = {name: dataclasses.asdict(gap.interval) | {"p": gap.p} for name, gap in gaps.items()}
-    found = f"first-token attention, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in gaps else ""
+    found = f"{SHOWN}, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in gaps else ""
     return Summary(told, ahead_of_all(list(gaps.values())), rows, {"plain_minus_nag": parts}, found)
 
 
@@ -273,7 +272,7 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     figure, (sinks, kurtosis, massive, lost) = panels(4, "Attention sinks, outliers, and what rounding costs")
     shown = [scheme for scheme in settings.schemes if measured(records, scheme, MEASURES["int8 damage"])]
     for place, scheme in enumerate(shown):
-        style = {"color": COLORS[settings.schemes.index(scheme)], "label": scheme}
+        style = {"color": look(scheme)["color"], "label": scheme}
         lines = {"first": sinks, "kurtosis": kurtosis, "massive": massive}
         for name, ax in lines.items():
             values = np.mean(list(measured(records, scheme, lambda m, name=name: m[name]).values()), axis=0)

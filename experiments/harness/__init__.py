@@ -2,6 +2,8 @@
 
 A recipe is one file in `experiments/`: a docstring with the fields of `recipe.FIELDS`, and
 
+(of a comparison of trained models all but SIZES is `comparison.Comparison`'s; verdicts are by `verdicts` everywhere)
+
     SIZES      its settings by size, frozen dataclasses; at least "smoke" and "cpu"
     plan       settings -> the jobs to run (`jobs.Job`)
     summarise  settings, records of all jobs -> `results.Summary`

@@ -175,3 +175,27 @@ def _or_diverged(gap: Gap) -> Interval | None:
     if gap.won and not gap.lost:
         return Interval(math.inf, math.inf, math.inf) if not gap.finite else gap.interval
     return gap.interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Deeper:
+    """The judged arm has a lower loss at every further shape than at the first one; the other arms stand beside it."""
+
+    judged: str
+
+    @property
+    def reference(self) -> str:
+        return self.judged
+
+    def decide(self, outcome: Outcome) -> Decision:
+        first, *deeper = outcome.shapes
+        gaps = {
+            (arm, shape): Gap.of(f"{arm} at {shape.name}", outcome.losses(arm, first), outcome.losses(arm, shape))
+            for arm in outcome.arms
+            for shape in deeper
+        }
+        told = ", ".join(f"{gap.name} {outcome.gap_text(gap)}" for gap in gaps.values())
+        text = f"loss at {first.name} minus that of {told} nats per token; {outcome.ranking()}"
+        own = [gap for (arm, _), gap in gaps.items() if arm == self.judged]
+        head = f"{first.name} minus {own[-1].name}: {outcome.gap_text(own[-1])} nats" if own else f"no {self.judged}"
+        return Decision(ahead_of_all(own), head, text)

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from experiments.harness.pages import write_pages
 from experiments.harness.recipe import HOME, Recipe, judged, load, planned
 from experiments.harness.results import Summary, write_plot, write_result
 from experiments.harness.sweep import Shard, collect, work, work_in_processes
-from experiments.harness.table import write_table as write_pages
 from nagjax.errors import UserError
 
 SMOKE, DEFAULT = "smoke", "cpu"

@@ -96,9 +96,9 @@ def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:
     for place, arm in enumerate(order):
         losses = [run["loss"] for run in outcome.sound(arm, shape)]
         style = look(arm, arm in named)
-        filled = {} if outcome.tried(arm, shape).edge else {"markerfacecolor": style["color"]}
+        style |= {"markerfacecolor": "white" if outcome.tried(arm, shape).edge else style["color"]}
         if losses:
-            ax.plot(np.mean(losses), place, linestyle="", fillstyle="none", **style | filled)
+            ax.plot(np.mean(losses), place, linestyle="", **style)
             ax.scatter(losses, [place] * len(losses), s=9, color=style["color"], alpha=0.5)
         if outcome.diverged(arm, shape) or not losses:
             ax.text(1.0, place, "x", color=style["color"], transform=ax.get_yaxis_transform(), va="center", ha="right")

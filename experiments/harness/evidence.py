@@ -41,6 +41,7 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
     lost = len(counted) - len(sound)
     lost_trials = sum(record.metrics["loss"] is None for record in trials) if fresh else 0
     flags = ["one seed, on which rates were chosen"] if trials and not fresh else []
+    flags += ["rates not tuned"] if trained and not trials else []
     flags += [f"edge: {len(edges)}"] if edges else []
     flags += [f"diverged: {lost} of {len(counted)}"] if lost else []
     flags += [f"trials diverged: {lost_trials} of {len(trials)}"] if lost_trials else []

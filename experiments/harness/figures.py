@@ -68,7 +68,7 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
                 bar = mean_interval(own)
                 ax.plot([x, x], np.clip([bar.low, bar.high], low, high), color=look(line.arm)["color"], linewidth=1)
     ax.set_ylim(low, high)
-    if any(line.arm in named for line in lines):
+    if any(line.arm in named for line in lines) and not any(other.get_legend() for other in ax.figure.axes):
         ax.legend(frameon=False, fontsize=8)
 
 

@@ -77,7 +77,7 @@ def from_json(kind: type, values: dict[str, Any]) -> Any:
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         inner = (typing.get_args(hint) or (Any,))[0]
         return tuple(_typed(inner, part) for part in value)
     return from_json(hint, value) if isinstance(value, dict) and dataclasses.is_dataclass(hint) else value

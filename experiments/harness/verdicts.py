@@ -73,6 +73,8 @@ class Gap:
         return float(2 * stats.t.sf(abs(mean / error), len(self.finite) - 1))
 
     def __str__(self) -> str:
+        if not self.values:
+            return "no common seed"
         shown = signed(self.interval) if self.interval else "diverged"
         counts = [f"{count} {text}" for count, text in ((self.won, "rival diverged"), (self.lost, "diverged")) if count]
         return f"{shown} ({', '.join(counts)})" if counts and self.interval else shown

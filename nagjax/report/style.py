@@ -25,12 +25,16 @@ _SCHEMES = {
     "rezero_prenorm": ("#332288", "P"),
     "highway": ("#56b4e9", "X"),
 }
-_COLORS = ("#e69f00", "#882255", "#999933", "#aa4499", "#117733", "#6699cc", "#661100")
+_COLORS = (
+    *("#e69f00", "#882255", "#999933", "#aa4499", "#117733", "#6699cc", "#661100"),
+    *("#44aa99", "#b8860b", "#7b68ee", "#a0522d"),
+)
 _MARKERS = ("p", "<", ">", "h", "*", "d", "8", "v", "X")
 _NAMED = (  # each its own pair of these; any other name has a pair by its letters
     *("block_attn_res", "completep", "deepnorm", "denseformer", "depth_scaled", "highway_convex", "hyper_connections"),
     *("keel", "layer_norm", "layer_scale", "mhc", "mix_ln", "ngpt", "oru", "parallel", "peri_ln", "post_ln", "prores"),
     *("reordered", "sandwich", "skip_init", "review_convex", "pre_ln", "scaled_start"),
+    *("lns_scaled_start", "lns_on_branch", "lns_on_mlp", "lns_on_attention", "lns_before_norm", "lns_on_residual"),
 )
 _WIDTH, _LEFT, _RIGHT = 8.2, 0.7, 6.9  # inches: the figure, and where the axes begin and end in it
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from experiments.harness import command
-from experiments.harness.recipe import FIELDS, load, names, read_header
+from experiments.harness.pages import NOT_MEASURED, table
+from experiments.harness.recipe import FIELDS, judged, load, names, read_header
 from experiments.harness.results import read_result, result_file
-from experiments.harness.table import NOT_MEASURED, table
 from nagjax.errors import UserError
 
 
@@ -30,13 +30,13 @@ def test_smoke(name, tmp_path, capsys):
     assert result["records"] and result["origin"]["versions"]["jax"]
     assert result["command"] == f"python -m experiments.{name} --size smoke"  # and no path of this machine
     assert (tmp_path / "plots" / f"{name}.smoke.png").read_bytes().startswith(b"\x89PNG")
-    again = recipe.summarise(recipe.settings("smoke"), result["records"])
+    again = judged(recipe, recipe.settings("smoke"), result["records"], result["floors"])
     assert json.loads(json.dumps(dataclasses.asdict(again))) == result["summary"]
     # A result in the results folder shows in the table; a smoke run does not.
-    assert result["summary"]["measured"] not in table(tmp_path)
+    row = lambda: next(line for line in table(tmp_path).splitlines() if f"[{name}]" in line)  # noqa: E731
+    assert NOT_MEASURED in row()
     result_file(tmp_path, name, "smoke").rename(result_file(tmp_path, name, "cpu"))
-    row = next(line for line in table(tmp_path).splitlines() if f"experiments.{name}" in line)
-    assert result["summary"]["measured"].replace("|", "\\|") in row and NOT_MEASURED not in row
+    assert result["summary"]["headline"].replace("|", "\\|") in row() and NOT_MEASURED not in row()
 
 
 def test_header_fields_may_span_lines():

@@ -3,15 +3,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments.review_depth import ReviewConvex, _verdict
-from nagjax.residual.protocol import Boundary, Place
+from experiments.harness.gradients import ReviewConvex
+from nagjax.residual.protocol import Boundary, SublayerIndex
 
 WIDTH = 16
 
 
 def test_the_convex_gate_forgets_what_it_writes_over():
     scheme, rngs, one = ReviewConvex(), nnx.Rngs(0), jnp.int32(1)
-    gate, entry = scheme.gate(WIDTH, Place(one, 2), rngs), scheme.entry(WIDTH, rngs)
+    gate, entry = scheme.gate(WIDTH, SublayerIndex(one, 2), rngs), scheme.entry(WIDTH, rngs)
     noise = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)  # noqa: E731
     gate.state[...], gate.update[...] = 0.3 * noise(1, WIDTH, WIDTH), 0.3 * noise(2, WIDTH, WIDTH)
     at = Boundary(gate, entry, one, one + 1, jnp.float32(1.0), 2)
@@ -25,9 +25,3 @@ def test_the_convex_gate_forgets_what_it_writes_over():
     assert r.min() < 0.4 and r.max() > 0.6
     np.testing.assert_allclose(after.hidden, (1 - r) * h + r * u, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(after.normed, unit((1 - r) * h + r * u), rtol=1e-3, atol=1e-4)
-
-
-def test_verdicts():
-    assert _verdict({12: 0.02, 20: 0.05, 28: 0.3, 48: 1.0}) == "supported"
-    assert _verdict({12: 0.02, 20: 0.05, 28: 0.03, 48: 0.0}) == "not supported"
-    assert _verdict({12: 0.2, 20: 0.3, 28: 0.3, 48: 1.0}) == _verdict({12: 0.0}) == "undecided"

@@ -136,5 +136,5 @@ def test_verdicts():
         one.metrics["first"] = [0.1 if one.labels["scheme"] == "plain" else 0.3]
     found = summarise(settings, mixed)
     assert found.verdict == "not supported"
-    assert found.details["plain_minus_nag"]["int8 damage"]["verdict"] == "supported"
+    assert found.details["plain_minus_nag"]["int8 damage"]["p"] < 0.05
     assert summarise(settings, mixed[:3]).verdict == "undecided"  # no NAG run, nothing to compare

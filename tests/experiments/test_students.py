@@ -102,9 +102,22 @@ def test_verdicts():
     assert verdict(own(1.0), own(1.5)) == "supported"
     assert verdict(own(1.0), own(0.5)) == verdict(own(1.0), own(1.1)) == "not supported"
     assert verdict(own(1.0), own(1.5, 0.4)) == verdict({}, own(1.5)) == "undecided"
-    summary = summarise(SETTINGS, [record("ordinary", 1.0), record("nag", 2.0)])
+    whole = [record("ordinary", 1.0), record("nag", 2.0)]
+    half = lambda *powers: [half_of(record(k, p)) for k, p in zip(("ordinary", "nag"), powers, strict=True)]  # noqa: E731
+    summary = summarise(SETTINGS, whole + half(0.98, 1.95))
     assert summary.verdict == "supported" and "nag 2.00 [1.88, 2.12]" in summary.measured
     assert summary.table[1]["lr x"] == "1, 1, 1" and summary.details["at_the_grid_edge"] == []
+
+
+def half_of(record: Record) -> Record:
+    return dataclasses.replace(record, labels=record.labels | {"half": True})
+
+
+def test_an_exponent_that_still_moves_decides_nothing():
+    whole = [record("ordinary", 1.0), record("nag", 2.0)]
+    assert summarise(SETTINGS, whole).verdict == "undecided"
+    moving = summarise(SETTINGS, [*whole, half_of(record("ordinary", 0.7)), half_of(record("nag", 2.0))])
+    assert moving.verdict == "undecided" and moving.reasons == ["ordinary: moved by +0.30 as the steps doubled"]
 
 
 def test_bad_settings():

@@ -1,0 +1,186 @@
+"""experiments/README.md's table, a page per recipe, and the findings in the main README, made from docstrings, result
+files and the log, nothing else.
+
+`python -m experiments.harness.pages` writes them; with `--figures` it draws all figures again.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.evidence import budget
+from experiments.harness.recipe import HOME, Recipe, load, names
+from experiments.harness.results import plot_file, read_result, result_file, write_plot
+from experiments.harness.sweep import settings_from
+from nagjax.runs.folder import write_text
+
+COLUMNS = ("claim", "verdict", "number", "fresh seeds", "budget", "flags", "page")
+BEGIN, END = "<!-- table: python -m experiments.harness.pages -->", "<!-- end of table -->"
+NOT_MEASURED = "not measured"
+SHOWN = (
+    "tokens_and_depth",
+    "curse_of_depth",
+    "depth_search",
+    "mod_dial",
+    "prune",
+    "review_depth",
+)  # in the main README
+VERDICTS = ("supported", "not supported", "undecided")
+EDGES = 3  # named in a reason; of more only the number is
+
+
+def table(home: Path = HOME) -> str:
+    """Markdown: a row per recipe and size that has a result file in `home`/results."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    for name in names():
+        recipe = load(name)
+        lines += [f"| {' | '.join(cells)} |" for cells in _rows(recipe, home)]
+    return "\n".join(lines)
+
+
+def _rows(recipe: Recipe, home: Path) -> list[list[str]]:
+    claim, page = _escape(recipe.header["claim"]), f"[{recipe.name}](pages/{recipe.name}.md)"
+    rows = []
+    for size, result in results(recipe, home).items():
+        found = result["summary"]
+        known = found["evidence"]
+        flags = ", ".join(known.get("flags", ())) if known else ""
+        seeds = str(known["seeds"]) if known else ""
+        rows.append(
+            [claim, found["verdict"], _escape(found["headline"]), seeds, budget(known), flags, f"{page}, {size}"]
+        )
+    return rows or [[claim, NOT_MEASURED, "", "", "", "", page]]
+
+
+def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
+    """Result files of the recipe's sizes but smoke."""
+    files = {size: result_file(home, recipe.name, size) for size in recipe.sizes if size != "smoke"}
+    return {size: read_result(path) for size, path in files.items() if path.exists()}
+
+
+def findings(home: Path = HOME) -> str:
+    """Markdown: how many claims are decided, and the number of those the main README shows."""
+    every = [(recipe, size, result) for recipe in map(load, names()) for size, result in results(recipe, home).items()]
+    tally = {v: sum(result["summary"]["verdict"] == v for *_, result in every) for v in VERDICTS}
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
+    lines = [f"{len(names())} claims have a recipe; of {len(every)} results so far: {counted}.", ""]
+    for recipe, size, result in every:
+        found, known = result["summary"], result["summary"]["evidence"]
+        if recipe.name in SHOWN:
+            told = "; ".join(part for part in (budget(known), ", ".join(known.get("flags", ()))) if part)
+            page = f"[{recipe.name}](experiments/pages/{recipe.name}.md)"
+            lines.append(
+                f"- {recipe.header['claim']} **{found['verdict']}**, {size}: {found['headline']} ({told}; {page})."
+            )
+    return "\n".join(lines)
+
+
+def page(name: str, home: Path = HOME) -> str:
+    """Markdown: claim, what was measured at each size with figure and table, and the log's entries."""
+    recipe = load(name)
+    head = recipe.header
+    parts = [f"# {name}", f"**Claim.** {head['claim']}", f"**Source.** {head['source']}"]
+    parts += [f"**Expected.** {head['expected']}"]
+    for size, result in results(recipe, home).items():
+        parts += _size(recipe, home, size, result)
+    if len(parts) == 4:
+        parts.append(f"Not measured. To run it: `{head['command']}` ({head['time']}).")
+    entries = log_entries(name, (HOME / "LOG.md").read_text(encoding="utf-8"))
+    if entries:
+        told = "Verdicts in these entries are of their day; those above are by today's rules."
+        parts += ["## From the [log](../LOG.md)", told, *(f"### {title}\n\n{text}" for title, text in entries)]
+    generated = "<!-- made by python -m experiments.harness.pages -->"
+    return "\n\n".join([generated, *parts]) + "\n"
+
+
+def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any]) -> list[str]:
+    found, known = result["summary"], result["summary"]["evidence"]
+    plot = plot_file(home, recipe.name, size)
+    parts = [f"## Size {size}: {found['verdict']}"]
+    parts += [f"**{found['headline']}**"] if found["headline"] else []
+    parts += ["Undecided because of: " + "; ".join(short(reason) for reason in found["reasons"]) + "."] * bool(
+        found["reasons"]
+    )
+    if known:
+        told = [f"{known['runs']} runs with {known['seeds']} fresh seeds", budget(known), ", ".join(known["flags"])]
+        if known["ngram"]:
+            orders = ", ".join(f"{order}-gram {loss:.3f}" for order, loss in known["ngram"].items())
+            told.append(f"n-gram tables of the same text: {orders} nats per token")
+        parts.append("; ".join(part for part in told if part) + ".")
+    if plot.exists():
+        parts.append(f"![{recipe.name}](../{plot.relative_to(home).as_posix()})")
+    parts += [found["measured"][:1].upper() + found["measured"][1:] + "."] if found["measured"] else []
+    parts += [markdown(found["table"])] if found["table"] else []
+    file = result_file(home, recipe.name, size).relative_to(home).as_posix()
+    return [*parts, f"`{result['command']}`: [numbers](../{file})"]
+
+
+def short(reason: str) -> str:
+    """A list of edges cut to the first few."""
+    head, _, listed = reason.partition(": ")
+    items = listed.split(", ")
+    return f"{head}: {', '.join(items[:EDGES])} and {len(items) - EDGES} more" if len(items) > EDGES else reason
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    show = lambda value: _escape(f"{value:.4g}" if isinstance(value, float) else str(value))  # noqa: E731
+    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
+    return "\n".join(lines + [f"| {' | '.join(map(show, row.values()))} |" for row in rows])
+
+
+def log_entries(name: str, log: str) -> list[tuple[str, str]]:
+    """Title and text of the log's entries whose text names the recipe first, or its result files."""
+    found = []
+    for entry in re.split(r"^## ", log, flags=re.MULTILINE)[1:]:
+        title, _, text = entry.partition("\n")
+        named = re.findall(r"`(\w+)[ `.]", text)
+        if (named and named[0] == name) or f"results/{name}." in text:
+            found.append((title.strip(), text.strip()))
+    return found
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def readme(text: str, home: Path = HOME) -> str:
+    """experiments/README.md with its table renewed."""
+    return _between(text, BEGIN, END, table(home))
+
+
+def front(text: str, home: Path = HOME) -> str:
+    """The main README with its findings renewed."""
+    return _between(
+        text, "<!-- findings: python -m experiments.harness.pages -->", "<!-- end of findings -->", findings(home)
+    )
+
+
+def _between(text: str, begin: str, end: str, made: str) -> str:
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
+
+
+def write_pages() -> None:
+    """Renews experiments/README.md's table, the main README's findings, and experiments/pages/."""
+    for path, renewed in ((HOME / "README.md", readme), (HOME.parent / "README.md", front)):
+        write_text(path, renewed(path.read_text(encoding="utf-8")))
+    (HOME / "pages").mkdir(exist_ok=True)
+    for name in names():
+        write_text(HOME / "pages" / f"{name}.md", page(name))
+
+
+def draw_figures() -> None:
+    """Of all result files."""
+    for name in names():
+        recipe = load(name)
+        for size, result in results(recipe).items():
+            settings = settings_from(recipe, result["settings"])
+            write_plot(HOME, name, size, recipe.draw, settings, result["records"])
+
+
+if __name__ == "__main__":
+    if "--figures" in sys.argv:
+        draw_figures()
+    write_pages()

@@ -1,0 +1,100 @@
+"""Every number of the main README about results stands in a result file."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.pages import findings, front
+from experiments.harness.recipe import HOME
+
+ROOT = HOME.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBER = re.compile(r"[-+]?\d+\.\d+")
+
+
+def test_the_findings_are_what_the_program_generates():
+    assert front(README) == README, "run python -m experiments.harness.pages"
+
+
+def test_each_number_of_a_finding_is_in_its_result_file():
+    bullets = [line for line in findings().splitlines() if line.startswith("- ")]
+    assert bullets
+    for line in bullets:
+        name, size = re.search(r"pages/(\w+)\.md", line)[1], re.search(r"\*\*, (\w+):", line)[1]
+        summary = json.loads((HOME / "results" / f"{name}.{size}.json").read_text())["summary"]
+        headline = line.split(f", {size}: ")[1].split(" (")[0]
+        assert NUMBER.findall(headline) and headline == summary["headline"]
+
+
+def section(title: str) -> str:
+    return README.split(f"## {title}")[1].split("\n## ")[0]
+
+
+def test_results_are_told_by_generated_lines_only():
+    """Between the findings' markers; the prose around them has no measured number of its own."""
+    prose = re.sub(r"<!-- findings.*?<!-- end of findings -->", "", section("What is measured"), flags=re.DOTALL)
+    about = prose.split("What the [experiments]")[1].split("Apache")[0]
+    assert NUMBER.findall(about) == []
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_the_demo_s_losses_are_those_of_the_grid_they_were_chosen_from():
+    lines = [json.loads(line) for line in (HOME / "results" / "first_grid.jsonl").read_text().splitlines()]
+    known = {(one["scheme"], one["learning_rate"], round(one["validation_loss"], 4)) for one in lines}
+    table = rows(section("Two commands"))
+    rates = [float(cell) for cell in table["learning rate (each scheme's own default)"]]
+    losses = [float(cell.strip("*")) for cell in table["validation loss (nats per byte)"]]
+    shown = set(zip(("plain", "lns", "review", "nag"), rates, losses, strict=True))
+    assert shown <= known
+    assert ("highway", 0.008, 2.1154) in known and "reached 2.1154" in README
+
+
+@pytest.mark.parametrize("file", ["step_cpu", "mod_cpu", "compile_cpu"])
+def test_the_benchmarks_ratios_are_in_their_files(file):
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())["results"]
+    told = {
+        "step_cpu": lambda: f"{found['nag']['ratio']:.2f}",
+        "compile_cpu": lambda: f"plain {found['plain']['ratio']:.2f}, NAG {found['nag']['ratio']:.2f}",
+        "mod_cpu": lambda: f"time {found['time_ratio']:.2f}, FLOPs {found['flops_ratio']:.2f}",
+    }[file]()
+    command = f"`nagjax bench {file.removesuffix('_cpu')}`"
+    line = next(line for line in README.splitlines() if command in line and line.startswith("|"))
+    assert told in line
+
+
+def test_every_result_file_named_exists():
+    named = re.findall(r"\]\(((?:experiments|benchmarks)/[\w./]+)\)", README)
+    assert named and all((Path(ROOT) / path).exists() for path in named)
+
+
+def numbers(value) -> set[float]:
+    """All in a JSON value, those in its texts included."""
+    if isinstance(value, dict):
+        return set().union(*map(numbers, [*value.values(), *value]))
+    if isinstance(value, list):
+        return set().union(*map(numbers, value))
+    if isinstance(value, str):
+        return {abs(float(found)) for found in NUMBER.findall(value)}
+    return {abs(float(value))} if isinstance(value, float) else set()
+
+
+def test_the_report_s_measured_numbers_are_in_the_result_files_its_pages_show():
+    """Each as rounded there."""
+    text = (HOME / "REPORT.md").read_text(encoding="utf-8").split("## What is known now")[1].split("## What is not")[0]
+    for bullet in text.split("\n- ")[1:]:
+        named = re.findall(r"pages/(\w+)\.md", bullet)
+        known = set()
+        for path in (HOME / "results").glob("*.json"):
+            if path.name.split(".")[0] in named:
+                known |= numbers(json.loads(path.read_text())["summary"])
+        for told in NUMBER.findall(bullet):
+            digits = len(told.split(".")[1])
+            assert any(abs(abs(float(told)) - one) <= 0.5001 * 10**-digits for one in known), (told, named)

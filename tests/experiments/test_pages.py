@@ -1,0 +1,67 @@
+"""No number without its result file: README and pages are generated, and each summary follows from its runs."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from experiments.harness.pages import NOT_MEASURED, log_entries, page, readme, short, table
+from experiments.harness.recipe import HOME, judged, load, names
+from experiments.harness.results import plot_file, read_result
+from experiments.harness.sweep import settings_from
+
+RESULTS = sorted((HOME / "results").glob("*.json"))
+
+
+def test_the_readme_table_is_what_the_program_generates():
+    text = (HOME / "README.md").read_text(encoding="utf-8")
+    assert readme(text) == text, "run python -m experiments.harness.pages"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_page_is_what_the_program_generates(name):
+    text = (HOME / "pages" / f"{name}.md").read_text(encoding="utf-8")
+    assert page(name) == text, "run python -m experiments.harness.pages"
+    linked = re.findall(r"\]\(\.\./([\w./]+)\)", text)
+    assert all((HOME / path).exists() for path in linked)
+
+
+def test_a_page_for_every_recipe_and_no_other():
+    assert {path.stem for path in (HOME / "pages").glob("*.md")} == set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_claim_has_at_most_twenty_words(name):
+    assert len(load(name).header["claim"].split()) <= 20
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=[path.stem for path in RESULTS])
+def test_the_summary_of_a_result_file_follows_from_its_runs(path):
+    result = read_result(path)
+    assert path.name == f"{result['recipe']}.{result['size']}.json"
+    assert {"device", "versions", "commit", "date"} <= result["records"][0].origin.keys()
+    recipe = load(result["recipe"])
+    again = judged(recipe, settings_from(recipe, result["settings"]), result["records"], result["floors"])
+    assert json.loads(json.dumps(dataclasses.asdict(again))) == result["summary"]
+    assert plot_file(HOME, result["recipe"], result["size"]).exists()
+
+
+def test_without_result_files_nothing_is_measured(tmp_path):
+    rows = table(tmp_path).splitlines()[2:]
+    assert rows and all(row.count(NOT_MEASURED) == 1 for row in rows)
+
+
+def test_the_log_s_entries_of_a_recipe():
+    texts = {"One, 2026": "`prune` at 24.", "Two": "Of `prune.x`.", "Three": "In `results/prune.cpu.json`."}
+    log = "# Log\n\n" + "".join(f"## {title}\n\n{text}\n\n" for title, text in texts.items())
+    assert [title for title, _ in log_entries("prune", log)] == ["One, 2026", "Two", "Three"]
+    assert log_entries("field", log) == []
+
+
+def test_a_long_list_of_edges_is_cut():
+    assert (
+        short("best rate at the grid's edge: a 8, b 8, c 8, d 8, e 8")
+        == "best rate at the grid's edge: a 8, b 8, c 8 and 2 more"
+    )
+    assert short("4 fresh seeds, 5 needed") == "4 fresh seeds, 5 needed"

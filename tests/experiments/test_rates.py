@@ -1,0 +1,70 @@
+"""The grid widens until its best is inside; fresh seeds go on at that rate."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from experiments.harness import rates
+from experiments.harness.jobs import Record
+from experiments.harness.rates import AtBest, Tried, Tuning, at_edge, best, missing
+
+
+def test_where_to_look_next():
+    assert missing({0.5: 2.0, 1.0: 1.9, 2.0: 2.1}, 2.0, 64) is None
+    assert missing({0.5: 2.2, 1.0: 2.1, 2.0: 2.0}, 2.0, 64) == 4.0
+    assert missing({0.5: 2.0, 1.0: 2.1, 2.0: 2.2}, 2.0, 64) == 0.25
+    assert missing({0.5: 2.2, 1.0: 2.0, 2.0: None}, 2.0, 64) is None  # what diverged is a neighbour
+    assert missing({0.5: None, 1.0: None, 2.0: None}, 2.0, 64) == 0.25
+    assert missing({0.5: 2.2, 1.0: 2.1, 2.0: 2.0}, 2.0, 2.0) is None and at_edge({0.5: 2.2, 1.0: 2.1, 2.0: 2.0})
+    assert best({1.0: None}) is None and not at_edge({1.0: 2.0})
+
+
+@dataclasses.dataclass(frozen=True)
+class Fake:
+    """A training whose loss is a parabola in the rate's logarithm, best at 8; above 16 it diverges."""
+
+    factor: float
+    seed: int = 0
+
+    @property
+    def name(self):
+        return f"x{self.factor:g}-s{self.seed}"
+
+    @property
+    def labels(self):
+        return {"seed": self.seed} | ({"factor": self.factor} if self.seed == 0 else {})
+
+    def config(self):
+        return {"factor": self.factor}
+
+    def run(self, folder: Path) -> dict:
+        with (folder.parent / "ran").open("a") as log:
+            log.write(f"{self.name} ")
+        return {"loss": None if self.factor > 16 else 2 + math.log2(self.factor / 8) ** 2 + 0.01 * self.seed}
+
+
+def test_a_tuning_widens_its_grid_and_a_fresh_seed_takes_the_best(tmp_path):
+    tuning = Tuning("rate", {}, Fake, (0.5, 1.0, 2.0), 64)
+    fresh = AtBest("s1", {"seed": 1}, tuning, lambda factor: Fake(factor, 1))
+    (record,) = rates.awaited([fresh], tmp_path)
+    assert record.metrics == {"loss": pytest.approx(2.01), "factor": 8.0}
+    assert (tmp_path / "ran").read_text().split() == ["x0.5-s0", "x1-s0", "x2-s0", "x4-s0", "x8-s0", "x16-s0", "x8-s1"]
+    (tuned,) = rates.awaited([tuning], tmp_path)  # read, not done again
+    tried = Tried.of([tuned])
+    assert (tried.factor, tried.edge) == (8.0, False) and len(tried.losses) == 6
+    assert set(tuned.metrics["widened"]) == {"4", "8", "16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Fake):
+    def run(self, folder: Path) -> dict:
+        return {"loss": None}
+
+
+def test_an_arm_that_diverges_at_all_rates_is_told(tmp_path):
+    tuning = Tuning("rate", {}, Broken, (0.5, 1.0), 1.0)
+    (record,) = rates.awaited([AtBest("s1", {"seed": 1}, tuning, lambda factor: Fake(factor, 1))], tmp_path)
+    assert record.metrics["loss"] is None and record.metrics["factor"] is None
+    assert Tried.of([Record("", {"factor": 1.0, "seed": 0}, {}, {"loss": None})]).loss == math.inf

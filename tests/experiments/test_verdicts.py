@@ -1,0 +1,74 @@
+"""The rules of a verdict, one by one, and Holm's correction by hand."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from experiments.harness.statistics import Interval
+from experiments.harness.verdicts import Gap, ahead_of_all, barred, both, holm, same_sign, sides, unsettled, within
+
+SURE = {seed: 0.1 + 0.001 * seed for seed in range(1, 6)}
+LEVEL = {1: 0.1, 2: -0.1, 3: 0.2, 4: -0.2, 5: 0.01}
+
+
+def against(gap: dict[int, float | None]) -> Gap:
+    """Of a rival that is so far behind an arm with loss 2."""
+    return Gap.of("rival", {s: None if g is None else 2 + g for s, g in gap.items()}, dict.fromkeys(gap, 2.0))
+
+
+def test_p_is_that_of_the_paired_t_test():
+    values = [0.3, 0.1, 0.2, -0.1, 0.25]
+    gap = against(dict(enumerate(values, 1)))
+    assert gap.p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
+    assert Gap("", {1: 0.5}).p == Gap("", {}).p == 1.0
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_more_rivals_need_more_evidence():
+    almost = against({1: 0.10, 2: 0.02, 3: 0.08, 4: 0.01, 5: 0.06})
+    assert 0.01 < almost.p < 0.05
+    assert sides([almost]) == [1] and sides([almost] * 5) == [0] * 5
+
+
+def test_ahead_of_all():
+    ahead, level, behind = against(SURE), against(LEVEL), against({s: -g for s, g in SURE.items()})
+    assert ahead_of_all([ahead, ahead]) == "supported"
+    assert ahead_of_all([ahead, level]) == ahead_of_all([]) == "undecided"
+    assert ahead_of_all([ahead, behind]) == "not supported"
+
+
+def test_a_divergence_is_a_loss():
+    rival_diverged = against(SURE | {5: None})
+    assert rival_diverged.won == 1 and rival_diverged.lost == 0 and len(rival_diverged.finite) == 4
+    assert ahead_of_all([rival_diverged]) == "supported" and "1 rival diverged" in str(rival_diverged)
+    own = Gap.of("rival", dict.fromkeys(SURE, 2.1), {s: None if s == 1 else 2.0 - 0.001 * s for s in SURE})
+    assert own.lost == 1 and ahead_of_all([own]) == "undecided"  # ahead on the seeds it came through, and yet
+    always = Gap.of("rival", dict.fromkeys(SURE, 2.1), dict.fromkeys(SURE))
+    assert ahead_of_all([always]) == "not supported" and str(always) == "diverged"
+    assert Gap.of("", dict.fromkeys(SURE), dict.fromkeys(SURE)).p == 1.0
+
+
+def test_slopes_bounds_and_parts():
+    up, flat = Interval(0.1, 0.05, 0.15), Interval(0.0, -0.1, 0.1)
+    assert same_sign(up, 1) == "supported" and same_sign(up, -1) == "not supported"
+    assert same_sign(flat, 1) == "undecided"
+    assert within([(up, (0.0, 0.2))]) == "supported" and within([(up, (0.2, 0.3))]) == "not supported"
+    assert within([(flat, (-0.05, math.inf))]) == within([]) == "undecided"
+    assert both("supported", "undecided") == "undecided" and both("supported", "not supported") == "not supported"
+
+
+def test_what_bars_a_verdict():
+    assert barred(5, [], False) == barred(5, [], None) == []
+    assert len(barred(4, ["nag 64"], True)) == 3
+
+
+def test_an_exponent_is_of_the_budget_until_the_steps_doubled():
+    one = Interval(0.78, 0.7, 0.8)
+    assert "one budget" in unsettled("independent", one, None)
+    assert "moved by +0.30" in unsettled("independent", one, Interval(0.48, 0.4, 0.5))
+    assert unsettled("independent", one, Interval(0.75, 0.7, 0.8)) == ""
