@@ -1,9 +1,9 @@
 """One writer of a run's folder at a time: training, `--fresh`, and whatever else changes what the run is.
 
-A lock of the operating system on `lock.json` decides between processes of one machine; it ends with the process, however
-that ends. Between machines, and where the file system has no such locks, the file itself does: its writer renews it
-every `BEAT` seconds, and one that was not renewed for `STALE` seconds belongs to nobody. Ages are taken by the file
-system's clock and by waiting, never by comparing the clocks of two machines.
+A lock of the operating system on `lock.json` decides between processes of one machine; it ends with the process,
+however that ends. Between machines, and where the file system has no such locks, the file itself does: its writer
+renews it every `BEAT` seconds, and one that was not renewed for `STALE` seconds belongs to nobody. Ages are taken by
+the file system's clock and by waiting, never by comparing the clocks of two machines.
 
 Readers take no lock. Nor does a report (a map, a diagnosis, results of tasks): it is written whole, under its own name.
 """
