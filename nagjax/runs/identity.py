@@ -88,7 +88,7 @@ def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
     without the content."""
     known = old.keys() & new.keys() - {WHERE_FROM}
     if changed := _changed({name: old[name] for name in known}, {name: new[name] for name in known}):
-        fix = f"holds a run on another corpus: {changed}; give the corpus it was begun with, or choose another --out"
+        fix = f"holds a run on another corpus: {changed}; give the one it was begun with, or choose another --out"
         raise UserError("out", str(folder), fix)
 
 

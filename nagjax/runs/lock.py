@@ -204,12 +204,13 @@ def _boot() -> str:
 @contextlib.contextmanager
 def _said(folder: Path, field: str):
     """What may be wrong with a folder that is to be written."""
+    other = "choose another --out" if field == "out" else "choose another folder"
     try:
         yield
     except PermissionError:
-        raise UserError(field, str(folder), "no permission to write there; choose another folder") from None
+        raise UserError(field, str(folder), f"no permission to write there; {other}") from None
     except (FileExistsError, NotADirectoryError):
-        raise UserError(field, str(folder), "is a file, or lies under one; choose another folder") from None
+        raise UserError(field, str(folder), f"is a file, or lies under one; {other}") from None
     except OSError as error:
-        fix = f"cannot be written ({os.strerror(error.errno) if error.errno else error}); choose another folder"
+        fix = f"cannot be written ({os.strerror(error.errno) if error.errno else error}); {other}"
         raise UserError(field, str(folder), fix) from None

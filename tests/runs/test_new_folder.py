@@ -25,7 +25,9 @@ def test_an_empty_folder_is_taken_also_by_a_link(tmp_path):
     assert (tmp_path / "disk" / "a").read_text() == "1" and (tmp_path / "out").is_symlink()
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), UserError("x", 1, "no"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), UserError("x", 1, "no"), KeyboardInterrupt()]
+)
 def test_a_failure_leaves_nothing(tmp_path, error):
     with pytest.raises(type(error)), new_folder(tmp_path / "out", "export") as building:
         (building / "deep").mkdir()
