@@ -127,7 +127,7 @@ def main(args: Sequence[str] | None = None) -> int:
             fix = "choose a place you may write to"
         else:
             raise
-        return _fail(UserError("file", error.filename, f"{os.strerror(error.errno)}: {fix}"))
+        return _fail(UserError("file", error.filename or "(unnamed)", f"{os.strerror(error.errno)}: {fix}"))
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130

@@ -13,7 +13,7 @@ import pytest
 
 import nagjax
 import pallas_kernels
-from nagjax.data import DataConfig, open_dataset, prepare
+from nagjax.data import DataConfig, open_dataset, prepare, store
 from nagjax.data.store import MANIFEST, verify
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme
@@ -110,14 +110,16 @@ def shard(data):
     return data["splits"]["train"]["shards"][0]
 
 
-def test_a_pickle_in_a_shard_is_only_numbers(corpus, tmp_path):
+def test_a_pickle_in_a_shard_is_only_numbers(corpus, tmp_path, monkeypatch):
     canary, path = tmp_path / "canary", corpus / "train-00000.tokens"
     size = path.stat().st_size
     path.write_bytes(bomb(canary).ljust(size, b"\0")[:size])
+    for read in (lambda: open_dataset(DataConfig(str(corpus))), lambda: verify(corpus)):
+        with pytest.raises(UserError, match="content changed"):
+            read()
+    monkeypatch.setattr(store, "SMALL", 0)  # where hashing it all would take long
     dataset = open_dataset(DataConfig(str(corpus)))
     assert dataset.stream.read(0, 4).tolist() == np.frombuffer(b"\x93NUMPY\x01\x00", "<u2").tolist()
-    with pytest.raises(UserError, match="content changed"):
-        verify(corpus)
     assert not canary.exists()
 
 
@@ -133,7 +135,7 @@ def test_a_shard_is_no_link_to_elsewhere(corpus):
     path = corpus / "train-00000.tokens"
     path.rename(corpus.parent / "elsewhere")
     path.symlink_to(corpus.parent / "elsewhere")
-    with pytest.raises(UserError, match="outside the corpus"):
+    with pytest.raises(UserError, match="is a link out of"):
         open_dataset(DataConfig(str(corpus)))
 
 

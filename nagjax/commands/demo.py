@@ -55,6 +55,7 @@ def main(
     from nagjax.memory import settle
     from nagjax.report.report import write_report
     from nagjax.report.table import comparison_table, to_rich
+    from nagjax.runs.lock import WriterLock
     from nagjax.runs.log import load_run
     from nagjax.runs.names import SAMPLE
     from nagjax.runs.opening import open_run
@@ -66,7 +67,8 @@ def main(
         label = f"{config.scheme.title:{max(len(c.scheme.title) for c in configs)}}"
         folders.append(train(config, out / run.folder.name, fresh=fresh, label=label))
         sample = complete(open_run(folders[-1]), [PROMPT], tokens=min(96, context - 8), temperature=0.8, top_p=0.95)
-        write_text(folders[-1] / SAMPLE, f"{PROMPT}{sample[0]}\n")
+        with WriterLock(folders[-1], "demo"):
+            write_text(folders[-1] / SAMPLE, f"{PROMPT}{sample[0]}\n")
     logs = [load_run(folder) for folder in folders]
     console.print(to_rich(comparison_table(logs), console.width))
     report = write_report(logs, out, f"{depth} blocks deep: what each residual scheme made of it")

@@ -10,7 +10,7 @@ from jaxtyping import Float32
 from nagjax.data.rows import Rows
 from nagjax.data.stdlib import open_stdlib
 from nagjax.data.storage import storage_path
-from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest
+from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest, verify_small
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
 from nagjax.ranges import Range, Seed, check_fields
@@ -43,12 +43,15 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One split of a corpus, opened: its token stream, tokenizer, and the configuration it came from."""
+    """One split of a corpus, opened: its token stream, tokenizer, and the configuration it came from.
+
+    content: a hash of the whole corpus, both splits and the tokenizer."""
 
     config: DataConfig
     split: str
     tokenizer: Tokenizer
     stream: TokenStream
+    content: str = ""
 
     @property
     def token_count(self) -> int:
@@ -84,7 +87,7 @@ class Dataset:
 
 
 def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokenizer | None = None) -> Dataset:
-    """Open `"train"` or `"validation"` of a corpus, without reading it.
+    """Open `"train"` or `"validation"` of a corpus, without reading it (if it is small, its hashes are compared).
 
     `tokenizer`, when given, is used for `"stdlib"` in place of the configured one, and must be the corpus's
     own for a prepared folder. Raises UserError: unknown split, absent path, unknown or other tokenizer,
@@ -94,18 +97,19 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
     if config.path == STDLIB:
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)
-        stream = open_stdlib(split, tokenizer)
+        stream, content = open_stdlib(split, tokenizer)
     else:
         folder = storage_path(config.path)
         manifest = read_manifest(folder)
         own = open_tokenizer(folder, manifest)
         if tokenizer is not None and tokenizer.fingerprint != own.fingerprint:
             raise UserError("tokenizer", tokenizer.name, f"{config.path} was prepared with {own.name}: use that")
-        tokenizer, stream = own, open_stream(folder, manifest, split)
+        tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
+        verify_small(folder, manifest, split)
     if not len(stream):
         fix = "holds no documents: prepare the corpus again, from more text or with another --validation"
         raise UserError("split", f"{config.path}/{split}", fix)
-    return Dataset(config, split, tokenizer, stream)
+    return Dataset(config, split, tokenizer, stream, content)
 
 
 def batches(

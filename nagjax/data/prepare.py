@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from nagjax.data.store import (
     ShardRecord,
     cannot_write,
     read_manifest,
+    read_own,
+    verify_small,
     write_json,
     write_manifest,
     write_shard,
@@ -39,28 +42,38 @@ class Request(NamedTuple):
     folder: StoragePath
     tokenizer: Tokenizer
     source: dict
+    states: dict[Path, tuple[int, ...]]  # of the inputs on this machine, when their content was noted in `source`
 
     def finished(self) -> Manifest | None:
         """The corpus of this very request, if it is there. Raises UserError for another one in its place."""
         if not (self.folder / MANIFEST).exists():
             return None
         manifest = read_manifest(self.folder)
-        if manifest.source != self.source:
-            raise UserError("out", str(self.folder), "holds another corpus already: choose another folder")
+        if other := _difference(manifest.source, self.source):
+            raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
+        for split in manifest.splits:
+            verify_small(self.folder, manifest, split)
         return manifest
 
     def progress(self, runner: str) -> dict | None:
         """The record of an unfinished run of the same request by the same runner; None in a folder without one."""
         try:
-            progress = json.loads((self.folder / PROGRESS).read_text(encoding="utf-8"))
+            progress = json.loads(read_own(self.folder / PROGRESS))
         except FileNotFoundError:
             return None
-        if progress.pop("request") != self.source:
-            fix = "holds an unfinished corpus of another request: delete it, or choose another folder"
+        if other := _difference(progress.pop("request"), self.source):
+            fix = f"holds an unfinished corpus of another request ({other}): delete it, or choose another folder"
             raise UserError("out", str(self.folder), fix)
         if (begun := progress.pop("runner", "local")) != runner:
             raise UserError("out", str(self.folder), f"was begun with --runner {begun}: go on with that, or delete it")
         return progress
+
+    def check_inputs(self) -> None:
+        """Raises UserError for an input that has changed since its content was noted."""
+        for path, state in self.states.items():
+            if not path.exists() or _state(path) != state:
+                fix = "changed while it was read: what was made of it is worthless; delete OUT and start again"
+                raise UserError("inputs", str(path), fix.replace("OUT", str(self.folder)))
 
 
 def prepare(
@@ -87,12 +100,13 @@ def prepare(
     `out` that holds something else, and when it cannot be written.
     """
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
-    folder, encoder, source = request
+    folder, encoder, source, _ = request
     if manifest := request.finished():
         return manifest
     done = request.progress("local") or {"rounds": 0, "documents": 0, "splits": {}}
 
     def finish_round(pending: dict[str, list[Document]]) -> None:
+        request.check_inputs()
         for name, documents in pending.items():
             if documents:
                 shard = write_shard(folder, name, done["rounds"], documents, encoder)
@@ -138,9 +152,10 @@ def describe_request(
     if shard_tokens < 1:
         raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
     folder, encoder = storage_path(out), load_tokenizer(tokenizer)
+    states: dict[Path, tuple[int, ...]] = {}
     source = {
-        "inputs": _described(inputs),
-        "held_out": _described(held_out),
+        "inputs": _described(inputs, states),
+        "held_out": _described(held_out, states),
         "tokenizer": encoder.fingerprint,
         "validation": validation,
         "field": field,
@@ -148,11 +163,12 @@ def describe_request(
     }
     with cannot_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return Request(folder, encoder, source)
+    return Request(folder, encoder, source, states)
 
 
 def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
-    """Write the manifest, and remove what only an unfinished corpus needs."""
+    """Write the manifest, and remove what only an unfinished corpus needs. Raises UserError for changed inputs."""
+    request.check_inputs()
     folder = request.folder
     manifest = write_manifest(folder, request.tokenizer, request.source, splits)
     for leftover in (folder / PROGRESS, *(folder.glob(".*.partial") if isinstance(folder, Path) else ())):
@@ -169,8 +185,40 @@ def _labelled(
         yield text, "validation"
 
 
-def _described(inputs: Sequence[str]) -> list[list]:
-    """Every input file with its size: enough to notice that a half-finished corpus was made from others."""
-    hub = [[name, None] for name in inputs if name.startswith(HUB_PREFIX)]
+def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> list[list]:
+    """Every input file with its size and its SHA-256 (in an object store: when it was changed); `states` gets those of
+    this machine."""
+    hub = [[name, None, None] for name in inputs if name.startswith(HUB_PREFIX)]
     files = find_files([name for name in inputs if not name.startswith(HUB_PREFIX)])
-    return hub + [[path.as_posix(), size_of(path)] for path in files]
+    return hub + [[path.as_posix(), size_of(path), _content(path, states)] for path in files]
+
+
+def _content(path: StoragePath, states: dict[Path, tuple[int, ...]]) -> str:
+    if not isinstance(path, Path):
+        return f"changed {path.changed()}"
+    states[path] = _state(path)
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _difference(old: dict, new: dict) -> str:
+    """In what two requests differ, in words; "" where in nothing. Inputs may have moved, if their content is the same;
+    of those that older versions noted only path and size are known."""
+    for field in new:
+        was, now = old.get(field), new[field]
+        if field not in ("inputs", "held_out"):
+            if was != now:
+                return f"{field} was {was!r} and is now {now!r}"
+            continue
+        if not isinstance(was, list) or len(was) != len(now):
+            return f"{field} are other files"
+        for before, after in zip(was, now, strict=True):
+            known = [1, 2] if len(before) > 2 and after[2] else [0, 1]
+            if any(before[i] != after[i] for i in known):
+                return f"{after[0]} in {field} has changed, or was another file"
+    return ""

@@ -72,25 +72,26 @@ def cache_root() -> Path:
         return Path(tempfile.gettempdir()) / "nagjax"
 
 
-def open_stdlib(split: str, tokenizer: Tokenizer) -> TokenStream:
-    """A split of the library as tokens.
+def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
+    """A split of the library as tokens, and a hash of the content of all of it.
 
     They are kept in the cache folder under a name made of interpreter version, tokenizer and content. Where
     that folder cannot be written, or its files are damaged, the tokens are made again in memory.
     """
     texts = stdlib_documents()
     content = sha256(b"".join(sha256(text.encode()).digest() for text in texts)).hexdigest()
+    identity = sha256(f"{content} {VALIDATION} {tokenizer.fingerprint}".encode()).hexdigest()
     version = "{}.{}.{}".format(*sys.version_info[:3])
     folder = cache_root() / f"stdlib-{version}-{tokenizer.fingerprint[:16]}-{content[:16]}"
     if (stream := _cached(folder, split)) is not None:
-        return stream
+        return stream, identity
     by_split = {name: [] for name in SPLITS}
     labelled = ((text, split_name(text, VALIDATION)) for text in texts)
     for split_of_text, document in encode_documents(labelled, tokenizer):
         by_split[split_of_text].append(document)
     _fill_cache(folder, by_split, tokenizer)
     stream = _cached(folder, split)
-    return in_memory(by_split[split], tokenizer) if stream is None else stream
+    return in_memory(by_split[split], tokenizer) if stream is None else stream, identity
 
 
 def _cached(folder: Path, split: str) -> TokenStream | None:

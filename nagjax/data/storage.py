@@ -81,6 +81,10 @@ class RemotePath:
     def size(self) -> int:
         return self._info().size
 
+    def changed(self) -> int | None:
+        """When it was written last, in nanoseconds."""
+        return self._info().mtime_ns
+
     def open(self, mode: str) -> "NativeFile":
         """`rb` (random access) or `wb`."""
         return self._store.open_input_file(self.key) if mode == "rb" else self._store.open_output_stream(self.key)

@@ -15,8 +15,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from hashlib import sha256
+from functools import cached_property, lru_cache
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +25,13 @@ from jaxtyping import Int32, Int64
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath, size_of, storage_path
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
+from nagjax.files import create, inside, refuse_link
 
 FORMAT = 1
 MANIFEST, PROGRESS = "manifest.json", "progress.json"
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
+SMALL = 1 << 26  # bytes of a split that are hashed whenever it is opened: a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class FileRecord:
     sha256: str
 
     def __post_init__(self):
-        if not isinstance(self.name, str) or self.name != Path(self.name).name:
+        name = self.name
+        if not isinstance(name, str) or name in ("", ".", "..") or name != Path(name).name:
             raise UserError("path", self.name, "a manifest names files of its own folder only: do not use this corpus")
 
 
@@ -74,6 +77,15 @@ class Manifest:
     def total(self, split: str, what: str) -> int:
         """Sum of `token_count`, `document_count` or `byte_count` over a split's shards."""
         return sum(getattr(shard, what) for shard in self.splits.get(split, ()))
+
+    @property
+    def content(self) -> str:
+        """SHA-256 of all that a reader gets to see: tokens, borders of documents, tokenizer."""
+        shards = {
+            name: [(shard.tokens.sha256, shard.documents.sha256) for shard in shards]
+            for name, shards in sorted(self.splits.items())
+        }
+        return sha256(json.dumps([self.tokenizer_fingerprint, self.dtype, shards]).encode()).hexdigest()
 
     def to_json(self) -> dict:
         splits = {
@@ -200,7 +212,7 @@ def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarra
     digest, size, partial, here = sha256(), 0, folder / f".{name}.partial", isinstance(folder, Path)
     with cannot_write(folder):
         try:
-            with partial.open("wb") as file:
+            with _new_file(partial) as file:
                 for part in parts:
                     data = memoryview(part).cast("B")
                     digest.update(data)
@@ -209,10 +221,25 @@ def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarra
                 if here:
                     file.flush()
                     os.fsync(file.fileno())
+            if here:
+                refuse_link(folder / name)
             partial.replace(folder / name)
         finally:
             partial.unlink(missing_ok=True)
     return FileRecord(name, size, digest.hexdigest())
+
+
+def _new_file(path: StoragePath):
+    """Open to write, without following a link that may lie in its place."""
+    if not isinstance(path, Path):
+        return path.open("wb")
+    path.unlink(missing_ok=True)
+    return open(create(path), "wb")
+
+
+def read_own(path: StoragePath) -> str:
+    """A text file of a corpus; on this machine it may be no link out of its folder."""
+    return (inside(path) if isinstance(path, Path) else path).read_text(encoding="utf-8")
 
 
 def write_json(folder: StoragePath, name: str, data: dict) -> FileRecord:
@@ -234,7 +261,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
     folder = storage_path(folder)
     try:
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        data = json.loads(read_own(folder / MANIFEST))
     except (FileNotFoundError, NotADirectoryError):
         if (folder / PROGRESS).exists():
             fix = 'was not finished: run the same "nagjax data prepare" again, it goes on where it stopped'
@@ -242,7 +269,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
             state = "is not a corpus folder" if folder.exists() else "does not exist"
             fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use path = "stdlib"'
         raise UserError("path", str(folder), fix) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
@@ -261,7 +288,7 @@ def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         path = folder / "tokenizer.json"
         try:
-            tokenizer = JsonTokenizer(path.read_text(encoding="utf-8"), name=manifest.tokenizer_name)
+            tokenizer = JsonTokenizer(read_own(path), name=manifest.tokenizer_name)
         except OSError:
             raise UserError("path", str(path), "is missing or unreadable: prepare the corpus again") from None
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -275,8 +302,8 @@ def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStr
     for shard in manifest.splits.get(split, ()):
         for record in (shard.tokens, shard.documents):
             path = folder / record.name
-            if isinstance(path, Path) and not path.resolve().is_relative_to(folder.resolve()):
-                raise UserError("path", str(path), "is a link to a file outside the corpus: put the file itself there")
+            if isinstance(path, Path):
+                inside(path)
             size = size_of(path) if path.exists() else None
             if size != record.size:
                 what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
@@ -306,8 +333,30 @@ def verify(folder: str | os.PathLike) -> Manifest:
                 while block := file.read(1 << 20):
                     digest.update(block)
             if digest.hexdigest() != record.sha256:
-                raise UserError("path", str(folder / record.name), "its content changed: prepare it again")
+                raise _changed(folder / record.name)
     return manifest
+
+
+def verify_small(folder: StoragePath, manifest: Manifest, split: str) -> None:
+    """`verify` for a split of up to `SMALL` bytes on this machine, once for as long as its files stay as they are."""
+    records = [record for shard in manifest.splits.get(split, ()) for record in (shard.tokens, shard.documents)]
+    if isinstance(folder, Path) and sum(record.size for record in records) <= SMALL:
+        for record in records:
+            path = inside(folder / record.name)
+            stat = path.stat()
+            if _hash_of(path, stat.st_mtime_ns, stat.st_size, stat.st_ino) != record.sha256:
+                raise _changed(path)
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(path: Path, *state: int) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _changed(path: StoragePath) -> UserError:
+    fix = "its content changed since it was prepared: bring it back, or prepare the corpus again"
+    return UserError("path", str(path), fix)
 
 
 @contextmanager

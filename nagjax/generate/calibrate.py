@@ -15,6 +15,8 @@ from nagjax.errors import UserError
 from nagjax.files import write_json
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
+from nagjax.runs.folder import read_config
+from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import CALIBRATION, DIAL
 from nagjax.runs.opening import OpenRun, dial, open_run
 from nagjax.train.evaluator import Evaluator
@@ -45,22 +47,24 @@ def calibrate(
     text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
     flops (forward, per token), random_loss, late_loss, late_flops, late_blocks; `dense`; `chosen`.
 
-    Raises UserError: a run that is not NAG or was trained with Mixture-of-Depths, rates out of [0, 1).
+    Raises UserError: a run that is not NAG or was trained with Mixture-of-Depths, rates out of [0, 1),
+    a folder that is being written.
     """
-    run = open_run(folder, calibrated=False)
-    _check(run, rates, choose)
-    swept = Dial(run, batches, search_batches)
-    dense = swept.dense()
-    points = [swept.point(rate) for rate in sorted(set(rates)) if rate > 0.0]
-    chosen = _choose(points, dense, choose, rise)
-    result = {"run": str(folder), "step": run.step, "dense": dense, "points": points, "chosen": chosen}
-    write_json(Path(folder) / DIAL, result)
-    saved = Path(folder) / CALIBRATION
-    if chosen:
-        point = next(p for p in points if p["rate"] == chosen)
-        write_json(saved, point)
-    else:
-        saved.unlink(missing_ok=True)
+    read_config(Path(folder))  # a folder that holds no run is not made
+    with WriterLock(folder, "calibrate", "run"):
+        run = open_run(folder, calibrated=False)
+        _check(run, rates, choose)
+        swept = Dial(run, batches, search_batches)
+        dense = swept.dense()
+        points = [swept.point(rate) for rate in sorted(set(rates)) if rate > 0.0]
+        chosen = _choose(points, dense, choose, rise)
+        result = {"run": str(folder), "step": run.step, "dense": dense, "points": points, "chosen": chosen}
+        write_json(Path(folder) / DIAL, result)
+        saved = Path(folder) / CALIBRATION
+        if chosen:
+            write_json(saved, next(p for p in points if p["rate"] == chosen))
+        else:
+            saved.unlink(missing_ok=True)
     return result
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
+from nagjax.runs.identity import check_corpus
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 
@@ -55,11 +56,13 @@ def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) 
 def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -> Dataset:
     """A split of `"stdlib"` or of a prepared folder, of the run's own corpus unless given.
 
-    Raises UserError: no such corpus, or one of another tokenizer.
+    Raises UserError: no such corpus, one of another tokenizer, or a corpus of the run that has changed since.
     """
     if data is None:
         given = run.tokenizer if run.config.data.path == STDLIB else None
-        return open_dataset(run.config.data, split=split, tokenizer=given)
+        dataset = open_dataset(run.config.data, split=split, tokenizer=given)
+        check_corpus(run.folder, dataset)
+        return dataset
     given = run.tokenizer if data == STDLIB else None
     dataset = open_dataset(DataConfig(path=data), split=split, tokenizer=given)
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:

@@ -14,7 +14,6 @@ from nagjax.errors import UserError
 from nagjax.files import copy, has_file, write_json
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.express import Expressed, express
-from nagjax.interop.importing import new_folder
 from nagjax.interop.load_tensors import flat
 from nagjax.interop.safetensors import Lazy, write_folder
 from nagjax.interop.source import BUNDLE, CUTS, MODEL_CONFIG
@@ -22,6 +21,7 @@ from nagjax.interop.tensors import Tensor
 from nagjax.interop.tokenizer_files import write_files
 from nagjax.runs.config import to_dict
 from nagjax.runs.names import CALIBRATION
+from nagjax.runs.new_folder import check_free, new_folder
 from nagjax.runs.opening import OpenRun, open_run, read_origin
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -49,8 +49,7 @@ def export(
     if dtype not in DTYPES:
         raise UserError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
-    out = Path(out)
-    new_folder(out)
+    check_free(out)
     scheme, adapted = run.config.scheme.name, adapted_schemes()
     if format == "bundle" and scheme not in adapted:
         fix = f"the AutoModel adapter that a bundle carries has {', '.join(adapted)}; nagjax.load reads the run itself"
@@ -58,14 +57,14 @@ def export(
     plain = express(run) if format == "plain" else None
     values = plain.values if plain else bundle_config(run)
     tensors = plain_tensors(plain, DTYPES[dtype]) if plain else bundle_tensors(run, DTYPES[dtype])
-    out.mkdir(parents=True, exist_ok=True)
-    write_folder(out, tensors, shard_bytes)
-    write_files(run.tokenizer, run.folder, out)
-    if plain is None:
-        shutil.copyfile(ADAPTER, out / ADAPTER.name)
-        if has_file(run.folder / CALIBRATION):
-            copy(run.folder / CALIBRATION, out / CALIBRATION)
-    write_json(out / MODEL_CONFIG, values | special_ids(run) | {"dtype": dtype})
+    with new_folder(out, "export") as building:
+        write_folder(building, tensors, shard_bytes)
+        write_files(run.tokenizer, run.folder, building)
+        if plain is None:
+            shutil.copyfile(ADAPTER, building / ADAPTER.name)
+            if has_file(run.folder / CALIBRATION):
+                copy(run.folder / CALIBRATION, building / CALIBRATION)
+        write_json(building / MODEL_CONFIG, values | special_ids(run) | {"dtype": dtype})
     return values["model_type"]
 
 

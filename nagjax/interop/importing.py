@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from nagjax.data.tokenizer import NoTokenizer
-from nagjax.errors import UserError
 from nagjax.files import copy, write_json
 from nagjax.interop.source import read_json, read_source
 from nagjax.interop.tokenizer_files import copy_files
-from nagjax.runs.config import to_dict
 from nagjax.runs.facts import run_facts
-from nagjax.runs.names import CALIBRATION, CHECKPOINTS, CONFIG, INFO, ORIGIN
+from nagjax.runs.identity import found_run
+from nagjax.runs.names import CALIBRATION, CHECKPOINTS, INFO, ORIGIN
+from nagjax.runs.new_folder import new_folder
 from nagjax.runs.opening import OpenRun
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.safety.guard import new_guard
@@ -36,15 +36,14 @@ def import_model(
     `read_source` raises, and an `out` in use.
     """
     source, out = Path(source), Path(out)
-    new_folder(out)
-    say("reading the weights")
-    run = read_source(source, context=context, dtype=dtype, devices=devices)
-    out.mkdir(parents=True, exist_ok=True)
-    copy_files(source, out)
-    if run.calibrated:
-        copy(source / CALIBRATION, out / CALIBRATION)
-    say("writing the checkpoint")
-    write_run(run, out, read_json(source))
+    with new_folder(out, "import") as building:
+        say("reading the weights")
+        run = read_source(source, context=context, dtype=dtype, devices=devices)
+        copy_files(source, building)
+        if run.calibrated:
+            copy(source / CALIBRATION, building / CALIBRATION)
+        say("writing the checkpoint")
+        write_run(run, building, read_json(source))
     return run
 
 
@@ -57,15 +56,9 @@ def write_run(run: OpenRun, out: Path, values: dict) -> None:
         "end_of_text": run.tokenizer.end_of_text,
         "config": values,
     }
-    for name, content in ((ORIGIN, origin), (CONFIG, to_dict(run.config)), (INFO, run_facts(run.blueprint))):
+    for name, content in ((ORIGIN, origin), (INFO, run_facts(run.blueprint))):
         write_json(out / name, content)
     key = jax.random.key_data(jax.random.key(run.config.train.seed))
     state = TrainState(jnp.int32(run.step), run.params, {}, key, run.mod, new_guard())
-    with Checkpoints(out / CHECKPOINTS) as checkpoints:
+    with Checkpoints(out / CHECKPOINTS, found_run(out, run.config)) as checkpoints:
         checkpoints.save(run.step, state)
-
-
-def new_folder(out: Path) -> None:
-    """Raises UserError unless `out` is free."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError("out", str(out), "is not empty: choose another --out, or remove it")

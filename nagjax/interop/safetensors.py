@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from nagjax.errors import UserError
+from nagjax.files import has_file, inside, naming, read_json, write_text
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -37,7 +38,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     Raises UserError where the file is not whole and valid safetensors.
     """
     try:
-        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+        data = np.memmap(inside(path), np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     except OSError as error:
         raise UserError("weights", str(path), f"cannot be read ({error.strerror})") from None
     if len(data) < 8:
@@ -79,7 +80,7 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
     are read), a shard that is missing, or an index that names what is not there.
     """
     index = folder / INDEX
-    if index.is_file():
+    if has_file(index):
         return _sharded(folder, index)
     single = folder / SINGLE
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
@@ -95,7 +96,7 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
 
 def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
     try:
-        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weights = read_json(index)["weight_map"]
         files = sorted(set(weights.values()))
         if not all(isinstance(name, str) and Path(name).name == name for name in files):
             raise ValueError("it names files in other folders")
@@ -141,7 +142,7 @@ def write_folder(folder: Path, tensors: Iterable[Lazy], shard_bytes: int = 5 * 1
         weights |= {tensor.name: name for tensor in shard}
     total = sum(tensor.size for shard in shards for tensor in shard)
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2, sort_keys=True)
-    (folder / INDEX).write_text(text, encoding="utf-8")
+    write_text(folder / INDEX, text)
 
 
 def write_tensors(path: Path, tensors: list[Lazy]) -> None:
@@ -152,7 +153,7 @@ def write_tensors(path: Path, tensors: list[Lazy]) -> None:
         header[tensor.name] = entry | {"data_offsets": [end, end := end + tensor.size]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
             value = np.asarray(tensor.make(), tensor.dtype, order="C")

@@ -9,7 +9,9 @@ from rich.text import Text
 from nagjax.errors import UserError
 from nagjax.report.report import build_report, save_report
 from nagjax.report.table import to_rich
-from nagjax.runs.log import load_run
+from nagjax.runs.log import Run, load_run
+from nagjax.runs.names import CHECKPOINTS
+from nagjax.train.checkpoint.store import steps_saved
 
 
 def compare(paths: Sequence[str | Path], out: str | Path, console: Console | None = None) -> Path:
@@ -24,8 +26,12 @@ def compare(paths: Sequence[str | Path], out: str | Path, console: Console | Non
         raise UserError("runs", [str(path) for path in paths], "give two or more run folders to compare")
     if len({Path(path).resolve() for path in paths}) < len(paths):
         raise UserError("runs", [str(path) for path in paths], "give each run folder once")
-    report = build_report([load_run(path) for path in paths], "Comparison of runs")
+    runs = [load_run(path) for path in paths]
+    late = [line for run in runs if (line := behind(run))]
+    report = build_report(runs, "Comparison of runs", late)
     page = save_report(report, out)
+    for line in late:
+        console.print(Text(f"Warning: {line}", style="yellow"))
     console.print(to_rich(report.table, console.width))
     console.print(Text(report.verdict, style="bold"))
     console.print(Text(report.learning_rates))
@@ -34,3 +40,14 @@ def compare(paths: Sequence[str | Path], out: str | Path, console: Console | Non
         for line in report.unequal:
             console.print(Text(f"  {line}", style="yellow"))
     return page
+
+
+def behind(run: Run) -> str | None:
+    """What is wrong with a run whose newest checkpoint is newer than its log; None where nothing is."""
+    newest = max(steps_saved(run.path / CHECKPOINTS), default=0)
+    if newest <= run.step:
+        return None
+    return (
+        f"{run.path} has a checkpoint of step {newest}, and its log ends at step {run.step}: lines are missing, and "
+        "what is compared here is not the end of the run."
+    )

@@ -44,7 +44,7 @@ def diagnosis_page(record: dict, plots: list[Plot]) -> str:
             f"<figcaption>{caption}</figcaption></figure>"
         )
     parts += ["<h2>Block by block</h2>", _table(record)]
-    parts.append(f'<p class="quiet">All numbers, with their matrices, are in {DATA} beside this page.</p>')
+    parts.append(f'<p class="quiet">All numbers, with their matrices, are in {DIAGNOSIS_DATA} beside this page.</p>')
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -14,9 +14,10 @@ from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import Cutter, choose
 from nagjax.report.curve import check_rule, measure, text_batches
 from nagjax.runs.blueprint import ModelBlueprint
-from nagjax.runs.config import to_dict
 from nagjax.runs.facts import run_facts
-from nagjax.runs.names import CHECKPOINTS, CONFIG, CORPUS, INFO, ORIGIN, PRUNED, TOKENIZER_FILES
+from nagjax.runs.identity import found_run
+from nagjax.runs.names import CHECKPOINTS, CORPUS, INFO, ORIGIN, PRUNED, TOKENIZER_FILES
+from nagjax.runs.new_folder import new_folder
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.batches import TrainBatches
 from nagjax.train.checkpoint.store import Checkpoints
@@ -54,28 +55,28 @@ def prune(
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
     """
-    out = Path(out)
-    _check(out, rule, count, blocks, heal_steps, lr)
-    run = open_run(folder, calibrated=False)
-    cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
-    gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
-    before, after = cutter.loss(held_out), cutter.loss(held_out, gone)
-    short = without(run, gone)
-    state, healed = _state(short), None
-    if heal_steps:
-        short, state = heal(short, state, heal_steps, lr, data)
-        healed = Cutter(short).loss(held_out)
-    record = {
-        "source": str(folder),
-        "rule": "list" if blocks else rule,
-        "removed": gone,
-        "kept": list(short.config.model.kept),
-        "loss": {"before": before, "after": after, "healed": healed},
-        "batches": len(held_out),
-        "heal_steps": heal_steps,
-        "lr": lr if heal_steps else None,
-    }
-    _write(short, state, out, record, run.folder)
+    _check(rule, count, blocks, heal_steps, lr)
+    with new_folder(out, "prune") as building:
+        run = open_run(folder, calibrated=False)
+        cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
+        gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
+        before, after = cutter.loss(held_out), cutter.loss(held_out, gone)
+        short = without(run, gone)
+        state, healed = _state(short), None
+        if heal_steps:
+            short, state = heal(short, state, heal_steps, lr, data)
+            healed = Cutter(short).loss(held_out)
+        record = {
+            "source": str(folder),
+            "rule": "list" if blocks else rule,
+            "removed": gone,
+            "kept": list(short.config.model.kept),
+            "loss": {"before": before, "after": after, "healed": healed},
+            "batches": len(held_out),
+            "heal_steps": heal_steps,
+            "lr": lr if heal_steps else None,
+        }
+        _write(short, state, building, record, run.folder)
     return record
 
 
@@ -148,20 +149,17 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
 
 
 def _write(run: OpenRun, state: TrainState, out: Path, record: dict, source: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         if has_file(source / name):
             copy(source / name, out / name)
-    for name, content in ((CONFIG, to_dict(run.config)), (INFO, run_facts(run.blueprint)), (PRUNED, record)):
+    for name, content in ((INFO, run_facts(run.blueprint)), (PRUNED, record)):
         write_json(out / name, content)
     loss = record["loss"]["after"] if record["loss"]["healed"] is None else record["loss"]["healed"]
-    with Checkpoints(out / CHECKPOINTS) as checkpoints:
+    with Checkpoints(out / CHECKPOINTS, found_run(out, run.config)) as checkpoints:
         checkpoints.save(run.step, state, {"score": loss, "evaluated": True})
 
 
-def _check(out: Path, rule: str, count: int | None, blocks: Sequence[int], heal_steps: int, lr: float | None) -> None:
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError("out", str(out), "is not empty: choose another --out, or remove it")
+def _check(rule: str, count: int | None, blocks: Sequence[int], heal_steps: int, lr: float | None) -> None:
     if bool(blocks) == (count is not None):
         raise UserError("blocks", list(blocks), "give either --blocks, or --count and a --rule")
     check_rule(rule)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import jax
 
+from nagjax.files import read_json
 from nagjax.mod.costs import Costs, costs, mod_rates
 from nagjax.mod.routed import MoD
 from nagjax.runs.blueprint import ModelBlueprint
+from nagjax.runs.names import INFO
 from pallas_kernels.timing import processor
 
 # Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; MFU is not given on other devices.
@@ -81,3 +83,19 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def changed_surroundings(folder: Path, facts: dict) -> str:
+    """In which versions and devices `facts` differ from the run's info.json, in words; "" where in none."""
+    try:
+        old = read_json(folder / INFO)
+        flat_old, flat_new = (_surroundings(values) for values in (old, facts))
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return ""
+    names = [name for name in flat_new if name in flat_old and flat_old[name] != flat_new[name]]
+    return ", ".join(f"{name} {flat_new[name]} (was {flat_old[name]})" for name in names)
+
+
+def _surroundings(facts: dict) -> dict:
+    known = ("device", "devices", "cpu", "mesh", "commit")
+    return {name: facts[name] for name in known if name in facts} | facts["versions"]

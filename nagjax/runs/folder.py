@@ -1,6 +1,9 @@
-"""A run's folder: which run is in it, and whether the one asked for is the same."""
+"""A run's folder: which run is in it, whether the one asked for is the same, and making room for another."""
 
+import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -8,28 +11,32 @@ import jax
 from nagjax.data import Dataset
 from nagjax.errors import UserError
 from nagjax.files import read_json, write_json, write_text
-from nagjax.runs.config import RunConfig, differences, from_dict, to_dict
-from nagjax.runs.names import CHECKPOINTS, CONFIG, CORPUS, FILES, TOKENIZER
+from nagjax.runs.config import RunConfig, from_dict, to_dict
+from nagjax.runs.identity import (
+    corpus_identity,
+    found_run,
+    owner,
+    refuse_other_corpus,
+    refuse_other_settings,
+    settle_id,
+)
+from nagjax.runs.names import CHECKPOINTS, CONFIG, CORPUS, DAMAGED, DELETING, FILES, FOLDERS, SAVING, TOKENIZER
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
-# May differ between a run and its continuation: they do not change what was computed.
-FREE_TO_CHANGE = {
-    f"train.{name}"
-    for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
-    + ("on_bad_step", "spike", "max_bad_steps")
-}
+STEP = re.compile(rf"\d+(({re.escape(SAVING)}|{re.escape(DELETING)}).*|{re.escape(DAMAGED)})?")
 
 
-def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> None:
-    """Makes the run folder, or checks that the run in it is this one, on this corpus. The first host does; the others
-    must see the same folder.
+def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:
+    """Makes the folder that of a run, or checks that the run in it is this one, on this corpus. The first host does;
+    the others must see the same folder. To be called under the folder's lock.
 
-    A folder without a complete checkpoint holds no run yet. Raises UserError: the folder cannot be written, or holds a
-    run of another config (naming what differs) or corpus.
+    A folder without a complete checkpoint holds no run yet. Returns what the manifests of its checkpoints name.
+    Raises UserError: the folder cannot be written, or holds a run of other settings (naming them) or corpus.
     """
-    from_first(lambda: _prepare(config, folder, corpus, fresh))
+    named = from_first(lambda: _prepare(config, folder, corpus, fresh))
     together(lambda: _seen(folder))
+    return named
 
 
 def _seen(folder: Path) -> None:
@@ -38,32 +45,21 @@ def _seen(folder: Path) -> None:
         raise UserError("out", str(folder), fix)
 
 
-def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> None:
-    asked, identity = (
-        to_dict(config),
-        {
-            "path": config.data.path,
-            "tokenizer": corpus.tokenizer.fingerprint,
-            "documents": corpus.document_count,
-            "tokens": corpus.token_count,
-            "bytes": corpus.byte_count,
-        },
-    )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            clear(folder)
-        if steps_saved(folder / CHECKPOINTS):
-            _refuse_another(folder, _completed(_read(folder / CONFIG)), asked, "another run")
-            _refuse_another(folder, _read(folder / CORPUS), identity, "a run on another corpus")
-        write_json(folder / CONFIG, asked)
-        write_json(folder / CORPUS, identity)
-        if (tokenizer := corpus.tokenizer.to_json()) is not None:
-            write_text(folder / TOKENIZER, tokenizer)
-    except PermissionError:
-        raise UserError("out", str(folder), "no permission to write there; choose another --out") from None
-    except (FileExistsError, NotADirectoryError):
-        raise UserError("out", str(folder), "is a file, or lies under one; choose another --out") from None
+def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:
+    identity = corpus_identity(corpus)
+    if fresh:
+        clear(folder)
+    if steps_saved(folder / CHECKPOINTS):
+        refuse_other_settings(folder, _completed(_read(folder / CONFIG)), to_dict(config))
+        refuse_other_corpus(folder, _read(folder / CORPUS), identity)
+        write_json(folder / CONFIG, to_dict(config))
+        named = owner(config, settle_id(folder))
+    else:
+        named = found_run(folder, config)
+    write_json(folder / CORPUS, identity)
+    if (tokenizer := corpus.tokenizer.to_json()) is not None:
+        write_text(folder / TOKENIZER, tokenizer)
+    return named
 
 
 def _completed(values: dict) -> dict:
@@ -72,14 +68,6 @@ def _completed(values: dict) -> dict:
         return to_dict(from_dict(RunConfig, values))
     except (UserError, ValueError, TypeError, KeyError, AttributeError):
         return values  # of a later version, or changed by hand: the fields that differ are named
-
-
-def _refuse_another(folder: Path, old: dict, new: dict, what: str) -> None:
-    changed = differences(old, new)
-    changed = {k: v for k, v in changed.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
-    if changed:
-        listed = ", ".join(f"{name} was {was!r} and is now {now!r}" for name, (was, now) in changed.items())
-        raise UserError("out", str(folder), f"holds {what}: {listed}; choose another --out, or --fresh")
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -91,25 +79,75 @@ def read_config(folder: Path) -> RunConfig:
             raise TypeError("no scheme")
         return from_dict(RunConfig, values)
     except (FileNotFoundError, NotADirectoryError):
-        fix = "there is no config.json in it: give a folder that nagjax train has written"
+        fix = f"there is no {CONFIG} in it: give a folder that nagjax train has written"
         raise UserError("run", str(folder), fix) from None
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError("run", str(folder), f"its config.json cannot be read ({error!r})") from None
+        raise UserError("run", str(folder), f"its {CONFIG} cannot be read ({error!r})") from None
 
 
 def _read(path: Path) -> dict:
     try:
-        return read_json(path)
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
+        return values
     except (OSError, ValueError) as error:
-        fix = f"belongs to a run and cannot be read ({error}): bring it back, or start over with --fresh"
+        fix = f"belongs to a run and cannot be read ({error}): bring it back, or choose another --out"
         raise UserError("out", str(path), fix) from None
 
 
 def clear(folder: Path) -> None:
-    """Removes a run's checkpoints and metrics, and nothing else that may lie in its folder."""
-    if jax.process_index() == 0:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        for name in FILES:
-            (folder / name).unlink(missing_ok=True)
+    """Says on stderr what a run has written in `folder`, and deletes it: its checkpoints and files by name, nothing
+    else. `checkpoints` may be a link; what it leads to is emptied of checkpoints, and the link stays.
+
+    Raises UserError, with everything as it was, where something of it cannot be deleted.
+    """
+    folder = folder.resolve()
+    checkpoints = (folder / CHECKPOINTS).resolve()
+    steps = [path for path in _entries(checkpoints) if STEP.fullmatch(path.name)]
+    known = {f"{name}{left}" for name in (*FILES, *FOLDERS) for left in ("", DELETING)}
+    gone = steps + [path for path in _entries(folder) if path.name in known]
+    if not gone:
+        return
+    names = ", ".join(str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in gone)
+    print(f"nagjax: --fresh deletes in {folder}: {names}", file=sys.stderr)
+    for parent in {path.parent for path in gone}.union(*(_folders(path) for path in gone)):
+        if not os.access(parent, os.W_OK | os.X_OK):
+            fix = "no permission to delete what is in it: nothing was deleted; choose another --out"
+            raise UserError("out", str(parent), fix)
+    for path in _set_aside(gone):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if checkpoints.parent == folder and checkpoints.is_dir() and not any(checkpoints.iterdir()):
+        checkpoints.rmdir()
+
+
+def _set_aside(paths: list[Path]) -> list[Path]:
+    """Renames all, checkpoints first (without them there is no run), or none."""
+    moved: list[tuple[Path, Path]] = []
+    for path in paths:
+        aside = path if path.name.endswith(DELETING) else path.with_name(f"{path.name}{DELETING}")
+        try:
+            if aside != path and os.path.lexists(aside):
+                shutil.rmtree(aside) if aside.is_dir() and not aside.is_symlink() else aside.unlink()
+            path.rename(aside)
+        except OSError as error:
+            for before, after in reversed(moved):
+                after.rename(before)
+            fix = f"cannot be deleted ({error.strerror}): nothing was deleted; choose another --out"
+            raise UserError("out", str(path), fix) from None
+        moved.append((path, aside))
+    return list(dict.fromkeys(aside for _, aside in moved))
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _folders(path: Path) -> set[Path]:
+    """The folders in and under it; links are not entered."""
+    return {Path(parent) for parent, _, _ in os.walk(path)} if path.is_dir() and not path.is_symlink() else set()

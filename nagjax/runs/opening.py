@@ -19,6 +19,7 @@ from nagjax.model.transformer import Transformer
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.folder import read_config
+from nagjax.runs.identity import owner, read_id
 from nagjax.runs.names import CALIBRATION, CHECKPOINTS, ORIGIN, TOKENIZER
 from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.distributed.mesh import make_mesh
@@ -96,7 +97,7 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     config = read_config(folder)
     devices = list(jax.local_devices()[:1] if devices is None else devices)
     blueprint = ModelBlueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
-    state = restore_parts(folder / CHECKPOINTS, blueprint.abstract_use())
+    state = restore_parts(folder / CHECKPOINTS, blueprint.abstract_use(), owner(config, read_id(folder)))
     run = OpenRun(folder, blueprint, int(state["step"]), state["params"], state["mod"], _tokenizer(folder, config))
     return at_point(run, folder) if calibrated else run
 

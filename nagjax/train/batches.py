@@ -30,7 +30,7 @@ class Skipped:
             found = read_json(self.path)["batches"]
             return sorted(int(number) for number in found)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            fix = f"cannot be read ({error}): bring it back, or start over with --fresh"
+            fix = f"cannot be read ({error}): bring it back, or choose another --out (--fresh deletes the run)"
             raise UserError("out", str(self.path), fix) from None
 
     def add(self, batch: int) -> None:

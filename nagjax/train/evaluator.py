@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.data import Dataset, batches, open_dataset
+from nagjax.errors import UserError
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, batch_share
 from nagjax.train.loss import Batch
@@ -70,6 +71,12 @@ class Evaluator:
 
 
 def put(blueprint: ModelBlueprint, batch: dict) -> Batch:
-    """This process' rows of a batch as global arrays."""
+    """This process' rows of a batch as global arrays. Raises UserError for token ids that the model has not: on the
+    devices they would read, in silence, what lies behind the table."""
+    vocab = blueprint.config.model.vocab
+    for name in ("tokens", "targets"):
+        if not 0 <= (low := int(np.min(batch[name]))) <= (high := int(np.max(batch[name]))) < vocab:
+            fix = f"the model has ids up to {vocab - 1}: the corpus is damaged or another tokenizer's, prepare it again"
+            raise UserError("token id", high if high >= vocab else low, fix)
     sharding = batch_sharding(blueprint.mesh)
     return Batch(**{k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()})

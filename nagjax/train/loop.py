@@ -9,8 +9,9 @@ import jax
 from nagjax.errors import UserError
 from nagjax.files import write_json
 from nagjax.runs.config import RunConfig, to_dict
-from nagjax.runs.facts import run_facts
+from nagjax.runs.facts import changed_surroundings, run_facts
 from nagjax.runs.folder import prepare_folder
+from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import CHECKPOINTS, INFO
 from nagjax.train.batches import Skipped, TrainBatches
 from nagjax.train.checkpoint.retention import SaveClock
@@ -59,11 +60,11 @@ def train(
     setup = together(lambda: set_up(config))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
-    prepare_folder(config, folder, setup.corpus, fresh)
     with (
         closing(setup.batches),
+        WriterLock(folder, "train") as lock,
         Stopper() as stopper,
-        Checkpoints(folder / CHECKPOINTS, **policy) as checkpoints,
+        Checkpoints(folder / CHECKPOINTS, prepare_folder(config, folder, setup.corpus, fresh), **policy) as checkpoints,
         closing(Watchdog()) as watchdog,
     ):
         resumed = checkpoints.newest(skip_damaged)
@@ -71,7 +72,7 @@ def train(
         if resumed is not None and resumed >= options.steps and not owed:
             return folder
         facts = run_facts(blueprint)
-        from_first(lambda: write_json(folder / INFO, facts))
+        changed = from_first(lambda: _renew_facts(folder, facts))
         skipped = Skipped(folder, fresh=resumed is None)
         title, quiet = label or config.scheme.title, jax.process_index() > 0
         line = ProgressLine(title, options.steps, start=resumed or 0, quiet=quiet)
@@ -79,10 +80,17 @@ def train(
         with closing(together(lambda: Writers(*logged, callback))) as writers:
             log = StepLog(writers, line, options.batch * config.model.context, facts, watchdog)
             if resumed is not None:
-                writers.write("event", resumed, message="resumed")
-            loop = Loop(blueprint, setup.batches, skipped, setup.evaluator, checkpoints, writers, log, stopper)
+                writers.write("event", resumed, message=f"resumed{changed}")
+            loop = Loop(blueprint, setup.batches, skipped, setup.evaluator, checkpoints, writers, log, stopper, lock)
             loop.go(resumed)
     return folder
+
+
+def _renew_facts(folder: Path, facts: dict) -> str:
+    """Writes info.json; returns what of the machine and the libraries is not as it was, in words."""
+    changed = changed_surroundings(folder, facts)
+    write_json(folder / INFO, facts)
+    return f" under {changed}" if changed else ""
 
 
 class Loop:
@@ -103,10 +111,11 @@ class Loop:
         writers: Writers,
         log: StepLog,
         stopper: Stopper,
+        lock: WriterLock,
     ):
         self.blueprint, self.config = blueprint, blueprint.config.train
         self.batches, self.skipped, self.evaluator, self.checkpoints = batches, skipped, evaluator, checkpoints
-        self.writers, self.log, self.stopper = writers, log, stopper
+        self.writers, self.log, self.stopper, self.lock = writers, log, stopper, lock
         self.held_out = list(evaluator.batches(self.config.eval_batches))
         self.alone = jax.process_count() == 1
         self.take_step = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
@@ -179,6 +188,7 @@ class Loop:
         if self.done == 0:
             return
         self.log.pause()
+        together(self.lock.check)
         self.writers.sync()  # a checkpoint's metrics are on disk before it is
         self.checkpoints.save(self.done, self.state, {"score": score, "evaluated": not self.owed})
         self.clock.restart()

@@ -9,6 +9,7 @@ from nagjax.files import has_file, inside
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
+from nagjax.runs.identity import owner, read_id
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
 from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.state import Blueprint, TrainState
@@ -38,7 +39,8 @@ def begin(blueprint: Blueprint) -> TrainState:
     state, start = blueprint.create(), blueprint.config.start
     if not start:
         return state
-    config = dataclasses.replace(read_config(Path(start)), mesh=blueprint.config.mesh)
-    before = ModelBlueprint.of(config, blueprint.mesh)
-    found = restore_parts(Path(start) / CHECKPOINTS, before.abstract_use())
+    folder = Path(start)
+    config = read_config(folder)
+    before = ModelBlueprint.of(dataclasses.replace(config, mesh=blueprint.config.mesh), blueprint.mesh)
+    found = restore_parts(folder / CHECKPOINTS, before.abstract_use(), owner(config, read_id(folder)))
     return state._replace(params=found["params"], mod=found["mod"])

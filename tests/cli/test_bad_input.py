@@ -130,7 +130,7 @@ def test_a_damaged_config_of_a_run(capsys, run, corpus, tmp_path):
     shutil.copytree(run, copy)
     (copy / "config.json").write_text("")
     args = [*TINY, "--data.path", corpus, "--steps", "2", "--out", copy]
-    fails(capsys, ["train", *args], "config.json", "cannot be read", "--fresh")
+    fails(capsys, ["train", *args], "config.json", "cannot be read", "bring it back")
 
 
 def test_a_damaged_checkpoint(capsys, run, corpus, tmp_path):
@@ -152,7 +152,7 @@ def test_a_corpus_prepared_anew_is_not_taken_for_the_old_one(capsys, run, corpus
     try:
         assert main(["data", "prepare", str(text), "--out", str(corpus), "--validation", "0.3"]) == 0
         args = [*TINY, "--data.path", corpus, "--steps", "2", "--out", run]
-        fails(capsys, ["train", *args], "another corpus", "tokens was", "--fresh")
+        fails(capsys, ["train", *args], "another corpus", "tokens was", "choose another --out")
         assert contents(run) == before
     finally:
         shutil.rmtree(corpus, ignore_errors=True)

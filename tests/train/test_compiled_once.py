@@ -38,7 +38,7 @@ def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch
         batch = dict(take(self, number))
         return batch | {"weights": batch["weights"] * np.float32(np.nan if number == 4 else 1.0)}
 
-    monkeypatch.setattr(run_module, "jit_train_step", watched)
+    monkeypatch.setattr(loop_module, "jit_train_step", watched)
     monkeypatch.setattr(TrainBatches, "take", poisoned)
     listener = lambda event, seconds, **_: programs.append(event) if event == COMPILED else None  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)

@@ -32,7 +32,7 @@ def signal_at_step(monkeypatch, nth, number=signal.SIGTERM):
 
         return take
 
-    monkeypatch.setattr(run_module, "jit_train_step", watched)
+    monkeypatch.setattr(loop_module, "jit_train_step", watched)
 
 
 def signal_in_evaluation_at(monkeypatch, at):

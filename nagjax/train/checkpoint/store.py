@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -27,12 +28,15 @@ class Checkpoints:
     a folder with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep:
     the `latest` newest, the `best` of lowest score, and every multiple of `every`.
 
+    Manifests name the `owner`, `{"run": id, "config": settings by dotted name}`, and the step; a checkpoint of another
+    owner or step is refused. The folder itself may be a link.
+
     In a run of several processes all of them call the same methods in the same order. The first one writes and reads
     the manifests and removes; what fails on one of them raises on all. They share the folder.
     """
 
-    def __init__(self, folder: Path, latest: int = 2, best: int = 0, every: int = 0):
-        self.folder = Path(folder).absolute()
+    def __init__(self, folder: Path, owner: dict | None = None, latest: int = 2, best: int = 0, every: int = 0):
+        self.folder, self.owner = Path(folder).resolve(), owner or {}
         self._policy = {"latest": latest, "best": best, "every": every}
         self._first = jax.process_index() == 0
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -44,7 +48,12 @@ class Checkpoints:
             step, _, state = left.name.partition(".")
             if step.isdigit() and f".{state}".startswith((SAVING, DELETING)):
                 shutil.rmtree(left, ignore_errors=True)
-        return [(step, _facts(self.folder / str(step)).get("score")) for step in steps_saved(self.folder)]
+        found = []
+        for step in steps_saved(self.folder):
+            path = self.folder / str(step)
+            refuse_foreign(path, self.owner)  # now: it might be deleted for one of this run
+            found.append((step, _facts(path).get("score")))
+        return found
 
     @property
     def latest(self) -> int | None:
@@ -79,14 +88,14 @@ class Checkpoints:
         known = self.facts(saved.step)
         if known.get("evaluated") is False and facts.get("evaluated"):
             self._done = [saved if s.step == saved.step else s for s in self._done]
-            from_first(lambda: write_facts(path, facts))
+            from_first(lambda: _rewrite_facts(path, facts))
 
     def _finish(self, writing, saved: Saved, facts: dict) -> None:
         writing.result()
         stays = kept([*self._done, saved], **self._policy)
         if self._first:
             place, scratch = self.folder / str(saved.step), self.folder / f"{saved.step}{SAVING}"
-            write_manifest(scratch, facts)
+            write_manifest(scratch, facts, self.owner | {"step": saved.step})
             scratch.rename(place)
             sync_folder(self.folder)
             for old in {s.step for s in self._done} - stays:
@@ -95,8 +104,9 @@ class Checkpoints:
 
     def _remove(self, step: int) -> None:
         gone = self.folder / f"{step}{DELETING}"  # a half-removed checkpoint never has a checkpoint's name
-        (self.folder / str(step)).rename(gone)
-        shutil.rmtree(gone)
+        with contextlib.suppress(FileNotFoundError):  # somebody may have removed it by hand
+            (self.folder / str(step)).rename(gone)
+            shutil.rmtree(gone)
 
     def _check_room(self, state: NamedTuple) -> None:
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
@@ -133,6 +143,8 @@ class Checkpoints:
 
     def _newest(self, skip_damaged: bool) -> int | None:
         for step in sorted((s.step for s in self._done), reverse=True):
+            if not (self.folder / str(step)).exists():
+                continue  # removed by hand since
             try:
                 verify(self.folder / str(step))
                 return step
@@ -142,7 +154,7 @@ class Checkpoints:
                 print(f"nagjax: checkpoint {self.folder / str(step)} is damaged and skipped: {damage}", file=sys.stderr)
                 self._put_aside(step)
         if steps_aside(self.folder):
-            fix = "no intact checkpoint is left in it; start over with --fresh"
+            fix = "no intact checkpoint is left in it: bring one back, or choose another --out (--fresh deletes it)"
             raise UserError("checkpoint", str(self.folder), fix)
         return None
 
@@ -188,24 +200,25 @@ class Checkpoints:
         self._worker.shutdown()
 
 
-def restore_parts(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def restore_parts(folder: Path, wanted: dict[str, Any], owner: dict | None = None) -> dict[str, Any]:
     """Parts of the newest state in a folder of checkpoints, as `wanted` has them (abstract arrays by field); the rest,
     such as the optimizer's moments, stays on disk.
 
     Only reads: a run that is saving into the folder at the same time is not disturbed.
-    Raises UserError where there is no checkpoint, or it is damaged.
+    Raises UserError where there is no checkpoint, it is damaged, or of another step or another `owner`.
     """
-    folder = Path(folder).absolute()
+    parent, folder = Path(folder).parent, Path(folder).resolve()
     while True:
         newest = max(steps_saved(folder), default=None)
         if newest is None:
-            raise UserError("run", str(folder.parent), "has no checkpoint yet: train it first (nagjax train)")
+            raise UserError("run", str(parent), "has no checkpoint yet: train it first (nagjax train)")
         path = folder / str(newest)
         try:
+            refuse_foreign(path, owner or {})
             verify(path)
             return _load(path, wanted, partial=True)
         except (Damaged, UserError) as error:
-            if not path.exists():
+            if not os.path.lexists(path):
                 continue  # the run has just replaced it by a newer one
             raise _damaged(path, error) if isinstance(error, Damaged) else error from error
 
@@ -230,6 +243,35 @@ def _reason(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def _rewrite_facts(path: Path, facts: dict) -> None:
+    with contextlib.suppress(Damaged, FileNotFoundError):  # removed by hand since
+        write_facts(path, facts)
+
+
+def refuse_foreign(path: Path, owner: dict) -> None:
+    """Raises UserError where a checkpoint's manifest names another step than its folder, or another run or other
+    settings than `owner` (where both do: older versions named nothing)."""
+    try:
+        named = read_manifest(path)["owner"]
+    except Damaged:
+        return  # told where it is used
+    if not isinstance(named, dict):
+        named = {"step": named}
+    settings, own = named.get("config"), owner.get("config", {})
+    settings = settings if isinstance(settings, dict) else {}
+    differ = sorted(name for name in settings.keys() & own.keys() if settings[name] != own[name])
+    if "step" in named and str(named["step"]) != path.name:
+        what = f"is of step {named['step']}: give it its name back"
+    elif owner.get("run") and named.get("run") and named["run"] != owner["run"]:
+        what = f"is of another run, {named['run']}; this one is {owner['run']}: take it out of this folder"
+    elif differ:
+        listed = ", ".join(f"{name} was {settings[name]!r} and is now {own[name]!r}" for name in differ)
+        what = f"was saved under other settings ({listed}): the run's config was changed; bring it back"
+    else:
+        return
+    raise UserError("checkpoint", str(path), what)
+
+
 def _facts(path: Path) -> dict:
     with contextlib.suppress(Damaged):  # `newest` tells, when it comes to use it
         return read_manifest(path)["facts"]
@@ -237,8 +279,14 @@ def _facts(path: Path) -> dict:
 
 
 def steps_saved(folder: Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, in order; reads names only."""
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+    """Steps of the complete checkpoints in a folder, in order; reads names only. Raises UserError for one that is a
+    link: it would be neither this run's nor safe to remove."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name.isdecimal()]
+    if links := [path for path in found if path.is_symlink()]:
+        raise UserError("checkpoint", str(links[0]), "is a link: put the checkpoint itself there, or remove the link")
+    return sorted(int(path.name) for path in found)
 
 
 def steps_aside(folder: Path) -> list[int]:

@@ -1,0 +1,111 @@
+"""What makes a run this run: its id, the settings that decide what is computed, and its corpus."""
+
+import json
+import uuid
+from pathlib import Path
+
+from nagjax.data import Dataset
+from nagjax.errors import UserError
+from nagjax.files import read_json, write_json
+from nagjax.runs.config import RunConfig, flatten, to_dict
+from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
+
+# May differ between a run and its continuation: they do not change what is computed. The text and the tokenizer are
+# known by their content (`corpus_identity`), not by where they lie.
+FREE_TO_CHANGE = {
+    f"train.{name}"
+    for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
+    + ("on_bad_step", "spike", "max_bad_steps")
+} | {"data.path", "data.tokenizer", "data.workers"}
+WHERE_FROM = "path"  # of a corpus
+
+
+def settled(config: RunConfig | dict) -> dict:
+    """By dotted name, the settings that a run keeps for life."""
+    values = flatten(to_dict(config) if isinstance(config, RunConfig) else config)
+    kept = {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
+    return json.loads(json.dumps(kept))
+
+
+def corpus_identity(corpus: Dataset) -> dict:
+    """The content of a run's corpus.json."""
+    return {
+        WHERE_FROM: corpus.config.path,
+        "tokenizer": corpus.tokenizer.fingerprint,
+        "documents": corpus.document_count,
+        "tokens": corpus.token_count,
+        "bytes": corpus.byte_count,
+        "content": corpus.content,
+    }
+
+
+def owner(config: RunConfig, run: str | None) -> dict:
+    """What the manifests of a run's checkpoints name: its id and its settings."""
+    return {"run": run, "config": settled(config)}
+
+
+def found_run(folder: Path, config: RunConfig) -> dict:
+    """Makes the folder that of a new run: writes its config and a new id. Returns its `owner`."""
+    run = uuid.uuid4().hex
+    write_json(folder / CONFIG, to_dict(config))
+    write_json(folder / IDENTITY, {"id": run})
+    return owner(config, run)
+
+
+def read_id(folder: Path) -> str | None:
+    """None where an older version made the run."""
+    path = folder / IDENTITY
+    try:
+        run = read_json(path)["id"]
+        if not isinstance(run, str):
+            raise TypeError(run)
+        return run
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError("run", str(path), f"cannot be read ({error!r}): bring it back") from None
+
+
+def settle_id(folder: Path) -> str:
+    """The run's id; one of an older version gets one now."""
+    run = read_id(folder)
+    if run is None:
+        run = uuid.uuid4().hex
+        write_json(folder / IDENTITY, {"id": run})
+    return run
+
+
+def refuse_other_settings(folder: Path, old: dict, new: dict) -> None:
+    """Raises UserError naming the settings in which a run and its continuation differ."""
+    was, now = settled(old), settled(new)
+    if changed := _changed(was, now):
+        fix = f"holds another run: {changed}; give these as they were, or choose another --out (--fresh deletes it)"
+        raise UserError("out", str(folder), fix)
+
+
+def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
+    """Raises UserError where a run is to go on with another text. It may lie elsewhere, and older records have counts
+    without the content."""
+    known = old.keys() & new.keys() - {WHERE_FROM}
+    if changed := _changed({name: old[name] for name in known}, {name: new[name] for name in known}):
+        fix = f"holds a run on another corpus: {changed}; give the one it was begun with, or choose another --out"
+        raise UserError("out", str(folder), fix)
+
+
+def check_corpus(folder: Path, corpus: Dataset) -> None:
+    """Raises UserError where the corpus is not the one that the run in `folder` was trained on, as far as recorded."""
+    try:
+        recorded = read_json(folder / CORPUS)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UserError("run", str(folder / CORPUS), f"cannot be read ({error}): bring it back") from None
+    content = recorded.get("content") if isinstance(recorded, dict) else None
+    if content is not None and content != corpus.content:
+        fix = f"is not the text that the run was trained on; to read it all the same give --data {corpus.config.path}"
+        raise UserError("data.path", corpus.config.path, fix)
+
+
+def _changed(old: dict, new: dict) -> str:
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return ", ".join(f"{name} was {old.get(name)!r} and is now {new.get(name)!r}" for name in names)

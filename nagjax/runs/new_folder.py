@@ -1,0 +1,67 @@
+"""A folder that is there when it is whole: what import, export and prune write."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nagjax.errors import UserError
+from nagjax.files import PARTIAL, refuse_link, sync_folder
+from nagjax.runs.lock import WriterLock
+from nagjax.runs.names import LOCK
+
+
+def check_free(out: str | os.PathLike) -> None:
+    """Raises UserError unless `out` is a folder that does not exist yet, or has nothing in it."""
+    out = Path(out)
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError("out", str(out), "is not empty: choose another --out, or remove it")
+    if out.is_symlink() and not out.exists():
+        raise UserError("out", str(out), "is a link that leads nowhere: choose another --out, or remove it")
+
+
+@contextlib.contextmanager
+def new_folder(out: str | os.PathLike, doing: str) -> Iterator[Path]:
+    """A folder beside `out` to write into, which takes its place when the block ends. Where it fails nothing is left of
+    it; what a kill leaves is in nobody's way, and the next attempt removes it.
+
+    Raises UserError where `out` is in use, or the same is being written by another process.
+    """
+    check_free(out)
+    place = Path(out).resolve()
+    building = place.with_name(f".{place.name}{PARTIAL}")
+    refuse_link(building)
+    try:
+        with WriterLock(building, doing):
+            _empty(building)
+            try:
+                yield building
+                check_free(out)
+                _take_place(building, place)
+            except BaseException:
+                _empty(building)
+                raise
+    finally:
+        with contextlib.suppress(OSError):
+            building.rmdir()
+
+
+def _take_place(building: Path, place: Path) -> None:
+    try:
+        building.rename(place)
+        (place / LOCK).unlink(missing_ok=True)
+        sync_folder(place.parent)
+    except OSError as error:
+        fix = f"cannot be put there ({error.strerror}): choose a folder that does not exist yet"
+        raise UserError("out", str(place), fix) from None
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name == LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

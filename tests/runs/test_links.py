@@ -1,0 +1,215 @@
+"""A run folder that somebody else made: no link in it is written through, and none is read that leads out of it."""
+
+import os
+
+import numpy as np
+import pytest
+
+from nagjax.errors import UserError
+from nagjax.files import inside, read_text, write_bytes, write_text
+from nagjax.report.maps import write_map
+from nagjax.runs import names
+from nagjax.runs.folder import clear, read_config
+from nagjax.runs.log import load_run
+from nagjax.runs.metrics import JsonLines
+from nagjax.runs.opening import open_run, read_calibration, read_origin
+
+SECRET = "the secret"
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+WRITES = {
+    names.CONFIG: lambda path: write_text(path, "{}"),
+    names.METRICS: lambda path: JsonLines(path, 0),
+    names.MAP: lambda path: write_map(PATHS, path.parent, "title"),
+    names.DIAGNOSIS_DATA: lambda path: write_bytes(path, b"1"),
+}
+PATHS = {"tokens": ["a"], "ran": np.ones((2, 1), bool), "degrees": np.ones((2, 1))}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_nothing_is_written_through_a_link(folder, secret, name):
+    (folder / name).symlink_to(secret)
+    with pytest.raises(UserError, match=f"{name}.*is a link"):
+        WRITES[name](folder / name)
+    assert secret.read_text() == SECRET and (folder / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_nor_through_one_in_the_place_of_what_is_being_written(folder, secret, name):
+    (folder / f"{name}.partial").symlink_to(secret)
+    WRITES[name](folder / name)
+    assert secret.read_text() == SECRET and not (folder / name).is_symlink()
+
+
+READS = {
+    names.CONFIG: read_config,
+    names.CALIBRATION: read_calibration,
+    names.ORIGIN: read_origin,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("where", ["out", "nowhere", "circle"])
+def test_no_link_out_is_read(folder, secret, name, where):
+    secret.write_text("{}")
+    (folder / name).symlink_to({"out": secret, "nowhere": folder / "lost", "circle": folder / name}[where])
+    with pytest.raises(UserError, match=f"{name}.*is a link"):
+        READS[name](folder)
+
+
+@pytest.mark.parametrize("name", [names.SAMPLE, names.METRICS, names.INFO])
+def test_a_comparison_publishes_nothing(make_run, secret, name):
+    from run_folders import eval_line, train_line
+
+    run = make_run("run", [train_line(1, 2.0), eval_line(1, 2.0)])
+    load_run(run)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(secret)
+    with pytest.raises(UserError, match=f"{name}.*is a link out of"):
+        load_run(run)
+
+
+def test_a_link_inside_the_folder_and_one_to_the_folder_are_fine(folder, tmp_path):
+    (folder / "a").write_text("1")
+    (folder / "b").symlink_to("a")
+    (tmp_path / "link").symlink_to(folder)
+    assert read_text(tmp_path / "link" / "b") == "1"
+    write_text(tmp_path / "link" / "c", "2")
+    assert (folder / "c").read_text() == "2"
+
+
+def test_the_cache_of_a_hub_is_such_a_folder(tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "ff").write_text("1")
+    (snapshot / "config.json").symlink_to("../../blobs/ff")
+    assert read_text(snapshot / "config.json") == "1"
+    (tmp_path / "secret").write_text("2")
+    (snapshot / "other").symlink_to("../../../secret")
+    (blobs / "ee").symlink_to(tmp_path / "secret")
+    (snapshot / "twice").symlink_to("../../blobs/ee")
+    for name in ("other", "twice"):
+        with pytest.raises(UserError, match="is a link out of"):
+            read_text(snapshot / name)
+
+
+def test_a_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / names.CONFIG)
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_a_checkpoint_is_no_link(run_folder, tmp_path, target):
+    """A dangling one made `nagjax generate` hang."""
+    run = tmp_path / "copy"
+    (run / names.CHECKPOINTS).mkdir(parents=True)
+    (run / names.CONFIG).write_bytes((run_folder / names.CONFIG).read_bytes())
+    step = run / names.CHECKPOINTS / "30"
+    step.symlink_to(run_folder / names.CHECKPOINTS / "30" if target == "elsewhere" else tmp_path / "lost")
+    with pytest.raises(UserError, match="30.*is a link"):
+        open_run(run)
+
+
+def test_checkpoints_may_lie_on_another_disk(run_folder, tmp_path):
+    run = tmp_path / "copy"
+    run.mkdir()
+    (run / names.CONFIG).write_bytes((run_folder / names.CONFIG).read_bytes())
+    (run / names.CHECKPOINTS).symlink_to(run_folder / names.CHECKPOINTS)
+    assert open_run(run).step == 30
+
+
+# ---- --fresh
+
+
+@pytest.fixture
+def full(folder):
+    """A run's folder with all that a run writes, and two files that it does not."""
+    for name in names.FILES:
+        (folder / name).write_text(name)
+    for step in ("10", "20", "30.saving", "5.damaged"):
+        (folder / names.CHECKPOINTS / step / "state").mkdir(parents=True)
+    (folder / names.TENSORBOARD).mkdir()
+    (folder / "notes.md").write_text("mine")
+    (folder / names.CHECKPOINTS / "readme").write_text("mine")
+    return folder
+
+
+def content(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_fresh_deletes_what_a_run_writes_and_says_so(full, capsys):
+    clear(full)
+    assert content(full) == ["checkpoints", "checkpoints/readme", "notes.md"]
+    said = capsys.readouterr().err
+    assert f"--fresh deletes in {full}: checkpoints/10, checkpoints/20" in said
+    assert all(name in said for name in names.FILES) and "notes.md" not in said
+    clear(full)
+    assert capsys.readouterr().err == ""
+
+
+def test_fresh_empties_checkpoints_on_another_disk(full, tmp_path):
+    (full / names.CHECKPOINTS).rename(tmp_path / "disk")
+    (full / names.CHECKPOINTS).symlink_to(tmp_path / "disk")
+    clear(full)
+    assert content(tmp_path / "disk") == ["readme"] and (full / names.CHECKPOINTS).is_symlink()
+
+
+def test_fresh_removes_links_and_not_what_they_lead_to(full, tmp_path, secret):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "a").write_text("1")
+    (full / names.INFO).unlink()
+    (full / names.INFO).symlink_to(secret)
+    (full / names.CHECKPOINTS / "40").symlink_to(tmp_path / "precious")
+    (full / names.CHECKPOINTS / "10" / "link").symlink_to(tmp_path / "precious")
+    clear(full)
+    assert secret.read_text() == SECRET and content(tmp_path / "precious") == ["a"]
+
+
+def test_fresh_fails_before_anything_is_lost(full, monkeypatch):
+    before = content(full)
+    rename = type(full).rename
+
+    def failing(self, target):
+        if self.name == names.METRICS:
+            raise PermissionError(1, "Operation not permitted")
+        return rename(self, target)
+
+    monkeypatch.setattr(type(full), "rename", failing)
+    with pytest.raises(UserError, match=rf"{names.METRICS}.*Operation not permitted.*nothing was deleted"):
+        clear(full)
+    assert content(full) == before and (full / names.CONFIG).read_text() == names.CONFIG
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "access", lambda path, mode: "state" not in str(path))
+    with pytest.raises(UserError, match="no permission to delete.*nothing was deleted"):
+        clear(full)
+    assert content(full) == before
+
+
+def test_inside_knows_its_folder(folder, secret):
+    assert inside(folder / "new") == (folder / "new").resolve()
+    with pytest.raises(UserError, match="is a link out of"):
+        inside(folder / ".." / "secret", folder)
+
+
+def test_json_is_json(folder):
+    for text in ("[" * 100_000, "[]", "null", "7", '{"id": 3}'):
+        (folder / names.CONFIG).write_text(text)
+        with pytest.raises(UserError, match="config.json"):
+            read_config(folder)

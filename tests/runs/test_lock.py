@@ -1,0 +1,164 @@
+"""One writer of a run's folder: between processes, between machines, and after a death."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nagjax.errors import UserError
+from nagjax.runs import lock
+from nagjax.runs.lock import WriterLock
+from nagjax.runs.names import LOCK
+
+HOLD = """
+import sys, time
+from nagjax.runs.lock import WriterLock
+with WriterLock(sys.argv[1], "train"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def hold(folder: Path, seconds: float = 60.0) -> subprocess.Popen:
+    """A process that holds the folder, as of when this returns."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = hold(tmp_path)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_writer_is_told_who_the_first_is(tmp_path, holder):
+    with pytest.raises(UserError) as refused, WriterLock(tmp_path, "calibrate", "run"):
+        pass
+    said = str(refused.value)
+    assert said.startswith(f"run = {str(tmp_path)!r}: is being written by process {holder.pid} on ")
+    assert "(nagjax train, since 20" in said and f"kill {holder.pid}" in said
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == holder.pid  # untouched
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_dead_process_holds_nothing(tmp_path, holder, number):
+    os.kill(holder.pid, number)
+    holder.wait()
+    assert (tmp_path / LOCK).exists()
+    began = time.monotonic()
+    with WriterLock(tmp_path, "train"):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert time.monotonic() - began < 5 and not (tmp_path / LOCK).exists()
+
+
+def test_of_many_at_once_one_gets_it(tmp_path):
+    script = HOLD.replace("sys.argv[2]", "'0.2'")
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE) for _ in "abc"]
+    with WriterLock(tmp_path, "train"):
+        codes = [process.wait() for process in processes]
+    assert codes == [1, 1, 1]
+    assert all(b"is being written by process" in process.stderr.read() for process in processes)
+
+
+def elsewhere(folder: Path, token: str = "theirs", beat: str = "1") -> None:
+    """What a writer on another machine leaves."""
+    holder = {"pid": 7, "host": "far", "boot": "other", "started": "2030-01-01", "doing": "train"}
+    (folder / LOCK).write_text(json.dumps(holder | {"token": token, "beat": beat}).ljust(511) + "\n")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(lock, "LOOK", 0.01)
+    monkeypatch.setattr(lock, "STALE", 0.5)
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+
+
+def test_another_machine_that_stirs_keeps_it(tmp_path, quick):
+    elsewhere(tmp_path)
+    threading.Timer(0.1, elsewhere, (tmp_path, "theirs", "2")).start()
+    with pytest.raises(UserError, match=r"process 7 on far \(nagjax train, since 2030-01-01\).*stop it there"):
+        WriterLock(tmp_path, "train").__enter__()
+
+
+def test_another_machine_that_does_not_loses_it(tmp_path, quick, capsys):
+    elsewhere(tmp_path)
+    began = time.monotonic()
+    with WriterLock(tmp_path, "train"):
+        assert 0.3 < time.monotonic() - began < 5
+    assert "waiting up to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shift", [-1e6, 1e6], ids=["long ago", "in the future"])
+def test_clocks_may_be_wrong(tmp_path, quick, shift):
+    """A file of long ago is nobody's at once; one of the future is waited for, not for ever."""
+    elsewhere(tmp_path)
+    os.utime(tmp_path / LOCK, (time.time() + shift,) * 2)
+    began = time.monotonic()
+    with WriterLock(tmp_path, "train"):
+        assert (time.monotonic() - began > 0.4) == (shift > 0)
+
+
+def test_another_machine_that_ends_meanwhile(tmp_path, quick):
+    elsewhere(tmp_path)
+    threading.Timer(0.1, (tmp_path / LOCK).unlink).start()
+    with WriterLock(tmp_path, "train"):
+        pass
+
+
+def test_a_writer_that_was_taken_over_stops(tmp_path, quick):
+    with WriterLock(tmp_path, "train") as mine:
+        mine.check()
+        elsewhere(tmp_path)
+        time.sleep(0.3)
+        with pytest.raises(UserError, match="was taken over while this process stood still, by process 7 on far"):
+            mine.check()
+    assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
+
+
+def test_it_is_renewed_in_place(tmp_path, quick):
+    with WriterLock(tmp_path, "train"):
+        before = (tmp_path / LOCK).stat()
+        time.sleep(0.3)
+        after = (tmp_path / LOCK).stat()
+    assert after.st_mtime_ns > before.st_mtime_ns
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size) and after.st_size == lock.WIDTH
+
+
+def test_without_locks_of_the_system_the_file_decides(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(lock, "_flock", lambda file: None)
+    with WriterLock(tmp_path, "train"):
+        with pytest.raises(UserError, match=f"process {os.getpid()} on "):
+            WriterLock(tmp_path, "train").__enter__()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": "7"}', "[" * 100_000, "\0" * 512])
+def test_whatever_lies_there_is_no_holder(tmp_path, content):
+    (tmp_path / LOCK).write_text(content)
+    with WriterLock(tmp_path, "train"):
+        pass
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_a_link_in_its_place_is_refused(tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match="is a link"):
+        WriterLock(tmp_path / "run", "train").__enter__()
+    assert (tmp_path / "secret").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UserError, match="is a file, or lies under one"):
+            WriterLock(out, "train").__enter__()

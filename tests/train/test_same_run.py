@@ -1,0 +1,241 @@
+"""A run goes on as itself only: its settings, its text, its checkpoints; what changes no batch may change."""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from nagjax.data import DataConfig, prepare, read_manifest, store
+from nagjax.errors import UserError
+from nagjax.generate.evaluate import evaluate
+from nagjax.report.compare import behind
+from nagjax.runs import names
+from nagjax.runs.log import load_run
+from nagjax.runs.metrics import comparable
+from nagjax.runs.opening import open_run
+from nagjax.train.checkpoint import manifest
+from nagjax.train.checkpoint.manifest import read_manifest as checkpoint_manifest
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
+from nagjax.train.loop import train
+
+
+@pytest.fixture(scope="module")
+def whole(run_of, tmp_path_factory):
+    return train(run_of(keep=3), tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture
+def half(whole, tmp_path):
+    """The run as it was after four of its six steps."""
+    shutil.copytree(whole, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / "6")
+    return tmp_path / "half"
+
+
+def moved(config, path, **data):
+    return dataclasses.replace(config, data=DataConfig(str(path), **data))
+
+
+def steps(folder):
+    return steps_saved(folder / names.CHECKPOINTS)
+
+
+def test_every_checkpoint_names_its_run(whole, run_of):
+    run = json.loads((whole / names.IDENTITY).read_text())["id"]
+    for step in steps(whole):
+        named = checkpoint_manifest(whole / names.CHECKPOINTS / str(step))["owner"]
+        assert named["run"] == run and named["step"] == step
+        assert named["config"]["model.depth"] == 2 and named["config"]["train.seed"] == 0
+        assert not {"data.path", "train.keep", "mesh.data"} & named["config"].keys()
+
+
+def test_a_corpus_may_move_and_workers_may_come(whole, half, run_of, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "moved")
+    train(moved(run_of(keep=3), tmp_path / "moved", workers=1), half)
+    assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
+    assert json.loads((half / names.CONFIG).read_text())["data"]["path"] == str(tmp_path / "moved")
+    assert evaluate(half)["step"] == 6
+
+
+@pytest.fixture(scope="module")
+def other_corpus(corpus, tmp_path_factory):
+    """Other text with as many documents, tokens and bytes in each split."""
+    folder = tmp_path_factory.mktemp("other")
+    shutil.copytree(corpus, folder / "corpus")
+    path = folder / "corpus" / "manifest.json"
+    for shard in [s for split in json.loads(path.read_text())["splits"].values() for s in split["shards"]]:
+        tokens = folder / "corpus" / shard["tokens"]["name"]
+        tokens.write_bytes(tokens.read_bytes().replace(b"q\0", b"Q\0"))
+        digest = sha256(tokens.read_bytes()).hexdigest()
+        path.write_text(path.read_text().replace(shard["tokens"]["sha256"], digest))
+    return folder / "corpus"
+
+
+def test_a_corpus_of_equal_counts_is_another_one(half, run_of, corpus, other_corpus):
+    old, new = read_manifest(corpus), read_manifest(other_corpus)
+    for what in ("token_count", "document_count", "byte_count"):
+        assert old.total("train", what) == new.total("train", what)
+    before = (half / names.METRICS).read_bytes()
+    with pytest.raises(UserError, match="holds a run on another corpus: content was .* choose another --out"):
+        train(moved(run_of(keep=3), other_corpus), half)
+    assert (half / names.METRICS).read_bytes() == before
+
+
+def test_an_evaluation_says_that_the_corpus_has_changed(whole, corpus, other_corpus, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    config = json.loads((run / names.CONFIG).read_text())
+    config["data"]["path"] = str(other_corpus)
+    (run / names.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(UserError, match="is not the text that the run was trained on.*--data"):
+        evaluate(run)
+    assert evaluate(run, data=str(other_corpus))["step"] == 6
+    assert evaluate(run, data=corpus)["step"] == 6
+
+
+def test_a_changed_shard_is_found(half, run_of, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "changed")
+    shard = next((tmp_path / "changed").glob("train*.tokens"))
+    shard.write_bytes(b"\x41\0" + shard.read_bytes()[2:])
+    with pytest.raises(UserError, match=f"{shard.name}.*content changed"):
+        train(moved(run_of(keep=3), tmp_path / "changed"), half)
+
+
+def test_what_a_run_keeps_is_named_and_fresh_is_not_the_first_advice(half, run_of):
+    for change, words in (({"seed": 1}, "train.seed was 0 and is now 1"), ({"batch": 8}, "train.batch was 4")):
+        with pytest.raises(UserError, match=words) as refused:
+            train(run_of(keep=3, **change), half)
+        said = str(refused.value)
+        assert said.index("give these as they were") < said.index("--out (") < said.index("--fresh")
+
+
+def test_a_checkpoint_of_another_run(half, run_of, tmp_path):
+    other = train(run_of(seed=5, steps=8, eval_every=8, save_every=8), tmp_path / "other")
+    shutil.copytree(other / names.CHECKPOINTS / "8", half / names.CHECKPOINTS / "8")
+    before = steps(half)
+    for use in (lambda: train(run_of(keep=1), half), lambda: open_run(half)):
+        with pytest.raises(UserError, match="checkpoints/8.*is of another run"):
+            use()
+    assert steps(half) == before == [2, 4, 8]
+
+
+def test_a_renamed_checkpoint(half, run_of):
+    (half / names.CHECKPOINTS / "4").rename(half / names.CHECKPOINTS / "5")
+    for use in (lambda: train(run_of(keep=3), half), lambda: open_run(half)):
+        with pytest.raises(UserError, match="checkpoints/5.*is of step 4"):
+            use()
+
+
+def test_settings_changed_by_hand(half, run_of):
+    path = half / names.CONFIG
+    path.write_text(path.read_text().replace('"alpha_power": 0.5', '"alpha_power": 1.0'))
+    with pytest.raises(UserError, match="saved under other settings .*scheme.alpha_power was 0.5 and is now 1.0"):
+        open_run(half)
+
+
+def test_a_run_of_an_older_version_gets_an_id(whole, half, run_of):
+    """Its manifests, called seal.json, name nobody."""
+    (half / names.IDENTITY).unlink()
+    for step in steps(half):
+        folder = half / names.CHECKPOINTS / str(step)
+        body = json.loads((folder / names.MANIFEST).read_text())
+        body = {name: body[name] for name in ("facts", "files")}
+        (folder / names.SEAL).write_text(json.dumps(body | {"sha256": manifest._digest(body)}))
+        (folder / names.MANIFEST).unlink()
+    assert open_run(half).step == 4
+    train(run_of(keep=3), half)
+    assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
+    run = json.loads((half / names.IDENTITY).read_text())["id"]
+    assert checkpoint_manifest(half / names.CHECKPOINTS / "6")["owner"]["run"] == run
+    assert checkpoint_manifest(half / names.CHECKPOINTS / "2")["owner"] == {}
+
+
+def test_a_log_that_ends_before_the_checkpoint_is_said_to(whole, half):
+    assert behind(load_run(whole)) is None
+    lines = [line for line in (whole / names.METRICS).read_text().splitlines() if json.loads(line)["step"] <= 3]
+    (half / names.METRICS).write_text("\n".join(lines) + "\n")
+    assert "checkpoint of step 4, and its log ends at step 3" in behind(load_run(half))
+
+
+def test_other_libraries_are_an_event(half, run_of):
+    info = json.loads((half / names.INFO).read_text())
+    info["versions"]["jax"], info["device"] = "0.0.1", "abacus"
+    (half / names.INFO).write_text(json.dumps(info))
+    train(run_of(keep=3), half)
+    (event,) = [e.message for e in load_run(half).events]
+    assert event.startswith("resumed under device ") and "(was abacus)" in event and "(was 0.0.1)" in event
+
+
+def test_a_checkpoint_removed_by_hand_stops_nothing(whole, run_of, tmp_path, monkeypatch):
+    save = Checkpoints.save
+
+    def removing(self, step, *given):
+        save(self, step, *given)
+        self.wait()
+        if step == 2:
+            shutil.rmtree(self.folder / "2")
+        if step == 4:
+            shutil.rmtree(self.folder)
+
+    monkeypatch.setattr(Checkpoints, "save", removing)
+    run = train(run_of(keep=1), tmp_path / "run")
+    assert steps(run) == [6] and comparable(run / names.METRICS) == comparable(whole / names.METRICS)
+
+
+def test_the_log_is_never_replaced(whole, half, run_of):
+    """Who follows it sees the same file."""
+    with (half / names.METRICS).open() as follower:
+        before = os.fstat(follower.fileno()).st_ino
+        train(run_of(keep=3), half)
+        assert (half / names.METRICS).stat().st_ino == before
+        assert follower.read() == (half / names.METRICS).read_text()
+
+
+def test_token_ids_beyond_the_vocabulary(run_of, corpus, tmp_path, monkeypatch):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    for shard in (tmp_path / "corpus").glob("*.tokens"):
+        shard.write_bytes(shard.read_bytes().replace(b"q\0", b"\xff\x7f"))
+    monkeypatch.setattr(store, "SMALL", 0)
+    with pytest.raises(UserError, match="token id = 32767: the model has ids up to 256"):
+        train(moved(run_of(), tmp_path / "corpus"), tmp_path / "run")
+
+
+def test_prepared_inputs_are_known_by_content(tmp_path):
+    text, out = tmp_path / "a.txt", tmp_path / "out"
+    text.write_text("all work and no play " * 50)
+    made = prepare([str(text)], out, validation=0.0)
+    text.rename(tmp_path / "b.txt")
+    assert prepare([str(tmp_path / "b.txt")], out, validation=0.0) == made  # moved
+    (tmp_path / "b.txt").write_text("all work and no joy! " * 50)
+    with pytest.raises(UserError, match="holds another corpus already .*b.txt in inputs has changed"):
+        prepare([str(tmp_path / "b.txt")], out, validation=0.0)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["source"]["inputs"] = [entry[:2] for entry in manifest["source"]["inputs"]]  # as older versions had it
+    manifest["source"]["inputs"][0][0] = str(tmp_path / "b.txt")
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert prepare([str(tmp_path / "b.txt")], out, validation=0.0).content == made.content
+
+
+def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch):
+    module = sys.modules["nagjax.data.prepare"]
+    text, out = tmp_path / "a.txt", tmp_path / "out"
+    text.write_text("all work and no play " * 50)
+    read = module.read_documents
+
+    def changing(inputs, **options):
+        for document in read(inputs, **options):
+            yield document
+            Path(text).write_text("all work and no joy! " * 50)
+            os.utime(text, ns=(time.time_ns() + 10**9,) * 2)
+
+    monkeypatch.setattr(module, "read_documents", changing)
+    with pytest.raises(UserError, match="a.txt.*changed while it was read"):
+        prepare([str(text)], out, validation=0.0)
+    assert not (out / "manifest.json").exists()
+    monkeypatch.undo()
+    prepare([str(text)], out, validation=0.0)
