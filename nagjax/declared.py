@@ -76,9 +76,9 @@ def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and named(node))
     while True:
         yield path, node
-        if not node.bases:
+        base = ast.unparse(node.bases[0]) if node.bases else ""
+        if not base.isidentifier():  # the end of the line: nothing, or abc.ABC
             return
-        base = ast.unparse(node.bases[0])
         module = next(
             (n.module for n in _tree(path).body if isinstance(n, ast.ImportFrom) and base in {a.name for a in n.names}),
             None,
