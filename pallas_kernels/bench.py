@@ -61,7 +61,7 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in ("reference", *op.implementations):
-        if implementation != "reference" and not _runs(op, implementation, of):
+        if implementation != "reference" and not runs_here(op, implementation, of):
             continue
         times = {
             what: microseconds(fn, make, rotate=rotate, repeats=repeats)
@@ -91,11 +91,11 @@ def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Ca
         return outputs, [g for g in pull(cotangents) if g.dtype != jax.dtypes.float0]
 
     outputs = jax.eval_shape(forward, *of.args)
-    yield "forward", forward, lambda key: _arrays(key, of.args)
-    yield "forward+backward", both, lambda key: (_arrays(key, of.args), _arrays(key, outputs))
+    yield "forward", forward, lambda key: arrays(key, of.args)
+    yield "forward+backward", both, lambda key: (arrays(key, of.args), arrays(key, outputs))
 
 
-def _arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
+def arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
     """Normal numbers; integers are indices, different ones, into the rows of the first array."""
 
     def array(key, x):
@@ -107,7 +107,7 @@ def _arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax
     return tuple(array(k, x) for k, x in zip(jax.random.split(key, len(like)), like, strict=True))
 
 
-def _runs(op: Op, implementation: str, of: Sample) -> bool:
+def runs_here(op: Op, implementation: str, of: Sample) -> bool:
     try:
         return choose(op, implementation, *of.args, **of.constants).on(here()) is not None
     except ValueError:

@@ -19,6 +19,7 @@ from nagjax.runs.config import RunConfig
 from nagjax.train.distributed.mesh import check_batch, make_mesh
 from nagjax.train.evaluator import put
 from nagjax.train.facts import resolve
+from nagjax.train.loss import Batch
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 
@@ -54,7 +55,16 @@ def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str
 
 
 def profile(config: RunConfig, folder: Path, steps: int) -> dict:
-    """Trace `steps` training steps of a fresh model into `folder`, and tell milliseconds per step and device by part.
+    """`trace_steps` of a fresh model on a batch of its corpus."""
+    config = resolve(config)
+    blueprint = Blueprint.of(config, make_mesh(config.mesh))
+    check_batch(config.train.batch, config.train.accumulate, blueprint.mesh)
+    text = batches(open_dataset(config.data), batch=config.train.batch, context=config.model.context)
+    return trace_steps(blueprint, put(blueprint, next(iter(text))), folder, steps)
+
+
+def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) -> dict:
+    """Traces `steps` training steps from fresh parameters into `folder`: milliseconds per step and device by part.
 
     Returns `steps`, `devices`, `milliseconds` (a step by the clock), `scopes` (part to milliseconds of its
     instructions; on a CPU they run side by side, and may add up to more than the step). Raises UserError for less than
@@ -62,11 +72,7 @@ def profile(config: RunConfig, folder: Path, steps: int) -> dict:
     """
     if steps < 1:
         raise UserError("traced", steps, "trace at least 1 step")
-    config = resolve(config)
-    blueprint = Blueprint.of(config, make_mesh(config.mesh))
-    check_batch(config.train.batch, config.train.accumulate, blueprint.mesh)
-    stream = batches(open_dataset(config.data), batch=config.train.batch, context=config.model.context)
-    batch, state = put(blueprint, next(iter(stream))), blueprint.create()
+    state = blueprint.create()
     step = jit_train_step(blueprint).lower(state, batch).compile()
     state, metrics = step(state, batch)  # the first one sets things up
     jax.block_until_ready(metrics)

@@ -1,0 +1,204 @@
+"""Tables of what `benchmarks/device.py` has measured, into the pages that show them.
+
+    python benchmarks/device_tables.py [--check]
+
+Reads benchmarks/results/device/MACHINE/PART.jsonl and rewrites what stands between `<!-- device: TABLE -->` and
+`<!-- end -->` in the pages. A table without figures says that nothing was measured. `--check` writes nothing and fails
+where a page is not what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.parts.rows import measured  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "device"
+PAGES = ("README.md", "pallas_kernels/README.md", "docs/hardware.md")
+NOTHING = "Not measured on any device yet: `python benchmarks/device.py --part {part}` does it."
+MARKED = re.compile(r"(<!-- device: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def values(rows: list[dict]) -> str:
+    """How many programs were right, and the worst error in units of what is allowed, by op and implementation."""
+    return _grouped(
+        rows,
+        ("op", "implementation"),
+        ("programs", "within the tolerance", "worst error / tolerance"),
+        lambda own: (
+            str(len(own)),
+            str(sum(r["result"]["worst"] <= 1.0 for r in own if "result" in r)),
+            f"{max((r['result']['worst'] for r in own if 'result' in r), default=float('nan')):.2f}",
+        ),
+    )
+
+
+def kernels(rows: list[dict]) -> str:
+    """Microseconds, share of the copy bandwidth and time against XLA's fusion, by op, width and implementation."""
+    lines = []
+    for row in rows:
+        if "result" not in row:
+            continue
+        case = row["case"]
+        op = case["op"] + (", in place" if case.get("donated") else "")
+        shape = f"{case['rows']} x {case['width']} {case['dtype']}"
+        for implementation, passes in row["result"]["implementations"].items():
+            for what, own in passes.items():
+                if what == "forward+backward":
+                    continue
+                share = f"{own['of_copy']:.0%}" if own.get("of_copy") else "-"
+                ratio = f"{own['vs_reference']:.2f}" if own.get("vs_reference") else "-"
+                lines.append((op, shape, implementation, what, f"{own['us']:.1f}", share, ratio))
+    header = ("op", "rows", "implementation", "pass", "µs", "of copy bandwidth", "time / XLA's fusion")
+    return _table(header, lines)
+
+
+def steps(rows: list[dict]) -> str:
+    """Step time, MFU and memory by size, rematerialisation, kernels and scheme, against plain under the same ones."""
+    good = [row for row in rows if "result" in row]
+    plain = {_setting(row): row["result"]["milliseconds"] for row in good if row["case"]["scheme"] == "plain"}
+    lines = []
+    for row in good:
+        case, found = row["case"], row["result"]
+        base = plain.get(_setting(row))
+        lines.append(
+            (
+                case["size"],
+                case["remat"],
+                case["kernels"],
+                case["scheme"],
+                f"{found['milliseconds']:.1f}",
+                f"{found['milliseconds'] / base:.3f}" if base else "-",
+                f"{found['mfu']:.1%}",
+                _gib(found["temporary_bytes"]),
+            )
+        )
+    header = ("size", "remat", "kernels", "scheme", "ms per step", "/ plain", "MFU", "temporary memory")
+    return _table(header, lines)
+
+
+def attention(rows: list[dict]) -> str:
+    """Time and the worst error of output and gradients by shape and implementation."""
+    lines = []
+    for row in rows:
+        if "result" in row:
+            case, found = row["case"], row["result"]
+            worst = max(value for name, value in found.items() if name.startswith("error"))
+            shape = " x ".join(map(str, case["shape"]))
+            milliseconds = f"{found['milliseconds']:.3f}"
+            lines.append((shape, str(case["documents"]), case["implementation"], milliseconds, f"{worst:.1e}"))
+    header = ("B x T x H x Dh", "documents a row", "implementation", "ms, both passes", "worst relative error")
+    return _table(header, lines)
+
+
+def mod(rows: list[dict]) -> str:
+    """Time saved over FLOPs saved by Mixture-of-Depths."""
+    good = [row for row in rows if "result" in row]
+    key = lambda row: (row["case"]["size"], row["case"]["scheme"])  # noqa: E731
+    dense = {key(row): row["result"] for row in good if row["case"]["rate"] == 0.0}
+    lines = []
+    for row in good:
+        base, found = dense.get(key(row)), row["result"]
+        if row["case"]["rate"] and base:
+            time = found["milliseconds"] / base["milliseconds"]
+            flops = found["flops_per_step"] / base["flops_per_step"]
+            rate = f"{row['case']['rate']:.0%}"
+            lines.append((*key(row), rate, f"{time:.3f}", f"{flops:.3f}", f"{(1 - time) / (1 - flops):.2f}"))
+    header = ("size", "scheme", "tokens skipped", "time / dense", "FLOPs / dense", "time saved / FLOPs saved")
+    return _table(header, lines)
+
+
+def training(rows: list[dict]) -> str:
+    """Validation loss of the first trainings."""
+    lines = []
+    for row in rows:
+        if "result" in row:
+            found = row["result"]
+            figures = f"{found['tokens'] / 1e6:.1f} M", f"{found['loss']:.4f}", f"{found['bits_per_byte']:.4f}"
+            lines.append((row["case"]["size"], row["case"]["scheme"], *figures))
+    return _table(("blocks x width", "scheme", "tokens", "validation loss, nats", "bits per byte"), lines)
+
+
+def profile(rows: list[dict]) -> str:
+    """Share of a step's device time by part of the model."""
+    good = [row for row in rows if "result" in row]
+    names = sorted({name for row in good for name in row["result"]["scopes"]})
+    lines = []
+    for row in good:
+        scopes = row["result"]["scopes"]
+        total = sum(scopes.values())
+        lines.append((row["case"]["size"], row["case"]["scheme"], *(f"{scopes.get(n, 0) / total:.0%}" for n in names)))
+    return _table(("size", "scheme", *names), lines)
+
+
+TABLES: dict[str, Callable[[list[dict]], str]] = {
+    f.__name__: f for f in (values, kernels, steps, attention, mod, training, profile)
+}
+
+
+def render(name: str, results: Path) -> str:
+    """One table for every machine that has figures of the part, each under what it was measured on."""
+    parts = []
+    for path in sorted(results.glob(f"*/{name}.jsonl")):
+        rows = measured(path)
+        if not any("result" in row for row in rows):
+            continue
+        where = rows[-1]["origin"]
+        said = f"{where['device']}, jax {where['versions']['jax']}, commit {where['commit']}, {where['date'][:10]}."
+        failed = sum("error" in row for row in rows)
+        said += f" {failed} of {len(rows)} cases failed; {path.name} has their errors." if failed else ""
+        parts.append(f"{said}\n\n{TABLES[name](rows)}")
+    return "\n\n".join(parts) or NOTHING.format(part=name)
+
+
+def rewritten(page: str, results: Path) -> str:
+    """The page with its tables as the results have them."""
+    return MARKED.sub(lambda m: f"{m[1]}{render(m[2], results)}\n{m[3]}", page)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="fail where a page is not up to date")
+    given = parser.parse_args(argv)
+    stale = 0
+    for name in PAGES:
+        path = ROOT / name
+        old = path.read_text(encoding="utf-8")
+        new = rewritten(old, RESULTS)
+        if new != old:
+            stale += 1
+            print(f"{name}: {'not up to date' if given.check else 'written'}")
+            if not given.check:
+                path.write_text(new, encoding="utf-8")
+    return 1 if given.check and stale else 0
+
+
+def _setting(row: dict) -> tuple:
+    return tuple(row["case"][name] for name in ("size", "remat", "kernels"))
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.1f} GiB"
+
+
+def _grouped(rows: list[dict], names: tuple[str, ...], header: tuple[str, ...], figures: Callable) -> str:
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row["case"][name] for name in names), []).append(row)
+    return _table((*names, *header), [(*key, *figures(own)) for key, own in groups.items()])
+
+
+def _table(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    header = tuple(header)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Part `attention`: each implementation's values against float32 softmax attention, and its time."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.parts.rows import Case, Options
+from nagjax.layers.attend import attend
+from nagjax.layers.where import Where
+
+IMPLEMENTATIONS = {"gpu": ("cudnn", "xla"), "tpu": ("splash", "xla"), "cpu": ("xla",)}
+
+
+def cases(options: Options) -> Iterator[Case]:
+    shapes = [(1, 32, 2, 8)] if options.rehearsal else [(8, 2048, 10, 64), (4, 4096, 16, 64), (4, 2048, 16, 128)]
+    for shape in shapes:
+        for documents in (1, 4):
+            for implementation in IMPLEMENTATIONS[jax.devices()[0].platform]:
+                name = {"shape": list(shape), "documents": documents, "implementation": implementation}
+                yield Case(name, functools.partial(measure, shape, documents, implementation))
+
+
+def measure(shape: tuple[int, int, int, int], documents: int, implementation: str) -> dict:
+    """Relative error (2-norm, against float32) of the output and the three gradients; milliseconds of both passes."""
+    batch, tokens, _, _ = shape
+    own = jnp.repeat(jnp.arange(1, documents + 1), tokens // documents)
+    where = Where(
+        jnp.broadcast_to(own, (batch, tokens)).astype(jnp.int32),
+        jnp.broadcast_to(jnp.arange(tokens) % (tokens // documents), (batch, tokens)).astype(jnp.int32),
+    )
+    q, k, v, pulled = jax.random.normal(jax.random.key(0), (4, *shape), jnp.bfloat16)
+
+    def both(implementation, q, k, v, pulled):
+        out, pull = jax.vjp(lambda *x: attend(*x, where, where, implementation), q, k, v)
+        return out, *pull(pulled.astype(out.dtype))
+
+    exact = jax.jit(functools.partial(both, "xla"))(*(x.astype(jnp.float32) for x in (q, k, v, pulled)))
+    program = jax.jit(functools.partial(both, implementation))
+    found = jax.block_until_ready(program(q, k, v, pulled))
+    names = ("out", "dq", "dk", "dv")
+    errors = {f"error_{name}": _error(a, b) for name, a, b in zip(names, found, exact, strict=True)}
+    return errors | {"milliseconds": _milliseconds(lambda: program(q, k, v, pulled))}
+
+
+def _error(found, exact) -> float:
+    found, exact = np.asarray(found, np.float32), np.asarray(exact, np.float32)
+    if not np.isfinite(found).all():
+        raise FloatingPointError("values that are not finite")
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+def _milliseconds(run, rounds: int = 7, calls: int = 3) -> float:
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in range(calls):
+            out = run()
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - began) / calls)
+    return 1e3 * statistics.median(times)

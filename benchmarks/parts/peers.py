@@ -1,0 +1,110 @@
+"""Peers of `add_rms_norm` in PyTorch on the same device: torch.compile's fusion, and a Triton kernel written by hand.
+
+Both compute `stream + update` and `gain * rms_norm(stream + update)` on bfloat16 rows with float32 statistics, and all
+gradients: what the op computes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.testing import do_bench
+
+EPSILON = 1e-6
+ROWS_PER_PROGRAM = 32  # of the backward kernel, which sums the gain's gradient over them
+
+
+def measure(shape: tuple[int, int, str], copy: float) -> dict:
+    """By peer and pass: `us`, and `of_copy`, the share of a copy's bandwidth `copy` (GB/s) at one visit's bytes."""
+    rows, width, dtype = shape
+    dtype = getattr(torch, dtype)
+    make = lambda: torch.randn(rows, width, device="cuda", dtype=dtype)  # noqa: E731
+    gain = torch.randn(width, device="cuda", requires_grad=True)
+    stream, update, pulled, pulled_normed = make().requires_grad_(), make().requires_grad_(), make(), make()
+    moved = 4 * rows * width * dtype.itemsize
+    found = {}
+    for name, function in {"torch_compile": torch.compile(_eager), "triton_by_hand": _AddNorm.apply}.items():
+
+        def both(function=function):
+            outputs = function(stream, update, gain)
+            return torch.autograd.grad(outputs, (stream, update, gain), (pulled, pulled_normed))
+
+        forward = 1e3 * do_bench(lambda function=function: function(stream, update, gain), return_mode="median")
+        backward = 1e3 * do_bench(both, return_mode="median") - forward
+        found[name] = {
+            what: {"us": us, "of_copy": moved / us / 1e3 / copy}
+            for what, us in (("forward", forward), ("backward", backward))
+        }
+    exact = _eager(stream.double(), update.double(), gain.double())[1]
+    error = (_AddNorm.apply(stream, update, gain)[1].double() - exact).norm() / exact.norm()
+    return {"implementations": found, "error_triton_by_hand": float(error)}
+
+
+def _eager(stream, update, gain):
+    total = stream + update
+    wide = total.to(torch.promote_types(total.dtype, torch.float32))
+    normed = gain * wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+    return total, normed.to(total.dtype)
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, stream, update, gain):
+        total, normed = torch.empty_like(stream), torch.empty_like(stream)
+        rows, width = stream.shape
+        block, warps = _launch(width)
+        _forward[(rows,)](stream, update, gain, total, normed, width, EPSILON, block, num_warps=warps)
+        ctx.save_for_backward(total, gain)
+        return total, normed
+
+    @staticmethod
+    def backward(ctx, d_total, d_normed):
+        total, gain = ctx.saved_tensors
+        rows, width = total.shape
+        programs = triton.cdiv(rows, ROWS_PER_PROGRAM)
+        d_stream = torch.empty_like(total)
+        d_gain = torch.empty(programs, width, device=total.device)
+        block, warps = _launch(width)
+        arrays = total, gain, d_total, d_normed, d_stream, d_gain
+        _backward[(programs,)](*arrays, rows, width, EPSILON, ROWS_PER_PROGRAM, block, num_warps=warps)
+        return d_stream, d_stream, d_gain.sum(0)
+
+
+def _launch(width: int) -> tuple[int, int]:
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // 512, 1), 16)
+
+
+@triton.jit
+def _forward(stream, update, gain, total, normed, width, epsilon, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    there, row = at < width, tl.program_id(0).to(tl.int64) * width
+    h = tl.load(stream + row + at, there, 0.0).to(tl.float32) + tl.load(update + row + at, there, 0.0).to(tl.float32)
+    stored = h.to(total.dtype.element_ty)
+    tl.store(total + row + at, stored, there)
+    h = stored.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(h * h, 0) / width + epsilon)
+    tl.store(normed + row + at, tl.load(gain + at, there, 0.0) * h * inverse, there)
+
+
+@triton.jit
+def _backward(
+    total, gain, d_total, d_normed, d_stream, d_gain, rows, width, epsilon, EACH: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.arange(0, BLOCK)
+    there, program = at < width, tl.program_id(0)
+    weight, summed = tl.load(gain + at, there, 0.0), tl.zeros((BLOCK,), tl.float32)
+    for i in range(EACH):
+        number = program * EACH + i
+        if number < rows:
+            row = number.to(tl.int64) * width
+            h = tl.load(total + row + at, there, 0.0).to(tl.float32)
+            pulled = tl.load(d_normed + row + at, there, 0.0).to(tl.float32)
+            inverse = tl.rsqrt(tl.sum(h * h, 0) / width + epsilon)
+            unit, weighed = h * inverse, pulled * weight
+            through = inverse * (weighed - unit * (tl.sum(weighed * unit, 0) / width))
+            past = tl.load(d_total + row + at, there, 0.0).to(tl.float32)
+            tl.store(d_stream + row + at, through + past, there)
+            summed += pulled * unit
+    tl.store(d_gain + program * width + at, summed, there)

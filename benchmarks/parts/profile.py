@@ -1,0 +1,23 @@
+"""Part `profile`: where the time of a training step goes, by the names the model gives its parts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from benchmarks.parts.rows import Case, Options
+from benchmarks.parts.steps import SCHEMES, Size, blueprint_of, random_batch, sizes
+from nagjax.measure.profile import trace_steps
+
+
+def cases(options: Options) -> Iterator[Case]:
+    for size in sizes(options.rehearsal)[:1]:
+        for scheme in SCHEMES[:1] if options.rehearsal else SCHEMES:
+            name = {"size": size.name, "scheme": scheme}
+            yield Case(name, functools.partial(measure, size, scheme, options))
+
+
+def measure(size: Size, scheme: str, options: Options) -> dict:
+    """Milliseconds per step by part, with rematerialised blocks."""
+    blueprint = blueprint_of(size, scheme, remat="none" if options.rehearsal else "block")
+    return trace_steps(blueprint, random_batch(size), options.scratch / "trace" / scheme, 3)

@@ -1,0 +1,163 @@
+"""The file a part writes: one JSON line per measured case, so that a killed part loses one case."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
+TRIES = 2  # a case that was begun so often and never finished is passed over
+
+
+class Case(NamedTuple):
+    """What is measured: values that name it, and the function that returns its figures (JSON values)."""
+
+    name: dict[str, Any]
+    measure: Callable[[], dict[str, Any]]
+
+
+class Options(NamedTuple):
+    """What every part is told."""
+
+    rehearsal: bool  # shapes that a CPU finishes in seconds: that everything runs, and nothing else, is shown
+    scratch: Path  # for runs that go on at the next call, and traces
+    deadline: float  # by `time.monotonic`
+
+
+class Paused(Exception):
+    """The time is up in the middle of a case that goes on where it stopped at the next call."""
+
+
+class Rows:
+    """Appends to `FOLDER/PART.jsonl`: a line of origin for every start, one line when a case begins, one with what came
+    of it. A case that has its line is not measured again; delete the line, or the file, to do so."""
+
+    def __init__(self, part: str, folder: Path, deadline: float):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.deadline = folder / f"{part}.jsonl", deadline
+        self.lines = read(self.path)
+
+    def run(self, cases: Iterable[Case]) -> int:
+        """Measures what is not there yet, until the time is up. Returns how many cases are left."""
+        finished, begun = self._known()
+        left, longest, started = 0, 0.0, False
+        for case in cases:
+            key = json.dumps(case.name, sort_keys=True)
+            if key in finished or begun.get(key, 0) >= TRIES:
+                continue
+            if time.monotonic() + longest > self.deadline:
+                left += 1
+                continue
+            if not started:
+                self._append({"origin": origin()})
+                started = True
+            self._append({"case": case.name, "begun": True})
+            began = time.monotonic()
+            try:
+                outcome = {"result": case.measure()}
+            except Paused:
+                self._append({"case": case.name, "paused": True})
+                left += 1
+                continue
+            except Exception as error:  # a kernel that fails is a result of this run, and the next case goes on
+                outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+            taken = time.monotonic() - began
+            longest = max(longest, taken)
+            self._append({"case": case.name, **outcome, "seconds": round(taken, 2)})
+            print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
+        return left
+
+    def _known(self) -> tuple[set[str], dict[str, int]]:
+        finished, begun = set(), {}
+        for row in self.lines:
+            if "case" in row:
+                key = json.dumps(row["case"], sort_keys=True)
+                if "begun" in row:
+                    begun[key] = begun.get(key, 0) + 1
+                elif "paused" in row:
+                    begun[key] = 0
+                else:
+                    finished.add(key)
+        return finished, begun
+
+    def _append(self, row: dict) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict]:
+    """The lines of a part's file; a half-written last line is dropped."""
+    rows = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(text))
+        except ValueError:
+            continue
+    return rows
+
+
+def measured(path: Path) -> list[dict]:
+    """The finished cases of a part's file, each with the `origin` it was measured under."""
+    found, where = [], None
+    for row in read(path):
+        where = row.get("origin", where)
+        if "result" in row or "error" in row:
+            found.append({**row, "origin": where})
+    return found
+
+
+def origin() -> dict[str, Any]:
+    """Device, versions, commit and date; what is not installed as a package has no version."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "devices": jax.device_count(),
+        "cpu": _cpu(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": os.environ.get("NAGJAX_COMMIT") or _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def line(values: dict[str, Any]) -> str:
+    """A dict in one line for the terminal."""
+    shown = lambda v: f"{v:.4g}" if isinstance(v, float) else str(v)  # noqa: E731
+    return " ".join(f"{name}={shown(value)}" for name, value in values.items() if not isinstance(value, dict | list))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    return found.stdout.strip() or None
+
+
+def _cpu() -> str:
+    try:
+        names = [text for text in Path("/proc/cpuinfo").read_text().splitlines() if text.startswith("model name")]
+        return names[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,150 @@
+"""Part `steps`: whole training steps of each scheme against plain pre-norm, with their memory and MFU.
+
+MFU = (training FLOPs per token, by `nagjax.mod.costs`) x (tokens per step) / (seconds per step) / (peak FLOP/s).
+The peak is that of a bfloat16 matrix product measured in the same run; the data sheet's is given beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.parts.rows import Case, Options
+from nagjax.mod import ModConfig
+from nagjax.model.config import ModelConfig
+from nagjax.model.presets import find_preset
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.facts import model_costs, peak_flops
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.distributed.mesh import make_mesh
+from nagjax.train.loss import Batch
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+
+SCHEMES = ("plain", "nag", "lns", "review")
+VOCAB = 32768
+ROUNDS, STEPS = 5, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A model and how much of it goes through a step."""
+
+    name: str
+    depth: int
+    width: int
+    context: int
+    batch: int
+    vocab: int = VOCAB
+
+
+def sizes(rehearsal: bool) -> tuple[Size, ...]:
+    """Those of the papers' comparisons, or one that a laptop compiles in seconds."""
+    if rehearsal:
+        return (Size("rehearsal", 2, 16, 16, 2, 64),)
+    shape = lambda name, batch: Size(name, **dataclasses.asdict(find_preset(name)), batch=batch)  # noqa: E731
+    return shape("350M", 8), shape("1B", 4)
+
+
+def cases(options: Options) -> Iterator[Case]:
+    """The figures that matter most come first."""
+    for size in sizes(options.rehearsal):
+        for remat in ("block",) if options.rehearsal else ("block", "dots", "none"):
+            for kernels in ("auto",) if options.rehearsal else ("auto", "xla"):
+                for scheme in SCHEMES:
+                    name = {"size": size.name, "scheme": scheme, "kernels": kernels, "remat": remat}
+                    yield Case(name, functools.partial(measure, size, scheme, kernels=kernels, remat=remat))
+
+
+def routed_cases(options: Options) -> Iterator[Case]:
+    """Part `mod`: Mixture-of-Depths at a quarter and at half of the tokens, against the dense step."""
+    for size in sizes(options.rehearsal):
+        for rate in (0.0, 0.25, 0.5):
+            for scheme in ("nag",) if options.rehearsal else ("nag", "plain"):
+                name = {"size": size.name, "scheme": scheme, "rate": rate}
+                mod = ModConfig(rate=(rate,))
+                yield Case(name, functools.partial(measure, size, scheme, remat="block", mod=mod))
+
+
+def blueprint_of(size: Size, scheme: str, **model) -> Blueprint:
+    """On one device, with nothing read from disk."""
+    shape = {name: getattr(size, name) for name in ("depth", "width", "context", "vocab")}
+    config = RunConfig(
+        find_scheme(scheme)(),
+        ModelConfig(**shape, **model),
+        train=TrainConfig(steps=10_000, batch=size.batch),
+    )
+    return Blueprint.of(config, make_mesh(config.mesh, jax.devices()[:1]))
+
+
+def measure(size: Size, scheme: str, **model) -> dict:
+    """Milliseconds per step (median and least of the rounds), tokens/s, MFU, and bytes of device memory."""
+    blueprint = blueprint_of(size, scheme, **model)
+    began = time.perf_counter()
+    compiled = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
+    compile_seconds = time.perf_counter() - began
+    state, batch = blueprint.create(), random_batch(size)
+    for _ in range(2):
+        state, metrics = compiled(state, batch)
+    jax.block_until_ready(metrics)
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            state, metrics = compiled(state, batch)
+        jax.block_until_ready(metrics)
+        times.append((time.perf_counter() - began) / STEPS)
+    if not np.isfinite(float(metrics.loss)):
+        raise FloatingPointError(f"loss = {float(metrics.loss)}")
+    seconds, tokens = statistics.median(times), size.batch * size.context
+    flops = model_costs(blueprint).train * tokens
+    peak, sheet = matmul_flops(), peak_flops(jax.devices()[0].device_kind)
+    memory = compiled.memory_analysis()
+    return {
+        "milliseconds": 1e3 * seconds,
+        "least_milliseconds": 1e3 * min(times),
+        "tokens_per_second": tokens / seconds,
+        "mfu": flops / seconds / peak,
+        "mfu_of_data_sheet": flops / seconds / sheet if sheet else None,
+        "flops_per_step": flops,
+        "matmul_flops": peak,
+        "temporary_bytes": memory.temp_size_in_bytes if memory else None,
+        "argument_bytes": memory.argument_size_in_bytes if memory else None,
+        "compile_seconds": compile_seconds,
+        "loss": float(metrics.loss),
+    }
+
+
+def random_batch(size: Size) -> Batch:
+    """One document per row, of tokens drawn at random."""
+    noise = np.random.default_rng(0)
+    tokens = noise.integers(0, size.vocab, (size.batch, size.context + 1), dtype=np.int32)
+    shape = (size.batch, size.context)
+    positions = np.broadcast_to(np.arange(size.context, dtype=np.int32), shape)
+    ones = np.ones(shape, np.int32)
+    return jax.device_put(Batch(tokens[:, :-1], tokens[:, 1:], ones, positions, np.ones(shape, np.float32)))
+
+
+@functools.cache
+def matmul_flops() -> float:
+    """FLOP/s of a bfloat16 matrix product of random numbers on this device, the best of several."""
+    n = 256 if jax.devices()[0].platform == "cpu" else 8192
+    a, b = jax.random.normal(jax.random.key(0), (2, n, n), jnp.bfloat16)
+    product = jax.jit(jnp.matmul)
+    product(a, b).block_until_ready()
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(4):
+            out = product(a, b)
+        out.block_until_ready()
+        best = min(best, (time.perf_counter() - began) / 4)
+    return 2 * n**3 / best

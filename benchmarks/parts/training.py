@@ -1,0 +1,89 @@
+"""Part `training`: a first real training, 64 blocks x 256 on BPE tokens: plain, NAG, LNS and ReZero.
+
+Each scheme is a run as `nagjax train` makes it: it stops when the part's time is up and goes on at the next call. The
+corpus is the Python standard library's sources, read with a BPE tokenizer learned from them. Learning rates are the
+schemes' defaults, one seed: a first look, not a comparison.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.parts.rows import Case, Options, Paused
+from nagjax.data import DataConfig, train_bpe
+from nagjax.data.stdlib import stdlib_documents
+from nagjax.errors import Preempted
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.log import load_run
+from nagjax.train.loop import train
+
+SCHEMES = ("plain", "nag", "lns", "rezero")
+SAVING_SECONDS = 20  # left for the last checkpoint
+
+
+def cases(options: Options) -> Iterator[Case]:
+    for scheme in SCHEMES[:1] if options.rehearsal else SCHEMES:
+        name = {"scheme": scheme, "size": "2x16" if options.rehearsal else "64x256"}
+        yield Case(name, functools.partial(measure, scheme, options))
+
+
+def measure(scheme: str, options: Options) -> dict:
+    """Validation loss (nats per token), bits per byte, and tokens per second of the finished run."""
+    folder = options.scratch / scheme
+    config = _config(scheme, options)
+    with _stop_at(options.deadline - SAVING_SECONDS):
+        try:
+            train(config, folder)
+        except Preempted:
+            raise Paused from None
+    run = load_run(folder)
+    return {
+        "steps": config.train.steps,
+        "tokens": config.train.steps * config.train.batch * config.model.context,
+        "loss": run.last_eval.loss,
+        "bits_per_byte": run.last_eval.bits_per_byte,
+        "step_seconds": run.step_seconds,
+    }
+
+
+def _config(scheme: str, options: Options) -> RunConfig:
+    if options.rehearsal:
+        model, batch, steps, vocab = ModelConfig(depth=2, width=16, context=16), 2, 4, 300
+    else:
+        model, batch, steps, vocab = ModelConfig(depth=64, width=256, context=512, remat="dots"), 128, 2000, 8192
+    often = max(steps // 20, 1)
+    length = TrainConfig(steps=steps, batch=batch, eval_every=often, eval_batches=8, save_every=steps, keep=1)
+    data = DataConfig(tokenizer=str(_tokenizer(options, vocab)))
+    return RunConfig(find_scheme(scheme)(), model, train=length, data=data)
+
+
+def _tokenizer(options: Options, vocab: int) -> Path:
+    path = options.scratch / f"bpe-{vocab}.json"
+    if not path.exists():
+        text = options.scratch / "stdlib.txt"
+        documents = stdlib_documents()
+        text.write_text("\n".join(documents[:20] if options.rehearsal else documents), encoding="utf-8")
+        train_bpe([str(text)], vocab, path)
+    return path
+
+
+class _stop_at:
+    """Sends this process a SIGTERM at a time of `time.monotonic`: the trainer saves and ends."""
+
+    def __init__(self, when: float):
+        self._timer = threading.Timer(max(when - time.monotonic(), 1.0), os.kill, (os.getpid(), signal.SIGTERM))
+        self._timer.daemon = True
+
+    def __enter__(self):
+        self._timer.start()
+
+    def __exit__(self, *_):
+        self._timer.cancel()

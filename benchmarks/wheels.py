@@ -1,0 +1,34 @@
+"""Gathers the packages that a bare machine lacks into one folder, as wheels: `python benchmarks/wheels.py`.
+
+The folder is carried to a machine that reaches no package index and installed there without one; benchmarks/README.md
+has the command. Versions are those of constraints.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold.
+PACKAGES = ("grain", "array_record", "tyro", "docstring_parser", "zstandard", "jax-triton")
+PLATFORMS = ("_2_39", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / ".wheels")
+    parser.add_argument("--python", default="3.12", help="version of the other machine's Python")
+    given = parser.parse_args()
+    platforms = [f"--platform=manylinux{version}_x86_64" for version in PLATFORMS]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
+    command += ["--python-version", given.python, *platforms, "-c", str(ROOT / "constraints.txt"), "-d", str(given.out)]
+    subprocess.run([*command, *PACKAGES], check=True)
+    size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
+    print(f"{given.out}: {len(list(given.out.glob('*.whl')))} wheels, {size / 2**20:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
