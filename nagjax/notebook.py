@@ -15,7 +15,8 @@ from nagjax.report.maps import depth_map as draw_depth_map
 from nagjax.report.maps import dial_plot
 from nagjax.report.plots import FIGURES, Plot, draw_plots
 from nagjax.report.table import Table, comparison_table
-from nagjax.residual import Scheme, find_scheme
+from nagjax.residual import Scheme
+from nagjax.residual.module import as_scheme
 from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.opening import OpenRun, open_run
@@ -36,7 +37,8 @@ def fit(
 ) -> OpenRun:
     """Trains a run, or goes on training it, and opens it.
 
-    scheme: a name, or a scheme with its own options, `NAG(directions=16)`. data: a corpus folder, or `"stdlib"`.
+    scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`).
+    data: a corpus folder, or `"stdlib"`.
     out: the run's folder, runs/SCHEME-dDEPTH-wWIDTH unless given; a finished run in it is opened as it is, `fresh`
     starts over. options: fields of ModelConfig, OptimizerConfig and TrainConfig, under the names they have on the
     command line: depth, width, context, lr, steps, batch, mod...
@@ -60,7 +62,7 @@ def run_config(scheme: str | Scheme, data: str | DataConfig, options: dict) -> R
             raise UserError(name, options[name], f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
     chosen = {name: part(**{k: v for k, v in options.items() if k in fields[name]}) for name, part in parts.items()}
     data = DataConfig(path=data) if isinstance(data, str) else data
-    return RunConfig(scheme=find_scheme(scheme)() if isinstance(scheme, str) else scheme, data=data, **chosen)
+    return RunConfig(scheme=as_scheme(scheme), data=data, **chosen)
 
 
 def log(run: AnyRun) -> Run:
