@@ -1,4 +1,9 @@
-"""nagjax: train and understand very deep Transformers, with the residual stream as the subject."""
+"""nagjax: train and understand very deep Transformers, with the residual stream as the subject.
+
+`nagjax.NAG`, `Review`, `LNS`, `Plain`, ... are Flax modules, one for each residual scheme, for a model of your own
+(`nagjax.residual.module`; as Linen modules in `nagjax.linen`), with `optimizer`, `start_factors` and `MixtureOfDepths`.
+`Transformer` and `ModelConfig` are nagjax's model; `fit` trains one, `load` opens one.
+"""
 
 __version__ = "0.1.0"
 
@@ -10,9 +15,18 @@ def load(path, *, devices=None):
     return load_model(path, devices=devices)
 
 
+_MODULES = {"linen"}
 _NOTEBOOK = {"fit", "log", "table", "plot", "depth_map", "dial"}
 _ELSEWHERE = {
     "complete": "nagjax.generate.sample",
+    "Transformer": "nagjax.model.transformer",
+    "ModelConfig": "nagjax.model.config",
+    "Residual": "nagjax.residual.module",
+    "start_factors": "nagjax.residual.module",
+    "MixtureOfDepths": "nagjax.mod.module",
+    "optimizer": "nagjax.train.own_model",
+    "decays": "nagjax.train.own_model",
+    "constrain": "nagjax.train.own_model",
     "find_scheme": "nagjax.residual",
     "schemes": "nagjax.residual",
     "register": "nagjax.residual",
@@ -23,18 +37,30 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str):
-    """The calls of notebooks, imported when they are first asked for: `import nagjax` alone does not import jax."""
-    module = "nagjax.notebook" if name in _NOTEBOOK else _ELSEWHERE.get(name)
-    if module is None:
-        raise AttributeError(f"nagjax has no {name!r}; it has {', '.join(_calls())}, and its packages")
+    """All the calls, and the module of every scheme (`nagjax.NAG`), imported when they are first asked for: `import
+    nagjax` alone does not import jax."""
     import importlib
 
-    return getattr(importlib.import_module(module), name)
+    if name in _MODULES:
+        return importlib.import_module(f"nagjax.{name}")
+    module = "nagjax.notebook" if name in _NOTEBOOK else _ELSEWHERE.get(name)
+    if module is not None:
+        return getattr(importlib.import_module(module), name)
+    schemes = {} if name.startswith("_") else _schemes()
+    if name not in schemes:
+        raise AttributeError(f"nagjax has no {name!r}; it has {', '.join(_calls())}, and its packages")
+    return schemes[name]
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_calls()})
 
 
+def _schemes() -> dict:
+    from nagjax.residual.module import modules
+
+    return modules()
+
+
 def _calls() -> list[str]:
-    return sorted({"load", *_NOTEBOOK, *_ELSEWHERE})
+    return sorted({"load", *_MODULES, *_NOTEBOOK, *_ELSEWHERE, *_schemes()})

@@ -14,6 +14,7 @@ from nagjax.report.maps import dial_plot
 from nagjax.report.plots import FIGURES, Plot, draw_plots
 from nagjax.report.table import Table, comparison_table
 from nagjax.residual import Scheme
+from nagjax.residual.module import as_scheme
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.loop import train
@@ -35,16 +36,16 @@ def fit(
 ) -> OpenRun:
     """Trains a run, or goes on training it, and opens it.
 
-    scheme: a name, or a scheme with its own options, `NAG(directions=16)`. out, fresh, resume, force: as on the command
-    line; a finished run in the folder is opened as it is. callback: called with each record of the log as it is
-    written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`. options: every other option of `nagjax train`, by its
-    name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its dataclass,
+    scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`). out, fresh,
+    resume, force: as on the command line; a finished run in the folder is opened as it is. callback: called with each
+    record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`. options: every
+    other option of `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its dataclass,
     `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`; `data` also
     as the path of a corpus alone.
 
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
-    read = read_options({"scheme": scheme, **options})
+    read = read_options({"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme), **options})
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
         skip = resume == "previous"

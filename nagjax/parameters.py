@@ -4,8 +4,11 @@ Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (ta
 "gate" (what commits updates: a scheme's own relative learning rate). Only "matrix" decays.
 """
 
+from typing import Any
+
 import jax
-from flax import nnx
+from flax import nnx, struct
+from flax.linen import LogicallyPartitioned
 
 ROLES = ("matrix", "embedding", "norm", "gate")
 STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis that layers are stacked along has no name
@@ -15,3 +18,11 @@ def parameter(value: jax.Array, axes: tuple[str | None, ...], role: str) -> nnx.
     """A parameter whose last axes have these names. They stand in Flax's own metadata too: `nnx.get_partition_spec`
     gives its specs, with mesh axes in place of names inside `flax.linen.logical_axis_rules`."""
     return nnx.Param(value, axes=axes, role=role, out_sharding=axes, eager_sharding=False)
+
+
+@struct.dataclass
+class Labelled(LogicallyPartitioned):
+    """A Linen parameter in its box: names of its axes, its role, and the scheme it is of. `nn.unbox` takes it out."""
+
+    role: str = struct.field(default="matrix", pytree_node=False)
+    scheme: Any = struct.field(default=None, pytree_node=False)

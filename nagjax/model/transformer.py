@@ -201,7 +201,7 @@ class Transformer(nnx.Module):
     def __call__(
         self,
         tokens: Int[Array, "B T"],
-        where: Where,
+        where: Where | None = None,
         *,
         progress: float | Float[Array, ""] = 1.0,
         cache: tuple | None = None,
@@ -215,7 +215,8 @@ class Transformer(nnx.Module):
     ) -> Output:
         """Tokens [B, T] to what the head reads.
 
-        `where` says which document and position each token is at; `progress` is the share of the training done;
+        `where` says which document and position each token is at; unless given, each row is one document. `progress`
+        is the share of the training done;
         `cache` (from `empty_cache`) makes the pass incremental; `observed` adds telemetry by sublayer, `mapped` by
         token as well; `intervene` takes the stream through each block in the model's place, and may look at it, change
         it or pass the block by: it returns the stream behind the block and what it gathered; `pin` is applied to
@@ -226,6 +227,7 @@ class Transformer(nnx.Module):
 
         Raises UserError where `causal` needs cuts and there are none.
         """
+        where = Where.whole(*tokens.shape) if where is None else where
         progress = jnp.asarray(progress, jnp.float32)
         if causal and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"

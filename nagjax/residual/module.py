@@ -171,7 +171,7 @@ class Residual(nnx.Module):
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> tuple[OpenStream, dict[str, Float[Array, ""]]]:
         """`advance`, and telemetry of the sublayer. What nobody reads is not computed (under jit)."""
-        slot = i if isinstance(i, Slot) else self._slot(i)
+        slot = i if isinstance(i, Slot) else self.slot(i)
         return self._step(stream, lambda _: update, slot)
 
     def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
@@ -198,7 +198,8 @@ class Residual(nnx.Module):
     def _checked(self, i: int | Int[Array, ""]) -> int | Int[Array, ""]:
         return checked(i, self.sublayers)
 
-    def _slot(self, i: int | Int[Array, ""]) -> Slot:
+    def slot(self, i: int | Int[Array, ""]) -> Slot:
+        """Sublayer i's place."""
         i = self._checked(i)
         if isinstance(i, int):
             return jax.tree.map(lambda all: all[i - 1], self.slots())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from nagjax.data import Tokenizer, load_tokenizer
 from nagjax.data.tokenizer import NoTokenizer, added_in_front
@@ -68,6 +68,18 @@ class OpenRun:
         ]
         facts += ["Mixture-of-Depths"] if model.mod.active else []
         return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
+
+    def logits(self, text: str) -> Float[Array, "T V"]:
+        """Float32 logits behind every token of a text, by a pass over all of it: what the model expects in front of a
+        text (`beginning`) is there too. Tokens of a routed model are chosen by its causal decider where it is known.
+
+        Raises UserError for a text of no tokens, or of more than the context."""
+        ids, model, cuts = [*self.beginning, *self.tokenizer.encode(text)], self.config.model, self.mod.get("cuts")
+        if not 0 < len(ids) <= model.context:
+            raise UserError("text", f"{len(ids)} tokens", f"give 1 to {model.context}, the context")
+        causal = model.mod.active and cuts is not None
+        output = self.model(jnp.asarray([ids], jnp.int32), progress=self.progress, cuts=cuts, causal=causal)
+        return self.model.logits(output)[0]
 
     def routed(self, mod: ModConfig, cuts: Array | None = None) -> "OpenRun":
         """The same parameters under another Mixture-of-Depths, which must not need parameters of its own.

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 from flax import nnx
+from own_models import branches_of, residual_of, table_of
 from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
 from nagjax.model.transformer import Observe, Transformer
 from nagjax.residual import Boundary, find_scheme, schemes
-from nagjax.residual.module import Residual
 from nagjax.residual.protocol import telemetry
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 
@@ -110,37 +110,17 @@ def test_the_module_around_the_same_branches_is_the_transformer(scheme):
     """`nagjax.NAG` and its like: the parameters in another order, one implementation."""
     model, batch = model_of(scheme), tiny.packed_batch()
     logits, depth = forward(scheme, observed=True)
-    residual = Residual(scheme, model.config.width, model.config.sublayers, rngs=nnx.Rngs(0))
-    blocks = model.blocks
-    pairs = lambda a, b: jnp.stack([a, b], axis=1).reshape(-1, *a.shape[1:])  # noqa: E731
-    put = lambda own, leaves: jax.tree.unflatten(jax.tree.structure(own), leaves)  # noqa: E731
-    leaves = lambda part: list(map(pairs, jax.tree.leaves(blocks.attention[part]), jax.tree.leaves(blocks.mlp[part])))  # noqa: E731
-    residual.gate = put(residual.gate, leaves("gate"))
-    last = jax.tree.leaves(model.entry)
-    residual.entry = put(
-        residual.entry, [jnp.concatenate([x, y[None]]) for x, y in zip(leaves("entry"), last, strict=True)]
-    )
-    residual.ends = put(residual.ends, jax.tree.leaves(model.ends))
-    branches = []
-    for i in range(model.config.depth):
-        block = jax.tree.map(lambda x, i=i: x[i], blocks)
-        branches += [lambda x, own=block.attention.branch: own(x, batch.where)[0], block.mlp.branch]
 
     @jax.jit
     def run(residual, model):
-        x = model.embedding(batch.tokens, batch.where, jnp.float32)
+        branches, x = branches_of(model, batch.where), model.embedding(batch.tokens, batch.where, jnp.float32)
         hidden, facts = residual(x, branches, progress=1.0, observe=True)
         stream = residual.open(x, 1.0)
         for i, branch in enumerate(branches, 1):
             stream = residual.advance(stream, branch(residual.read(stream, i)), i)
-        return (
-            hidden,
-            facts,
-            residual.close(stream),
-            residual.logits(stream, model.embedding.tokens[...] if model.head is None else model.head.tokens[...]),
-        )
+        return hidden, facts, residual.close(stream), residual.logits(stream, table_of(model))
 
-    hidden, facts, stepwise, own_logits = run(residual, model)
+    hidden, facts, stepwise, own_logits = run(residual_of(model), model)
     np.testing.assert_allclose(own_logits, logits, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(hidden, stepwise)
     for name, values in depth.items():

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from own_models import SUBLAYERS, WIDTH, residual, stacked
 from stack import normal
 from streams import one_per_stream
 
@@ -21,21 +22,11 @@ from nagjax.residual.module import Residual, as_scheme, module_of, modules, star
 from nagjax.residual.schemes.nag import NAG
 from pallas_kernels import shard_rows, using
 
-WIDTH, SUBLAYERS = 16, 4
 STREAMS = pytest.mark.parametrize("name", one_per_stream())
-
-
-def stacked(seed: int = 1, sublayers: int = SUBLAYERS) -> nnx.Module:
-    make = nnx.vmap(lambda rngs: nnx.Linear(WIDTH, WIDTH, rngs=rngs))
-    return make(nnx.Rngs(seed).split(sublayers))
 
 
 def apart(stack: nnx.Module, sublayers: int = SUBLAYERS) -> list[nnx.Module]:
     return [jax.tree.map(lambda x, i=i: x[i], stack) for i in range(sublayers)]
-
-
-def residual(name: str = "nag", sublayers: int = SUBLAYERS, **options) -> Residual:
-    return module_of(schemes()[name])(WIDTH, sublayers, rngs=nnx.Rngs(0), **options)
 
 
 def close(got, want, tolerance=2e-5):

@@ -1,0 +1,114 @@
+"""What an editor and a type checker know of the modules that are made from schemes.
+
+python -m nagjax.residual.stubs        # writes nagjax/__init__.pyi and nagjax/linen.pyi
+"""
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+from nagjax.residual import schemes
+from nagjax.residual.protocol import Scheme
+
+NAGJAX = Path(__file__).parents[1]
+
+DOOR = """\
+# Written by python -m nagjax.residual.stubs
+from typing import ClassVar
+
+from flax import nnx
+
+from nagjax import linen as linen
+from nagjax.generate.sample import complete as complete
+from nagjax.interop.load import load as load
+from nagjax.measure.probe import probe as probe
+from nagjax.mod import ModConfig as ModConfig
+from nagjax.mod.module import MixtureOfDepths as MixtureOfDepths
+from nagjax.model.config import ModelConfig as ModelConfig
+from nagjax.model.transformer import Transformer as Transformer
+from nagjax.notebook import depth_map as depth_map
+from nagjax.notebook import dial as dial
+from nagjax.notebook import fit as fit
+from nagjax.notebook import log as log
+from nagjax.notebook import plot as plot
+from nagjax.notebook import table as table
+from nagjax.report.diagnosis import diagnose as diagnose
+from nagjax.residual import find_scheme as find_scheme
+from nagjax.residual import register as register
+from nagjax.residual import schemes as schemes
+from nagjax.residual.module import Residual as Residual
+from nagjax.residual.module import start_factors as start_factors
+{imports}
+from nagjax.train.own_model import constrain as constrain
+from nagjax.train.own_model import decays as decays
+from nagjax.train.own_model import optimizer as optimizer
+
+__version__: str
+"""
+
+LINEN = """\
+# Written by python -m nagjax.residual.stubs
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen as nn
+
+from nagjax.residual.module import OpenStream
+
+class LinenResidual(nn.Module):
+    width: int
+    sublayers: int
+    embedding_std: float | None = ...
+    options: Mapping[str, Any] = ...
+
+    def __call__(
+        self, x: Any, branches: Any, *, progress: Any = ..., observe: bool = ..., remat: bool = ...
+    ) -> Any: ...
+    def open(self, x: Any, progress: Any = ...) -> OpenStream: ...
+    def read(self, stream: OpenStream, i: Any = ...) -> Any: ...
+    def advance(self, stream: OpenStream, update: Any, i: Any) -> OpenStream: ...
+    def observe(self, stream: OpenStream, update: Any, i: Any) -> tuple[OpenStream, dict[str, Any]]: ...
+    def close(self, stream: OpenStream) -> Any: ...
+    def logits(self, stream: OpenStream, table: Any) -> Any: ...
+    def slots(self) -> Any: ...
+    def start_factors(self, i: Any) -> Any: ...
+"""
+
+
+def stubs() -> dict[Path, str]:
+    """Each stub file and what belongs in it."""
+    known = sorted(schemes().values(), key=lambda scheme: scheme.name)
+    known = [scheme for scheme in known if scheme.__module__.startswith("nagjax.")]
+    imports = "\n".join(f"from {s.__module__} import {s.__name__} as _{s.__name__}" for s in known)
+    door = DOOR.format(imports=imports) + "".join(map(_nnx_class, known))
+    linen = "\n" + "".join(f"class {s.__name__}(LinenResidual): ...\n" for s in known)
+    return {NAGJAX / "__init__.pyi": door, NAGJAX / "linen.pyi": LINEN + linen}
+
+
+def _nnx_class(scheme: type[Scheme]) -> str:
+    doc = inspect.getdoc(scheme).split("\n\n")[0].replace("\n", "\n    ")
+    fields = [
+        f"        {field.name}: {inspect.formatannotation(field.type)} = ...,\n" for field in dataclasses.fields(scheme)
+    ]
+    return f"""
+class {scheme.__name__}(Residual):
+    \"\"\"
+    {doc}
+    \"\"\"
+
+    Scheme: ClassVar[type[_{scheme.__name__}]]
+
+    def __init__(
+        self,
+        width: int,
+        sublayers: int,
+        *,
+        rngs: nnx.Rngs,
+        embedding_std: float | None = ...,
+{"".join(fields)}    ) -> None: ...
+"""
+
+
+if __name__ == "__main__":
+    for path, text in stubs().items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,193 @@
+"""Training a model of one's own that holds a residual of nagjax: what the scheme asks of anybody's optimizer."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.errors import UserError
+from nagjax.model.transformer import Transformer
+from nagjax.parameters import ROLES, Labelled
+from nagjax.residual import Scheme
+from nagjax.residual.module import Residual, say
+from nagjax.residual.protocol import SublayerIndex
+from nagjax.runs.config import OptimizerConfig
+from nagjax.train.optimizer import make_optimizer
+
+Tree = Any
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """One parameter: names of its last axes, its role (`nagjax.parameters`), and its relative learning rate."""
+
+    axes: tuple[str | None, ...]
+    role: str
+    rate: float
+
+
+def optimizer(
+    tx: optax.GradientTransformation | OptimizerConfig, model: Tree, *, steps: int | None = None, hide: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    """`tx`, an optax chain or nagjax's own by its config, made fit for the residual schemes in a model.
+
+    Gates learn at their scheme's relative rate (NAG: 1/12); only matrices decay: no gate, gain, bias or table does; and
+    what a scheme keeps in its place (nGPT's matrices) is there after every step. Use it as any optax optimizer, in
+    `nnx.Optimizer(model, nagjax.optimizer(tx, model), wrt=nnx.Param)` or with `init` and `update` on the parameters.
+
+    model: an nnx module, or several in a tuple, list or dict; or the parameters that Linen's `init` has returned,
+    before `unbox`. Your own parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by their
+    name and shape: a name with "embed" or "token" in it is a table; a bias, a scale and whatever has less than two axes
+    does not decay; the rest are matrices. tx: what does not decay is shown to it as zeros, so that any decay in it is
+    0; a chain that has other uses for parameters (schedule-free, SAM, Adafactor's step sizes) wants `hide=False` and
+    `mask=nagjax.decays(model)` in its own decay. steps: of the training, for a config.
+
+    Warns where a scheme has start factors that nobody asked for. Raises UserError: no residual in the model, or a
+    config without steps.
+    """
+    parts = _residuals(model)
+    if not parts:
+        fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
+        raise UserError("model", type(model).__name__, fix)
+    known, schemes = describe(model), list(dict.fromkeys(scheme for _, scheme, _ in parts))
+    for _, scheme, module in parts:
+        _say_what_is_missing(scheme, module, known)
+    make = _from_config(tx, steps, known, parts) if isinstance(tx, OptimizerConfig) else lambda params: tx
+    hide = hide and not isinstance(tx, OptimizerConfig)
+    bound = [scheme for scheme in schemes if type(scheme).constrain is not Scheme.constrain]
+
+    def seen(params: Tree) -> Tree:
+        if not hide:
+            return params
+        return _map(known, lambda of, p: p if of.role == "matrix" else jnp.zeros_like(p), params)
+
+    def init(params: Tree) -> Tree:
+        return make(params).init(seen(params))
+
+    def update(updates: Tree, state: Tree, params: Tree | None = None, **extra: Any) -> tuple[Tree, Tree]:
+        if params is None:
+            raise UserError("params", None, "hand the parameters to update: update(grads, state, params)")
+        inner = optax.with_extra_args_support(make(params))
+        updates, state = inner.update(updates, state, seen(params), **extra)
+        updates = _map(known, lambda of, u: u if of.rate == 1.0 else of.rate * u, updates)
+        if bound:
+            updates = _map(known, lambda of, u, p: _brought(bound, of, p + u) - p, updates, params)
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def decays(model: Tree) -> Any:
+    """For an optax `mask`: a function from parameters to True for those that decay, the matrices."""
+    known = describe(model)
+    return lambda params: _map(known, lambda of, _: of.role == "matrix", params)
+
+
+def constrain(model: Tree) -> Tree:
+    """Puts a model's parameters where their scheme wants them at the start (nGPT); in place, and returns the model."""
+    known = describe(model)
+    bound = [scheme for _, scheme, _ in _residuals(model)]
+    for path, leaf in _leaves(model):
+        if isinstance(leaf, nnx.Param):
+            leaf[...] = _brought(bound, known[path], leaf[...])
+    return model
+
+
+def describe(model: Tree) -> dict[Path, Known]:
+    """What is known of every parameter of a model, by its path. Raises UserError for a role that there is not."""
+    parts, known = _residuals(model), {}
+    for path, leaf in _leaves(model):
+        if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
+            continue
+        facts = leaf.get_metadata() if isinstance(leaf, nnx.Variable) else {}
+        if isinstance(leaf, Labelled):
+            facts = {"axes": leaf.names, "role": leaf.role}
+        axes = facts.get("axes") or facts.get("out_sharding") or ()
+        role = facts.get("role") or _guessed(path, leaf)
+        if role not in ROLES:
+            raise UserError("role", role, f"of {'/'.join(path)}: choose one of {', '.join(ROLES)}")
+        own = [scheme.gate_rate for prefix, scheme, _ in parts if path[: len(prefix)] == prefix]
+        known[path] = Known(tuple(axes), role, own[-1] if own and role == "gate" else 1.0)
+    return known
+
+
+def _guessed(path: Path, leaf: Any) -> str:
+    name = path[-1].lower()
+    if "embed" in name or "token" in name:
+        return "embedding"
+    return "norm" if name in ("bias", "scale", "gain") or jnp.ndim(getattr(leaf, "value", leaf)) < 2 else "matrix"
+
+
+def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:
+    """Where a model's residuals are, their schemes, and the modules (None for Linen's)."""
+    found = []
+    for keys, part in jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda x: isinstance(x, _HOLDERS))[0]:
+        if isinstance(part, Residual | Transformer):
+            found.append((_names(keys), part.scheme, part))
+        elif isinstance(part, Labelled) and _names(keys)[:-1] not in [path for path, _, _ in found]:
+            found.append((_names(keys)[:-1], part.scheme, None))
+    return found
+
+
+_HOLDERS = (Residual, Transformer, Labelled)
+
+
+def _leaves(tree: Tree) -> list[tuple[Path, Any]]:
+    whole = lambda x: isinstance(x, nnx.Variable | Labelled)  # noqa: E731
+    return [(_names(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=whole)[0]]
+
+
+def _names(keys: tuple) -> Path:
+    return tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys)
+
+
+def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:
+    """`fn(what is known, leaf, ...)` over a tree of parameters, whatever holds them."""
+
+    def one(keys: tuple, *leaves: Array) -> Array:
+        path = _names(keys)
+        of = known.get(path) or known.get(path[:-1])  # the value in a variable or a box
+        if of is None:
+            fix = "is not in the model that nagjax.optimizer was given: hand it all that is trained"
+            raise UserError("params", "/".join(path), fix)
+        return fn(of, *leaves)
+
+    return jax.tree_util.tree_map_with_path(one, tree, *rest)
+
+
+def _brought(schemes: list[Scheme], of: Known, value: Float[Array, "..."]) -> Float[Array, "..."]:
+    for scheme in schemes:
+        value = scheme.constrain(value, of.axes, of.role)
+    return value
+
+
+def _from_config(config: OptimizerConfig, steps: int | None, known: dict[Path, Known], parts: list) -> Any:
+    if steps is None:
+        raise UserError("steps", None, "give the number of training steps: the schedule of OptimizerConfig needs it")
+    scheme, module = parts[0][1:]
+    if config.lr is None and not isinstance(module, Residual):
+        raise UserError("lr", None, "give OptimizerConfig a learning rate: only of an nnx residual the size is known")
+    peak = config.lr or scheme.default_rate(module.width, (module.sublayers + 1) // 2)
+    roles = lambda params: _map(known, lambda of, _: of.role, params)  # noqa: E731
+    return lambda params: make_optimizer(config, peak, steps, 1.0, roles(params))
+
+
+def _say_what_is_missing(scheme: Scheme, module: Any, known: dict[Path, Known]) -> None:
+    if isinstance(module, Residual) and not module.asked.start_factors:
+        places = [SublayerIndex(i, module.sublayers) for i in (1, module.sublayers)]
+        factors = [(float(scheme.output_scale(place)), float(scheme.inner_scale(place))) for place in places]
+        if any(factor != 1.0 for pair in factors for factor in pair):
+            last = f"output {factors[-1][0]:.3g}, inner {factors[-1][1]:.3g}"
+            fix = "scale your branches' start values by nagjax.start_factors(residual, i)"
+            also = " (or turn them off: scaled_start=False)" if "scaled_start" in dataclasses.asdict(scheme) else ""
+            say(f"{scheme.name} has start factors for its branches (of the last: {last}): {fix}{also}")
+    if type(scheme).constrain is not Scheme.constrain and not isinstance(module, Transformer):
+        unnamed = sum(of.role == "matrix" and "embed" not in of.axes for of in known.values())
+        if unnamed:
+            fix = 'name the axis that the residual is on: nnx.with_partitioning(init, ("embed", None))'
+            say(f"{scheme.name} normalises matrices along the residual's axis, {unnamed} of yours name no such: {fix}")

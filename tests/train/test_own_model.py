@@ -1,0 +1,235 @@
+"""Models and optimizers that are not ours, with a residual that is."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from flax import linen as nn
+from flax import nnx
+from own_models import WIDTH, residual, residual_of, stacked, table_of
+
+import nagjax.linen
+from nagjax.errors import UserError
+from nagjax.layers.where import Where
+from nagjax.residual.schemes.nag import NAG
+from nagjax.runs.config import OptimizerConfig
+from nagjax.train.loss import Batch
+from nagjax.train.own_model import constrain, decays, describe, optimizer
+from nagjax.train.step import jit_train_step
+
+STEPS, SIDE, CLASSES = 20, 2, 5
+
+
+class OwnViT(nnx.Module):
+    """Classifies pictures of coloured patches, read one after the other: the branches of a Transformer of ours around
+    `nagjax.NAG`, and nothing else of ours."""
+
+    def __init__(self, model):
+        self.patches = nnx.Param(model.embedding.tokens[...], role="embedding")
+        self.branches = nnx.data(model.blocks)
+        self.residual = residual_of(model)
+        self.classes = nnx.Param(table_of(model), role="embedding")
+
+    def __call__(self, patches, progress):
+        where = Where.whole(*patches.shape)
+        stream = self.residual.open(self.patches[...][patches], progress)
+        for i in range(1, self.residual.sublayers + 1):
+            block = jax.tree.map(lambda x, i=i: x[(i - 1) // 2], self.branches)
+            x = self.residual.read(stream, i)
+            update = block.attention.branch(x, where)[0] if i % 2 else block.mlp.branch(x)
+            stream = self.residual.advance(stream, update, i)
+        return self.residual.logits(stream, self.classes[...])[:, -1]
+
+
+def pictures(seed: int) -> Batch:
+    """As our trainer is handed them: only the last patch has a target, the picture's class."""
+    colours = np.random.default_rng(seed).integers(0, 8, (tiny.BATCH, tiny.TOKENS), dtype=np.int32)
+    targets, weights = np.zeros_like(colours), np.zeros(colours.shape, np.float32)
+    targets[:, -1], weights[:, -1] = colours[:, :4].sum(1) % CLASSES, 1.0
+    return Batch(
+        colours,
+        targets,
+        np.ones_like(colours),
+        np.tile(np.arange(tiny.TOKENS, dtype=np.int32), (tiny.BATCH, 1)),
+        weights,
+    )
+
+
+def test_a_vit_with_its_own_optax_chain_is_trained_as_by_our_trainer():
+    """Every parameter after 20 steps: gates at their rate, decay on matrices only, alpha's ramp, clipping."""
+    config = tiny.run_config(
+        NAG(ramp=0.5), optimizer={"lr": 1e-2, "schedule": "constant", "warmup": 0.25}, train={"steps": STEPS}
+    )
+    blueprint = tiny.blueprint(config)
+    state = blueprint.create()
+    own = OwnViT(blueprint.model(jax.device_get(state.params)))
+    chain = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(lambda n: 1e-2 * jnp.minimum((n + 1) / 5, 1.0), b1=0.9, b2=0.95, weight_decay=0.1),
+    )
+    trainer = nnx.Optimizer(own, optimizer(chain, own), wrt=nnx.Param)
+
+    @nnx.jit
+    def own_step(own, trainer, batch, progress):
+        def loss(own):
+            logits = own(batch.tokens, progress)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets[:, -1]).mean()
+
+        value, grads = nnx.value_and_grad(loss)(own)
+        trainer.update(own, grads)
+        return value
+
+    step, losses = jit_train_step(blueprint), []
+    for i in range(STEPS):
+        batch = pictures(i % 2)
+        state, metrics = step(state, batch)
+        losses.append((float(metrics.loss), float(own_step(own, trainer, batch, i / STEPS))))
+    np.testing.assert_allclose(*np.array(losses).T, rtol=2e-4)
+    assert losses[-1][1] < 0.5 * losses[0][1]
+    ours = blueprint.model(jax.device_get(state.params))
+    close = lambda got, want: np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5)  # noqa: E731
+    close(own.patches[...], ours.embedding.tokens[...])
+    close(own.classes[...], table_of(ours))
+    jax.tree.map(close, jax.tree.leaves(own.residual), jax.tree.leaves(residual_of(ours)))
+    for kind in ("attention", "mlp"):
+        pairs = (getattr(model, kind).branch for model in (own.branches, ours.blocks))
+        jax.tree.map(close, *map(jax.tree.leaves, pairs))
+
+
+class Own(nnx.Module):
+    """A model with one parameter of every kind."""
+
+    def __init__(self, name: str = "nag", **options):
+        rngs = nnx.Rngs(0)
+        self.embedding = nnx.Embed(8, WIDTH, rngs=rngs)
+        self.pos_embed = nnx.Param(jnp.ones((4, WIDTH)))
+        self.cls_token = nnx.Param(jnp.ones((1, WIDTH)))
+        self.stack = stacked()
+        self.conv = nnx.Conv(2, 3, (2, 2), rngs=rngs)
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.kept = nnx.Param(jnp.ones((2, 2)), role="norm")
+        self.statistics = nnx.BatchNorm(WIDTH, rngs=rngs)
+        self.residual = residual(name, **options)
+
+
+def steps_of(tx, model, grads=1.0):
+    """The first update of every parameter for gradients all alike, by path."""
+    own = optimizer(tx, model)
+    params = nnx.state(model, nnx.Param)
+    updates, _ = own.update(jax.tree.map(lambda p: jnp.full_like(p, grads), params), own.init(params), params)
+    return {"/".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(updates)}
+
+
+def test_roles_of_ones_own_parameters():
+    roles = {"/".join(path): of.role for path, of in describe(Own()).items()}
+    assert {name: role for name, role in roles.items() if not name.startswith("residual")} == {
+        "embedding/embedding": "embedding", "pos_embed": "embedding", "cls_token": "embedding",
+        "stack/kernel": "matrix", "stack/bias": "norm", "conv/kernel": "matrix", "conv/bias": "norm",
+        "norm/scale": "norm", "norm/bias": "norm", "kept": "norm",
+        "statistics/scale": "norm", "statistics/bias": "norm",
+    }  # fmt: skip
+    assert {role for name, role in roles.items() if name.startswith("residual")} == {"gate"}
+    with pytest.raises(UserError, match="gates"):
+        describe({"x": nnx.Param(jnp.ones(2), role="gates"), "residual": residual()})
+
+
+def test_gates_learn_at_their_rate_and_only_matrices_decay():
+    model = Own()
+    moved = steps_of(optax.sgd(1.0), model)
+    for name, update in moved.items():
+        np.testing.assert_allclose(update, -1.0 / 12 if name.startswith("residual") else -1.0, rtol=1e-6)
+    decayed = steps_of(optax.adamw(1.0, weight_decay=0.5), model, grads=0.0)
+    assert {name for name, update in decayed.items() if np.any(update != 0)} == {"stack/kernel", "conv/kernel"}
+    np.testing.assert_allclose(decayed["stack/kernel"], -0.5 * model.stack.kernel[...], rtol=1e-6)
+    mask = optax.adamw(1.0, weight_decay=0.5, mask=decays(model))
+    params = nnx.state(model, nnx.Param)
+    shown = optimizer(mask, model, hide=False)
+    updates, _ = shown.update(jax.tree.map(jnp.zeros_like, params), shown.init(params), params)
+    np.testing.assert_allclose(updates["stack"]["kernel"][...], decayed["stack/kernel"], rtol=1e-6)
+    assert not np.any(updates["residual"]["gate"]["weight"][...])
+
+
+def test_what_a_scheme_keeps_in_its_place_is_there_after_every_step():
+    class Model(nnx.Module):
+        def __init__(self):
+            start = nnx.with_partitioning(nnx.initializers.normal(), (None, "embed"), eager_sharding=False)
+            self.linear = nnx.Linear(3, WIDTH, kernel_init=start, rngs=nnx.Rngs(0))
+            self.residual = residual("ngpt")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = constrain(Model())
+        own = optimizer(optax.adam(0.1), model)
+    lengths = lambda kernel: np.linalg.norm(kernel, axis=-1)  # noqa: E731
+    np.testing.assert_allclose(lengths(model.linear.kernel[...]), 1.0, rtol=1e-5)
+    params = nnx.state(model, nnx.Param)
+    updates, _ = own.update(jax.tree.map(jnp.ones_like, params), own.init(params), params)
+    np.testing.assert_allclose(lengths(optax.apply_updates(params, updates)["linear"]["kernel"][...]), 1.0, rtol=1e-5)
+    with pytest.warns(UserWarning, match="2 of yours name no such"):
+        optimizer(optax.adam(0.1), Own("ngpt"))
+
+
+def test_start_factors_that_nobody_asked_for_are_said():
+    for name, said in (("review", r"output 0\.5.*start_factors"), ("plain", "scaled_start"), ("deepnorm", "inner 0.5")):
+        model = residual(name)
+        with pytest.warns(UserWarning, match=said) as found:
+            optimizer(optax.adam(1e-3), model)
+        assert found[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.start_factors(1)
+            optimizer(optax.adam(1e-3), model)
+            optimizer(optax.adam(1e-3), residual("nag"))
+
+
+def test_our_own_optimizer_by_its_config():
+    model = Own()
+    for config in (OptimizerConfig(schedule="constant", warmup=0.0), OptimizerConfig("muon", warmup=0.0)):
+        moved = steps_of_config(config, model)
+        assert all(np.isfinite(update).all() for update in moved.values())
+    adam = steps_of_config(OptimizerConfig(schedule="constant", warmup=0.0, weight_decay=0.0, clip=0.0), model)
+    rate = NAG().default_rate(WIDTH, 2)
+    np.testing.assert_allclose(adam["stack/kernel"], -rate, rtol=1e-4)
+    np.testing.assert_allclose(adam["residual/gate/alpha"], -rate / 12, rtol=1e-4)
+    with pytest.raises(UserError, match="steps"):
+        steps_of(OptimizerConfig(), model)
+
+
+def steps_of_config(config, model):
+    own, params = optimizer(config, model, steps=10), nnx.state(model, nnx.Param)
+    updates, _ = own.update(jax.tree.map(jnp.ones_like, params), own.init(params), params)
+    return {"/".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(updates)}
+
+
+def test_what_it_cannot_work_with_is_refused():
+    with pytest.raises(UserError, match="model = 'Linear'"):
+        optimizer(optax.adam(1e-3), nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    own = optimizer(optax.adam(1e-3), residual())
+    with pytest.raises(UserError, match="params"):
+        own.update({}, (), None)
+    with pytest.raises(UserError, match="head"):
+        own.init({"head": jnp.ones(2)})
+
+
+class LinenModel(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        branches = [nn.Dense(WIDTH, name=f"branch_{i}") for i in range(3)]
+        return nagjax.linen.NAG(WIDTH, 3, options={"directions": 4}, name="residual")(x, branches, progress=1.0)
+
+
+def test_linen_parameters_before_unbox():
+    x = jnp.ones((2, WIDTH))
+    boxed = LinenModel().init(jax.random.key(0), x)["params"]
+    own, params = optimizer(optax.sgd(1.0), boxed), nn.unbox(boxed)
+    updates, _ = own.update(jax.tree.map(jnp.ones_like, params), own.init(params), params)
+    np.testing.assert_allclose(updates["residual"]["gate"]["alpha"], -1 / 12, rtol=1e-6)
+    np.testing.assert_allclose(updates["branch_0"]["kernel"], -1.0)
+    assert dataclasses.replace(NAG(directions=4)) == boxed["residual"]["gate"]["alpha"].scheme
+    with pytest.raises(UserError, match="before unbox"):
+        optimizer(optax.sgd(1.0), params)
