@@ -41,6 +41,7 @@ def run_config(scheme: Scheme, *, optimizer: dict | None = None, train: dict | N
     )
 
 
+@functools.cache
 def blueprint(config: RunConfig, data: int = 1, fsdp: int = 1, tensor: int = 1, sequence: int = 1) -> Blueprint:
     devices = jax.devices()[: data * fsdp * tensor * sequence]
     return Blueprint.of(config, make_mesh(MeshConfig(data, fsdp, tensor, sequence), devices))
@@ -88,10 +89,17 @@ def start(scheme: Scheme):
 
 @functools.cache
 def created(scheme: Scheme):
-    return blueprint(run_config(scheme)).create()
+    """Start values by small programs that all schemes share: the one that a run is born by costs as much as a step."""
+    return fresh(blueprint(run_config(scheme)))
+
+
+def fresh(bp: Blueprint):
+    """What `bp.create()` makes, up to a rounding, operation by operation."""
+    return jax.device_put(bp.init(bp.config.train.seed), bp.shardings())
 
 
 def moved(params, size: float = 0.05, seed: int = 0):
     """Parameters away from their start values, so that none is special."""
     noise = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x + size * jnp.asarray(noise.standard_normal(x.shape), x.dtype), params)
+    move = lambda x: np.asarray(x) + np.float32(size) * noise.standard_normal(x.shape).astype(x.dtype)  # noqa: E731
+    return jax.device_put(jax.tree.map(move, params))

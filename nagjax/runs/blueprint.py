@@ -81,8 +81,8 @@ class ModelBlueprint:
     def abstract_params(self) -> Tree:
         """Shapes, dtypes and shardings of the parameters."""
         return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(lambda: self.init_params(0)),
+            lambda p, sharding: jax.ShapeDtypeStruct(p.shape, jnp.float32, sharding=sharding),
+            self.parameters,
             self.parameter_shardings(),
         )
 

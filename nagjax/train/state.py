@@ -48,13 +48,15 @@ class Blueprint(ModelBlueprint):
 
     def init(self, seed: int) -> TrainState:
         """A fresh state; trace it under jit."""
-        params = self.init_params(seed)
+        return self._around(self.init_params(seed), seed)
+
+    def _around(self, params: Tree, seed: int) -> TrainState:
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
         return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, self.init_mod(), new_guard())
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
-        shapes = jax.eval_shape(lambda: self.init(0))
+        shapes = jax.eval_shape(lambda params: self._around(params, 0), self.abstract_params())
         whole = replicated(self.mesh)
         params = self.parameter_shardings()
         masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731 (a parameter of another optimizer's)
