@@ -23,7 +23,7 @@ FLAT = ("model", "optimizer", "train")  # parts of a config whose options have n
 PREFIXED = ("data", "mesh")
 COMMON = (  # what `--help` shows; `--help-all` shows the rest
     *("scheme", "preset", "depth", "width", "context", "steps", "batch", "lr", "seed", "data.path", "out", "fresh"),
-    *("resume", "start", "eval_every", "save_every", "keep", "schedule", "warmup", "weight_decay", "dtype", "remat"),
+    *("resume", "start", "eval_every", "save_every", "schedule", "warmup", "dtype", "remat"),
     *("mod.rate", "mesh.fsdp", "log"),
 )
 
