@@ -34,7 +34,7 @@ LINES = {
     "nagjax.train.distributed": ["nagjax.runs.config"],
     "nagjax.train.checkpoint": ["nagjax.train.distributed", "nagjax.runs.names", "nagjax.files"],
     "nagjax.runs": ["nagjax.train.checkpoint"],
-    "nagjax.train": ["nagjax.runs"],
+    "nagjax.train": ["nagjax.runs", "nagjax.console"],
     "nagjax.measure": ["nagjax.train", "nagjax.memory"],
     "nagjax.generate": ["nagjax.train"],
     "nagjax.interop": ["nagjax.generate"],

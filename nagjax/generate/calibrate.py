@@ -4,12 +4,13 @@ One threshold on the rotation angle holds for the whole network, so that sublaye
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
+from nagjax.console import Progress
 from nagjax.data import open_dataset
 from nagjax.errors import UserError
 from nagjax.files import write_json
@@ -31,6 +32,7 @@ def calibrate(
     rise: float = 0.02,
     batches: int = 8,
     search_batches: int = 2,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict:
     """Sweeps the dial of a dense NAG run and saves the chosen point beside its checkpoints.
 
@@ -40,6 +42,7 @@ def calibrate(
 
     choose: the rate to save; None takes the highest whose loss rises by at most `rise` nats per token over the dense
     model's. 0 is the dense model: a saved point is removed. batches, search_batches: of the run's batch size.
+    say: told how far it is.
 
     Returns, and writes as dial.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
     text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
@@ -51,7 +54,12 @@ def calibrate(
     _check(run, rates, choose)
     swept = Dial(run, batches, search_batches)
     dense = swept.dense()
-    points = [swept.point(rate) for rate in sorted(set(rates)) if rate > 0.0]
+    say(f"loss of the dense model: {dense['loss']:.4f}")
+    points, asked = [], sorted({rate for rate in rates if rate > 0.0})
+    progress = Progress("rates done:", len(asked), tell=say)
+    for rate in asked:
+        points.append(swept.point(rate))
+        progress(len(points), f"rate {rate:g}: loss {points[-1]['loss']:.4f}")
     chosen = _choose(points, dense, choose, rise)
     result = {"run": str(folder), "step": run.step, "dense": dense, "points": points, "chosen": chosen}
     write_json(Path(folder) / DIAL, result)

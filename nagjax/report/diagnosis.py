@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from nagjax.console import Progress
 from nagjax.generate.evaluate import run_text
 from nagjax.layers.where import Where
 from nagjax.measure import angles, damage, gradients, outliers, similarity
@@ -57,8 +58,8 @@ def diagnose(
     slopes = jax.jit(functools.partial(_gradients, graph, options))
     felt = [slopes(params, batch) for batch in text[: effort.probes]]
     say(f"leaving out each of {cutter.depth} blocks")
-    skips = _skips(run, text[: effort.skips], options)
-    say("leaving out more and more blocks")
+    skips = _skips(run, text[: effort.skips], options, Progress("left out: block", cutter.depth, tell=say))
+    say(f"leaving out more and more blocks, by {len(rules)} rules")
     config = run.config
     record = {
         "run": str(run.folder),
@@ -113,12 +114,15 @@ def _gradients(graph, options, params, batch: Batch) -> dict[str, Float[Array, "
     return {"parameters": gradients.stacked_norms(to_params["blocks"]), "residual": jnp.sqrt(squares)}
 
 
-def _skips(run: OpenRun, batches: Sequence[Batch], options: dict) -> dict:
+def _skips(run: OpenRun, batches: Sequence[Batch], options: dict, progress: Progress) -> dict:
     """What skipping each block alone does to the loss, to the output and to later blocks."""
     graph, params = nnx.split(run.model)
     one = jax.jit(functools.partial(_skip, graph, options))
     depth = run.config.model.depth
-    found = [[jax.device_get(one(params, batch, jnp.int32(s))) for batch in batches] for s in range(depth)]
+    found = []
+    for block in range(depth):
+        found.append([jax.device_get(one(params, batch, jnp.int32(block))) for batch in batches])
+        progress(block + 1)
     total = lambda name: np.array([[part[name] for part in own] for own in found], np.float64)  # noqa: E731
     added = (total("nats") - total("whole")) / total("count")
     effects = total("effect_max").max(axis=1)

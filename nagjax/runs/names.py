@@ -9,6 +9,7 @@ CHECKPOINTS = "checkpoints"  # a folder per step
 TOKENIZER = "tokenizer.json"  # unless the run reads bytes
 SKIPPED = "skipped.json"  # batches left out since a rollback
 LOCK = "lock.json"  # who writes here
+STACKS = "stacks.txt"  # where a step that hung was
 SAMPLE = "sample.txt"  # what the demo lets it say
 TENSORBOARD = "tensorboard"  # a folder
 WANDB_ID = "wandb_id"
@@ -40,7 +41,7 @@ TOKENIZER_FILES = (
 
 # All that a run may have written, apart from its checkpoints and its lock: what `--fresh` removes.
 FILES = (
-    *(CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, SAMPLE, WANDB_ID, ORIGIN, PRUNED),
+    *(CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, STACKS, SAMPLE, WANDB_ID, ORIGIN, PRUNED),
     *(CALIBRATION, DIAL, DIAL_PLOT, MAP, MAP_DATA, DIAGNOSIS, DIAGNOSIS_DATA, TASKS),
     *TOKENIZER_FILES,
 )

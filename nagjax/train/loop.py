@@ -11,7 +11,8 @@ from nagjax.files import write_json
 from nagjax.runs.config import RunConfig, to_dict
 from nagjax.runs.facts import run_facts
 from nagjax.runs.folder import prepare_folder
-from nagjax.runs.names import CHECKPOINTS, INFO
+from nagjax.runs.names import CHECKPOINTS, INFO, STACKS
+from nagjax.train.announce import announce, check_memory
 from nagjax.train.batches import Skipped, TrainBatches
 from nagjax.train.checkpoint.retention import SaveClock
 from nagjax.train.checkpoint.store import Checkpoints
@@ -58,13 +59,15 @@ def train(
     folder = Path(folder)
     setup = together(lambda: set_up(config))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
+    if not force:
+        together(lambda: check_memory(blueprint))
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
     prepare_folder(config, folder, setup.corpus, fresh)
     with (
         closing(setup.batches),
         Stopper() as stopper,
         Checkpoints(folder / CHECKPOINTS, **policy) as checkpoints,
-        closing(Watchdog()) as watchdog,
+        closing(Watchdog(folder / STACKS)) as watchdog,
     ):
         resumed = checkpoints.newest(skip_damaged)
         owed = resumed is None or not checkpoints.facts(resumed).get("evaluated", True)
@@ -74,10 +77,13 @@ def train(
         from_first(lambda: write_json(folder / INFO, facts))
         skipped = Skipped(folder, fresh=resumed is None)
         title, quiet = label or config.scheme.title, jax.process_index() > 0
-        line = ProgressLine(title, options.steps, start=resumed or 0, quiet=quiet)
+        if not quiet:
+            announce(blueprint, title.strip())
+        tokens = options.batch * config.model.context
+        line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed
         with closing(together(lambda: Writers(*logged, callback))) as writers:
-            log = StepLog(writers, line, options.batch * config.model.context, facts, watchdog)
+            log = StepLog(writers, line, tokens, facts, watchdog)
             if resumed is not None:
                 writers.write("event", resumed, message="resumed")
             loop = Loop(blueprint, setup.batches, skipped, setup.evaluator, checkpoints, writers, log, stopper)
@@ -131,7 +137,9 @@ class Loop:
                 self._save(score)
             if stop:
                 break
-            self._judge(self._step())
+            bad = self._step()
+            self.stopper.settled = True  # all is compiled, and there is something to save
+            self._judge(bad)
         self.checkpoints.wait()
         if self.done < self.config.steps or self.owed:
             self.stopper.leave(self.done)

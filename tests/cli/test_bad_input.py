@@ -62,7 +62,7 @@ def test_width_not_divisible_by_heads(capsys):
 
 
 def test_scheme_options_are_checked(capsys):
-    fails(capsys, ["train", "--scheme", "nag", "--scheme.ramp", "1.5"], "scheme.ramp = 1.5", "[0, 1)")
+    fails(capsys, ["train", "--scheme", "nag", "--scheme.ramp", "1.5"], "scheme.ramp = 1.5", "at least 0 and below 1")
 
 
 def test_batch_not_divisible_by_the_mesh(capsys, corpus, tmp_path):

@@ -196,7 +196,7 @@ def test_oru_writes_only_across():
     ("name", "options", "named"),
     [
         ("keel", {"epsilon": 0.0}, "scheme.epsilon = 0.0"),
-        ("prores", {"ramp": 1.2}, "scheme.ramp = 1.2.*last block"),
+        ("prores", {"ramp": 1.2}, "scheme.ramp = 1.2: give a number from 0 to 1"),
         ("prores", {"ramp": -0.1}, "scheme.ramp"),
         ("completep", {"base_depth": 0}, "scheme.base_depth = 0"),
         ("completep", {"exponent": 2.0}, "scheme.exponent = 2.0"),

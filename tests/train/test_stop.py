@@ -32,7 +32,7 @@ def signal_at_step(monkeypatch, nth, number=signal.SIGTERM):
 
         return take
 
-    monkeypatch.setattr(run_module, "jit_train_step", watched)
+    monkeypatch.setattr(loop_module, "jit_train_step", watched)
 
 
 def signal_in_evaluation_at(monkeypatch, at):
@@ -91,7 +91,7 @@ def test_before_the_first_step_there_is_nothing_to_save(run_of, tmp_path, monkey
 
 
 def test_interrupt_is_no_success(run_of, tmp_path, monkeypatch):
-    signal_at_step(monkeypatch, 1, signal.SIGINT)
+    signal_at_step(monkeypatch, 2, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         train(run_of(eval_batches=2), tmp_path / "run")
-    assert steps_saved(tmp_path / "run" / "checkpoints") == [1]
+    assert steps_saved(tmp_path / "run" / "checkpoints") == [2]

@@ -3,30 +3,48 @@
 import sys
 import time
 
+from nagjax.console import clock
+
+UNSETTLED = 2  # steps that may compile something
+
 
 class ProgressLine:
-    """Step, loss, speed and time left: rewritten in place on a terminal, a line every few seconds elsewhere."""
+    """Step, loss, speed and time left: rewritten in place on a terminal, a line every few seconds elsewhere.
 
-    def __init__(self, label: str, steps: int, *, start: int = 0, stream=None, every: float = 5.0, quiet: bool = False):
-        self.label, self.steps, self.start, self.every = label, steps, start, every
-        self.stream = stream or sys.stderr
-        self.live, self.quiet = self.stream.isatty(), quiet
-        self.began = self.shown = time.monotonic()
+    Speed and time left are of the steps after the first ones, so that compiling does not count.
+    """
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        if self.quiet:
-            return
+    def __init__(
+        self,
+        label: str,
+        steps: int,
+        tokens_per_step: int,
+        *,
+        start: int = 0,
+        stream=None,
+        every: float = 5.0,
+        quiet: bool = False,
+    ):
+        self.label, self.steps, self.start, self.tokens_per_step = label, steps, start, tokens_per_step
+        self.every, self.stream, self.quiet = every, stream or sys.stderr, quiet
+        self.live, self.shown = self.stream.isatty(), time.monotonic()
+        self.origin: tuple[int, float] | None = None  # a step, and when it was done
+
+    def update(self, step: int, loss: float) -> None:
         now = time.monotonic()
+        if self.origin is None and step >= self.start + UNSETTLED:
+            self.origin = step, now
         last = step >= self.steps
-        if not last and now - self.shown < (0.1 if self.live else self.every):
+        if self.quiet or (not last and now - self.shown < (0.1 if self.live else self.every)):
             return
         self.shown = now
-        done = max(step - self.start, 1)
-        left = (now - self.began) / done * (self.steps - step)
-        text = (
-            f"{self.label}  step {step}/{self.steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  "
-            f"ETA {int(left) // 60}:{int(left) % 60:02d}"
-        )
+        text = f"{self.label}  step {step}/{self.steps}  loss {loss:.4f}{self._speed(step, now)}"
         end = "\n" if last or not self.live else ""
         self.stream.write(f"\r\x1b[K{text}{end}" if self.live else f"{text}\n")
         self.stream.flush()
+
+    def _speed(self, step: int, now: float) -> str:
+        if self.origin is None or step <= self.origin[0]:
+            return ""
+        each = (now - self.origin[1]) / (step - self.origin[0])
+        return f"  {self.tokens_per_step / each:,.0f} tokens/s  ETA {clock(each * (self.steps - step))}"

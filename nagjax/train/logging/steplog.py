@@ -44,7 +44,7 @@ class StepLog:
         peak = peak_flops(facts["device"])
         self.peak_tokens = peak * facts["devices"] / facts["train_flops_per_token"] if peak else None
         self.pending: list[tuple[int, StepMetrics]] = []
-        self.began = self.clock = time.perf_counter()
+        self.clock = time.perf_counter()
 
     def add(self, step: int, metrics: StepMetrics) -> list[BadStep]:
         """Metrics of a step that was just dispatched; writes those of the previous one."""
@@ -86,7 +86,6 @@ class StepLog:
                 bad.append(BadStep(step, in_a_row, values["loss"], values["grad_norm"]))
                 values["skipped"] = True
             self.writers.write("train", step, **values, mfu=speed / self.peak_tokens if self.peak_tokens else None)
-            since_start = (step - self.line.start) * self.tokens_per_step / (now - self.began)
-            self.line.update(step, values["loss"], since_start)
+            self.line.update(step, values["loss"])
         self.pending.clear()
         return bad

@@ -1,7 +1,11 @@
 """Ending a run early without losing anything: signals become a request that the loop answers."""
 
+import multiprocessing
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -10,6 +14,7 @@ import jax
 from nagjax.errors import Preempted
 
 Item = TypeVar("Item")
+GRACE = 5.0  # seconds that a loop which has nothing to save has for answering by itself
 
 
 class Interrupted(Exception):
@@ -22,18 +27,38 @@ class Stopper:
     SIGTERM is how clusters announce a preemption: it was served if the state is on disk, so the exit code is 0.
     Of several hosts one may be asked only; they all stop, after the same step: `signal` is what this one was asked,
     `asked` what all of them know of, and what `leave` answers.
+
+    Until the first step is taken (`settled`) there is nothing to save, and compiling does not come back to Python for
+    minutes: then a thread that learns of the signal at once ends the process after `GRACE` seconds.
     """
 
     def __enter__(self):
         self.signal = self.asked = 0
+        self.settled = False
         self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        read, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._old_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        threading.Thread(target=self._end_where_nobody_answers, args=[read], name="stopper", daemon=True).start()
         return self
+
+    def _end_where_nobody_answers(self, read: int) -> None:
+        with os.fdopen(read, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                deadline = time.monotonic() + GRACE
+                while not self.settled and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                if not self.settled and number[0] in self._old:
+                    _end_now(number[0])
 
     def _note(self, number, _):
         self.signal = number
         signal.signal(number, self._old[number])
 
     def __exit__(self, *_):
+        self.settled = True
+        signal.set_wakeup_fd(self._old_wake)
+        os.close(self._wake)
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
@@ -58,3 +83,12 @@ class Stopper:
                 )
             raise Preempted
         raise KeyboardInterrupt
+
+
+def _end_now(number: int) -> None:
+    name = signal.Signals(number).name
+    text = f"\nstopped before a step was taken, as asked ({name}); the same command goes on"
+    print(text, file=sys.stderr, flush=True)
+    for child in multiprocessing.active_children():  # the workers that make batches
+        child.kill()
+    os._exit(0 if number == signal.SIGTERM else 130)

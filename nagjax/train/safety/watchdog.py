@@ -2,14 +2,17 @@
 
 import collections
 import faulthandler
+import os
 import statistics
 import sys
 import threading
 import time
+from pathlib import Path
 
 
 class Watchdog:
-    """Prints all stacks once for every step that takes `FACTOR` times the median of the last `WINDOW` steps.
+    """Says in a line that a step takes `FACTOR` times the median of the last `WINDOW` steps, once for each such step,
+    and appends the stacks of all threads to the file `stacks`.
 
     A thread of its own looks at the clock; the loop only tells it when a step begins and how long the last one took.
     Steps that take less than `least` seconds are never reported, nor is anything before `ENOUGH` steps were seen.
@@ -17,8 +20,8 @@ class Watchdog:
 
     FACTOR, WINDOW, ENOUGH, LOOK = 10, 100, 5, 0.1
 
-    def __init__(self, least: float = 5.0, stream=None):
-        self.least, self.stream = least, stream or sys.__stderr__
+    def __init__(self, stacks: Path, least: float = 5.0, stream=None):
+        self.stacks, self.least, self.stream = stacks, least, stream or sys.__stderr__
         self._seconds: collections.deque[float] = collections.deque(maxlen=self.WINDOW)
         self._watched: tuple[int, float, float] | None = None  # step, when it began, the usual seconds
         self._closed = threading.Event()
@@ -49,11 +52,18 @@ class Watchdog:
                 self._report(step, seconds, usual)
 
     def _report(self, step: int, seconds: float, usual: float) -> None:
-        self.stream.write(
-            f"nagjax: step {step} has taken {seconds:.1f} s so far, the median is {usual:.3f} s; what all threads do:\n"
-        )
+        told = f"step {step} has taken {seconds:.1f} s so far, the median is {usual:.3f} s"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            with os.fdopen(os.open(self.stacks, flags, 0o666), "w") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {told}\n")
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+            where = f"what all threads do is in {self.stacks}"
+        except OSError as error:
+            where = f"{self.stacks} cannot be written ({error.strerror})"
+        self.stream.write(f"nagjax: {told}; {where}\n")
         self.stream.flush()
-        faulthandler.dump_traceback(self.stream, all_threads=True)
 
     def close(self) -> None:
         self._closed.set()

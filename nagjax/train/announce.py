@@ -1,0 +1,84 @@
+"""What a run is about to do, and whether the memory there is can hold it: told and checked before anything is made."""
+
+import math
+from pathlib import Path
+
+import jax
+
+from nagjax.console import say
+from nagjax.errors import UserError
+from nagjax.train.distributed.mesh import BATCH, parameter_sharding
+from nagjax.train.state import Blueprint
+
+GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def announce(blueprint: Blueprint, title: str) -> None:
+    """One line: parameters, devices, tokens of a step, memory needed and there."""
+    config, mesh = blueprint.config, blueprint.mesh
+    count = sum(math.prod(p.shape) for p in jax.tree.leaves(blueprint.parameters))
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}{f' ({axes})' if axes else ''}"
+    tokens = config.train.batch * config.model.context
+    free = available_bytes(mesh)
+    memory = f"at least {least_bytes(blueprint) / GIB:.2f} GiB a device" + (f", {free / GIB:.2f} free" if free else "")
+    say(f"{title}: {count:,} parameters on {devices}; {tokens:,} tokens a step; {memory}; compiling")
+
+
+def check_memory(blueprint: Blueprint) -> None:
+    """Raises UserError where a device has less memory than the run needs at the very least."""
+    needed, free = least_bytes(blueprint), available_bytes(blueprint.mesh)
+    if free is not None and needed > free:
+        fix = (
+            f"the least that this run needs on a device, where {free / GIB:.2f} GiB are free: make the model or the "
+            "batch smaller, take the batch in parts (--accumulate), split the model (--mesh.fsdp), or --force"
+        )
+        raise UserError("memory", f"{needed / GIB:.2f} GiB", fix)
+
+
+def least_bytes(blueprint: Blueprint) -> int:
+    """A lower bound of a training step's memory on one device: parameters, moments and gradients in float32, the
+    residual that the backward pass keeps of every block, and the logits; what lies between them comes on top."""
+    config, mesh = blueprint.config, blueprint.mesh
+    model, train = config.model, config.train
+    leaves = jax.tree.leaves(blueprint.parameters)
+    shards = (parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape) for p in leaves)
+    moments = 2 if config.optimizer.optimizer == "adamw" else 1
+    state = 4 * (2 + moments) * sum(map(math.prod, shards))
+    rows = train.batch // train.accumulate // math.prod(mesh.shape[axis] for axis in BATCH)
+    tokens = rows * model.context // mesh.shape["sequence"]
+    kept = 0 if model.remat == "offload" else model.depth * model.width
+    return state + tokens * model.compute_dtype.itemsize * (kept + model.vocab // mesh.shape["tensor"])
+
+
+def available_bytes(mesh: jax.sharding.Mesh) -> int | None:
+    """Free memory of a device of this process; None where nobody says. Devices that are a CPU share the machine's."""
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if local[0].platform == "cpu":
+        free = host_bytes()
+        return None if free is None else free // len(local)
+    found = [stats for device in local if (stats := device.memory_stats()) and "bytes_limit" in stats]
+    return min((stats["bytes_limit"] - stats.get("bytes_in_use", 0) for stats in found), default=None)
+
+
+def host_bytes() -> int | None:
+    """Memory that the machine, and the container this process is in, have left; None where nobody says."""
+    found = []
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            found.append(1024 * int(value.split()[0]))
+    limit, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        stat = dict(line.split() for line in _text(CGROUP / "memory.stat").splitlines())
+        cache = int(stat.get("inactive_file", 0))  # given back when it is needed
+        found.append(max(int(limit) - int(used) + cache, 0))
+    return min(found, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
