@@ -38,10 +38,10 @@ def fit(
 
     scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`). out, fresh,
     resume, force: as on the command line; a finished run in the folder is opened as it is. callback: called with each
-    record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`. options: every
-    other option of `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its dataclass,
-    `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`; `data` also
-    as the path of a corpus alone.
+    record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`. options: every other option of
+    `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its
+    dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`;
+    `data` also as the path of a corpus alone.
 
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """

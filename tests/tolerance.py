@@ -37,8 +37,8 @@ def limits(want, terms: int, chain: int = 1, scale: float = 0.0, dtype=np.float3
 
 
 def assert_close(got, want, terms: int, chain: int = 1, scale: float = 0.0, dtype=np.float32, err_msg: str = ""):
-    """Of arrays, or leaf by leaf where a tuple, list or dict is wanted."""
-    tree = isinstance(want, tuple | list | dict)
+    """Of arrays, or leaf by leaf of two trees."""
+    tree = all(isinstance(side, tuple | list | dict) for side in (got, want))
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True) if tree else ((got, want),)
     for one, other in pairs:
         allowed = limits(other, terms, chain, scale, dtype)

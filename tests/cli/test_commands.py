@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from tolerance import close_to
 
 from nagjax.cli import main
 
@@ -47,8 +48,8 @@ def test_eval_prints_the_same_loss_the_run_logged(demo, capsys):
     capsys.readouterr()
     assert main(["eval", str(run), "--batches", str(batches), "--as-json"]) == 0
     scores = json.loads(capsys.readouterr().out)
-    assert scores["loss"] == pytest.approx(last["loss"], rel=1e-5)
-    assert scores["bits_per_byte"] == pytest.approx(last["bits_per_byte"], rel=1e-5)
+    assert scores["loss"] == close_to(last["loss"], terms=64, chain=24)
+    assert scores["bits_per_byte"] == close_to(last["bits_per_byte"], terms=64, chain=24)
 
 
 def test_generate_takes_a_batch_of_prompts_and_repeats_itself(demo, capsys):

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from tolerance import close_to
 
 from nagjax.cli import main
 
@@ -68,7 +69,7 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
         assert abs(point["late_flops"] - point["flops"]) < 0.25 * dial["dense"]["flops"]
     after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)
-    assert after["loss"] == pytest.approx(two["loss"], rel=1e-5)
+    assert after["loss"] == close_to(two["loss"], terms=64, chain=24)
     assert "skipped" in printed(capsys, "map", run, "--text", "def f(x): return x")
     drawn = json.loads((run / "map.json").read_text())
     assert len(drawn["ran"]) == 6 and len(drawn["ran"][0]) == len(drawn["tokens"]) == 18

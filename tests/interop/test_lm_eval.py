@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from parity import logits_of
 from test_export import run_of
+from tolerance import close_to
 
 from nagjax.data import load_tokenizer
 from nagjax.errors import UserError
@@ -49,7 +50,7 @@ def test_scores_are_sums_of_logits_whatever_shares_the_batch(run):
     scores = continuation_scores(run, pairs, batch=4)
     for (context, continuation), (nats, greedy) in zip(pairs, scores, strict=True):
         want, was_greedy = by_hand(run, context, continuation)
-        assert nats == pytest.approx(want, rel=1e-5) and greedy == was_greedy
+        assert nats == close_to(want, terms=64, chain=24) and greedy == was_greedy
     assert scores[-1][1]
     assert continuation_scores(run, []) == []
 
@@ -68,7 +69,7 @@ def test_a_routed_run_scores_causally(tmp_path):
     run.mod["cuts"] = jax.numpy.full(run.config.model.sublayers, 0.1)
     text = np.random.default_rng(0).integers(0, 257, 40).tolist()
     parts = continuation_scores(run, [(text[:10], text[10:20]), (text[:20], text[20:]), (text[:10], text[10:])])
-    assert parts[0][0] + parts[1][0] == pytest.approx(parts[2][0], rel=1e-5)
+    assert parts[0][0] + parts[1][0] == close_to(parts[2][0], terms=64, chain=24)
 
 
 def test_without_the_harness_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
@@ -96,16 +97,16 @@ def test_loglikelihood_and_rolling(run, harness):
     texts = [("def f", "(x):"), ("", "import"), ("a ", "b")]
     scores = harness.loglikelihood([request(*pair) for pair in texts], disable_tqdm=True)
     encode = lambda text: list(text.encode())  # noqa: E731
-    assert scores[0][0] == pytest.approx(by_hand(run, encode("def f"), encode("(x):"))[0], rel=1e-5)
-    assert scores[1][0] == pytest.approx(by_hand(run, [256], encode("import"))[0], rel=1e-5)
-    assert scores[2][0] == pytest.approx(by_hand(run, encode("a"), encode(" b"))[0], rel=1e-5)
+    assert scores[0][0] == close_to(by_hand(run, encode("def f"), encode("(x):"))[0], terms=64, chain=24)
+    assert scores[1][0] == close_to(by_hand(run, [256], encode("import"))[0], terms=64, chain=24)
+    assert scores[2][0] == close_to(by_hand(run, encode("a"), encode(" b"))[0], terms=64, chain=24)
 
     text = "the quick brown fox jumps over the lazy dog, twice over"
     ids = encode(text)
     rolled = harness.loglikelihood_rolling([request(text), request("ab")])
     first, rest = by_hand(run, [256], ids[:40])[0], by_hand(run, ids[:40], ids[40:])[0]
-    assert rolled[0] == pytest.approx(first + rest, rel=1e-5)
-    assert rolled[1] == pytest.approx(by_hand(run, [256], encode("ab"))[0], rel=1e-5)
+    assert rolled[0] == close_to(first + rest, terms=64, chain=24)
+    assert rolled[1] == close_to(by_hand(run, [256], encode("ab"))[0], terms=64, chain=24)
 
 
 def test_generate_until_stops_where_it_is_told_to(harness):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tolerance import assert_close, close_to
 
 from nagjax.measure import angles, damage, gradients, jacobian, lens, modulators, norms, outliers, similarity
 from nagjax.measure.streams import composite_gain
@@ -23,18 +24,18 @@ def in_a_plane(degrees, width=4):
 def test_norms(rows):
     h, update = rows[0], np.array([[2.0, 0, 0, 0, 0, 0]] * 7, np.float32) * rows[0][:, :1]
     wide = h.astype(np.float64)
-    np.testing.assert_allclose(norms.norm(h), np.linalg.norm(wide, axis=-1), rtol=1e-6)
-    np.testing.assert_allclose(norms.variance(h), wide.var(axis=-1), rtol=1e-5)
+    assert_close(norms.norm(h), np.linalg.norm(wide, axis=-1), terms=64, chain=4)
+    assert_close(norms.variance(h), wide.var(axis=-1), terms=64, chain=4)
     length = np.linalg.norm(wide, axis=-1)
-    np.testing.assert_allclose(norms.relative_contribution(update, h), 2 * np.abs(wide[:, 0]) / length, rtol=1e-5)
-    np.testing.assert_allclose(norms.cosine(update, h), np.abs(wide[:, 0]) / length, rtol=1e-5)
-    np.testing.assert_allclose(norms.cosine(-3 * h, h), -1, rtol=1e-6)
+    assert_close(norms.relative_contribution(update, h), 2 * np.abs(wide[:, 0]) / length, terms=64, chain=4)
+    assert_close(norms.cosine(update, h), np.abs(wide[:, 0]) / length, terms=64, chain=4)
+    assert_close(norms.cosine(-3 * h, h), -1, terms=64, chain=4)
     np.testing.assert_array_equal(norms.cosine(0 * h, h), 0)
 
 
 def test_angles_in_a_plane():
     h = in_a_plane([0, 10, 40, 41])
-    np.testing.assert_allclose(np.degrees(angles.angle(h[0], h[2])), 40, rtol=1e-6)
+    assert_close(np.degrees(angles.angle(h[0], h[2])), 40, terms=64, chain=4)
     tiny = in_a_plane([0, 0.001])  # the arccos of a float32 cosine would be 0 or 0.02
     np.testing.assert_allclose(np.degrees(angles.angle(tiny[0], tiny[1])), 0.001, rtol=1e-3)
     distance = np.array([[abs(a - b) / 180 for a in (0, 10, 40, 41)] for b in (0, 10, 40, 41)])
@@ -46,29 +47,29 @@ def test_angles_in_a_plane():
 def test_updates_on_a_line_and_at_right_angles():
     line = np.cumsum(np.ones((4, 1, 3), np.float32), axis=0)
     np.testing.assert_allclose(angles.successive_update_angle(line), 0, atol=1e-6)
-    np.testing.assert_allclose(angles.progress_to_end(line)[:, 0], [0, 1 / 3, 2 / 3, 1], rtol=1e-6)
+    assert_close(angles.progress_to_end(line)[:, 0], [0, 1 / 3, 2 / 3, 1], terms=64, chain=4)
     stairs = np.cumsum(np.eye(4, dtype=np.float32), axis=0)[:, None]
-    np.testing.assert_allclose(angles.successive_update_angle(stairs), np.pi / 2, rtol=1e-6)
+    assert_close(angles.successive_update_angle(stairs), np.pi / 2, terms=64, chain=4)
 
 
 def test_cka(rows):
     x, y = rows[0], rows[1]
     turned = x @ np.linalg.qr(rows[2][:6])[0] * 3.0 + 1.0
-    np.testing.assert_allclose(similarity.linear_cka(x, turned), 1, rtol=1e-5)
+    assert_close(similarity.linear_cka(x, turned), 1, terms=64, chain=4)
     a, b = (z.astype(np.float64) - z.astype(np.float64).mean(0) for z in (x, y))
     gram = lambda p, q: np.trace(p @ p.T @ q @ q.T)  # noqa: E731
-    np.testing.assert_allclose(similarity.linear_cka(x, y), gram(a, b) / np.sqrt(gram(a, a) * gram(b, b)), rtol=1e-5)
+    assert_close(similarity.linear_cka(x, y), gram(a, b) / np.sqrt(gram(a, a) * gram(b, b)), terms=64, chain=4)
     by_pair = [[similarity.linear_cka(p, q) for q in rows] for p in rows]
     np.testing.assert_allclose(similarity.cka_matrix(1e12 * rows), by_pair, rtol=1e-4)
 
 
 def test_ranks():
     spread = np.diag([3.0, 3.0, 3.0, 0.0]).astype(np.float32)
-    assert similarity.effective_rank(spread) == pytest.approx(3, rel=1e-5)
-    assert similarity.stable_rank(spread) == pytest.approx(3, rel=1e-5)
+    assert similarity.effective_rank(spread) == close_to(3, terms=64, chain=4)
+    assert similarity.stable_rank(spread) == close_to(3, terms=64, chain=4)
     uneven = np.diag([2.0, 1.0, 1.0]).astype(np.float32)
-    assert similarity.effective_rank(uneven) == pytest.approx(2 * np.sqrt(2), rel=1e-5)  # p = 1/2, 1/4, 1/4
-    assert similarity.stable_rank(uneven) == pytest.approx(1.5, rel=1e-5)
+    assert similarity.effective_rank(uneven) == close_to(2 * np.sqrt(2), terms=64, chain=4)  # p = 1/2, 1/4, 1/4
+    assert similarity.stable_rank(uneven) == close_to(1.5, terms=64, chain=4)
     x = np.random.default_rng(1).standard_normal((9, 3))
     assert similarity.linear_map_error(x @ np.ones((3, 5)), x) == pytest.approx(0, abs=1e-10)
     assert similarity.linear_map_error(np.eye(4)[:, :1], np.eye(4)[:, 1:]) == pytest.approx(1)
@@ -77,7 +78,7 @@ def test_ranks():
 def test_outliers():
     spike = np.eye(8, dtype=np.float32)[:1]
     centred = np.eye(8)[0] - 1 / 8
-    assert outliers.kurtosis(spike)[0] == pytest.approx((centred**4).mean() / (centred**2).mean() ** 2, rel=1e-5)
+    assert outliers.kurtosis(spike)[0] == close_to((centred**4).mean() / (centred**2).mean() ** 2, terms=64, chain=4)
     normal = np.random.default_rng(0).standard_normal((1, 200_000)).astype(np.float32)
     assert outliers.kurtosis(normal)[0] == pytest.approx(3, abs=0.05)
     assert outliers.massive_ratio(np.array([[1.0, -2, 3, -50, 2]]))[0] == 25
@@ -90,16 +91,16 @@ def test_sinks():
     weights = np.stack([even, sink])[None]
     first = np.arange(tokens)[None] == 0
     alpha = outliers.first_token_attention(weights, first, ~first)
-    np.testing.assert_allclose(alpha, [(1 / 2 + 1 / 3 + 1 / 4) / 3, 1], rtol=1e-6)
+    assert_close(alpha, [(1 / 2 + 1 / 3 + 1 / 4) / 3, 1], terms=64, chain=4)
     assert outliers.sink_rate(alpha, 0.5) == 0.5 and outliers.sink_rate(alpha) == 1.0
 
 
 def test_lens():
     p, q = np.array([[0.7, 0.2, 0.1]]), np.array([[0.1, 0.3, 0.6]])
     got = lens.lens_divergence(np.log(p) + 5, np.log(q))
-    np.testing.assert_allclose(got, [(p * np.log(p / q)).sum()], rtol=1e-5)
+    assert_close(got, [(p * np.log(p / q)).sum()], terms=64, chain=4)
     np.testing.assert_allclose(lens.top_overlap(np.log(p), np.log(q), top=2), 0.5)  # {0, 1} and {1, 2}
-    np.testing.assert_allclose(lens.token_loss(np.log(p), np.array([2])), -np.log([0.1]), rtol=1e-6)
+    assert_close(lens.token_loss(np.log(p), np.array([2])), -np.log([0.1]), terms=64, chain=4)
 
 
 def test_damage():
@@ -123,7 +124,7 @@ def test_jacobian_of_a_linear_map(rows):
     h = np.zeros((4000, 6), np.float32)
     got = jacobian.identity_distance(lambda x: x + x @ matrix, h, jax.random.key(0))
     assert jnp.mean(got) == pytest.approx((matrix**2).sum() / 6, rel=0.05)
-    np.testing.assert_allclose(jacobian.identity_distance(lambda x: 3 * x, h[:2], jax.random.key(1), 2), 4, rtol=1e-5)
+    assert_close(jacobian.identity_distance(lambda x: 3 * x, h[:2], jax.random.key(1), 2), 4, terms=64, chain=4)
 
 
 def test_integrated_gradients_add_up(rows):
@@ -140,12 +141,12 @@ def test_taps_tell_the_gradient_and_change_nothing(rows):
         return jnp.sum(gradients.tap(h, meter) * weights)
 
     value, (to_h, to_meter) = jax.value_and_grad(loss, (0, 1))(rows[0], jnp.float32(0))
-    assert value == pytest.approx((rows[0] * weights).sum(), rel=1e-5)
+    assert value == close_to((rows[0] * weights).sum(), terms=64, chain=4)
     np.testing.assert_array_equal(to_h, weights)
-    assert to_meter == pytest.approx((weights.astype(np.float64) ** 2).sum(), rel=1e-5)
+    assert to_meter == close_to((weights.astype(np.float64) ** 2).sum(), terms=64, chain=4)
     tree = {"a": rows, "b": rows[:, 0]}
     together = np.concatenate([rows.reshape(5, -1), rows[:, 0]], axis=1).astype(np.float64)
-    np.testing.assert_allclose(gradients.stacked_norms(tree), np.linalg.norm(together, axis=1), rtol=1e-5)
+    assert_close(gradients.stacked_norms(tree), np.linalg.norm(together, axis=1), terms=64, chain=4)
 
 
 def test_spikes():
