@@ -84,7 +84,9 @@ def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
             None,
         )
         path = HOUSE.joinpath(*module.split(".")).with_suffix(".py") if module else path
-        node = next(n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == base)
+        node = next((n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == base), None)
+        if node is None:  # abc.ABC
+            return
 
 
 def _declared(path: Path, node: ast.ClassDef) -> Iterator[Field]:

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.parameters import parameter
 from nagjax.ranges import check_fields
 from nagjax.residual.rows import put

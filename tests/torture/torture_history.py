@@ -14,8 +14,10 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torture_faults as faults
+import torture_trust as trust
 
 from nagjax.runs.names import MANIFEST
 
@@ -51,11 +53,20 @@ class Tally:
         self.injected[kind] = self.injected.get(kind, 0) + 1
 
 
+class Process(NamedTuple):
+    """A command that runs, and where what it says is read."""
+
+    pid: int
+    output: int
+
+
 class Lost(Exception):
     """Something that must hold after a fault does not."""
 
 
 class History:
+    last = STEPS
+
     def __init__(self, variant: Variant, corpus: Path, folder: Path, seed: int):
         self.variant, self.corpus, self.folder, self.seed = variant, corpus, folder, seed
         self.rng = random.Random(f"{seed} {variant.name}")
@@ -81,6 +92,16 @@ class History:
 
         Returns the exit code (minus the signal that ended it) and the seconds it took after its training began.
         """
+        process = self.begin(argv, prepare)
+        began = time.monotonic()
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        return self.end(process), time.monotonic() - began
+
+    def begin(self, argv: list[str], prepare=lambda: None) -> "Process":
+        """The command in a fork, as of when its training has begun (or the process has ended)."""
         self.tally.processes += 1
         begun, begin = os.pipe()
         output, sink = os.pipe()  # not a file: its size may be limited
@@ -91,16 +112,22 @@ class History:
             run_in_fork(argv, sink, self.variant.poison, prepare, begin)
         os.close(begin)
         os.close(sink)
-        with open(begun, "rb") as begun, open(output, "rb") as output:
-            select.select([begun], [], [], LIMIT)  # training began, or the process ended
-            began = time.monotonic()
-            if kill_after is not None:
-                time.sleep(kill_after)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            code = wait(pid, LIMIT)
+        with open(begun, "rb") as begun:
+            select.select([begun], [], [], LIMIT)
+        return Process(pid, output)
+
+    def end(self, process: "Process") -> int:
+        """Waits for it, and returns its exit code (minus the signal that ended it)."""
+        with open(process.output, "rb") as output:
+            code = wait(process.pid, LIMIT)
             self.said = output.read().decode(errors="replace")
-            return code, time.monotonic() - began
+        return code
+
+    def steps(self) -> list[int]:
+        return _steps(self.run)
+
+    def lost(self, what: str) -> None:
+        raise Lost(what)
 
     # ---- the history
 
@@ -133,6 +160,9 @@ class History:
     def attempt(self, kind: str) -> bool:
         if kind in faults.DAMAGE:
             self.damage(kind)
+            return True
+        if kind in trust.ATTACKS:
+            trust.ATTACKS[kind](self)
             return True
         if kind == "half-written leftovers":
             faults.litter(self.rng, self.run)
