@@ -56,7 +56,7 @@ def measure(scheme: str, options: Options) -> dict:
 
 def _config(scheme: str, options: Options) -> RunConfig:
     if options.rehearsal:
-        model, batch, steps, vocab = ModelConfig(depth=2, width=16, context=16), 2, 4, 300
+        model, batch, steps, vocab = ModelConfig(depth=2, width=16, context=16), 8, 4, 300
     else:
         model, batch, steps, vocab = ModelConfig(depth=64, width=256, context=512, remat="dots"), 128, 2000, 8192
     often = max(steps // 20, 1)
