@@ -63,7 +63,8 @@ def _accept(*args, **constants) -> None:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Implementation:
     """One way to compute an op; see the head of this file. `bytes_moved(rows, width, dtype, backward=)` is what a
-    pass has to read and write, where that is known."""
+    pass has to read and write, where that is known; `reserve(*inputs)` is why these are left to others unless it is
+    named."""
 
     forward: Callable[..., tuple]
     backward: Callable[..., tuple]
@@ -71,6 +72,7 @@ class Implementation:
     refusal: Callable[..., str | None] = _accept
     unavailable: Callable[[str], str | None] = _accept
     bytes_moved: Callable[..., int] | None = None
+    reserve: Callable[..., str | None] = _accept
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +157,8 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
         reason of each refusal. Where only some platforms are left without one, lowering for such a platform raises the
         same error.
     """
-    if implementation is None:
+    named = implementation is not None
+    if not named:
         implementation = [name for name in BEST_FIRST if name in op.implementations]
     names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
     for name in names:
@@ -170,7 +173,7 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     for name in names:
         way = op.implementations[name]
         home = way.platforms or PLATFORMS
-        if why := way.refusal(*rows, **constants):
+        if why := way.refusal(*rows, **constants) or (None if named else way.reserve(*rows, **constants)):
             refusals[name, why] = None
             passed_over += [p for p in home if taken[p] is None]
             continue

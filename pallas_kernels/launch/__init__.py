@@ -1,5 +1,6 @@
 """Launchers of row kernels, one file per backend: tiles, grids, reductions and indices, but no op's arithmetic.
 
+    xla.py         no kernel: all rows at once, what a CPU runs
     tpu.py         Pallas on Mosaic: blocks of whole rows through VMEM
     tpu_copy.py    rows moved by index, by DMA
     gpu.py         Pallas on Triton: a few whole rows per program
@@ -31,11 +32,28 @@ Results = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, .
 
 class Block(NamedTuple):
     """What a body knows of the rows at hand: the true D, their dtype in memory, and where a block has more columns
-    than D, the mask `[1, W]` of real ones."""
+    than D, the mask `[1, W]` of real ones. `everything`: all rows at once, left to XLA."""
 
     width: int
     dtype: Any
     inside: jax.Array | None = None
+    everything: bool = False
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        """`[R, 1]`."""
+        return jnp.sum(x, axis=-1, keepdims=True)
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        return jnp.mean(x, axis=-1, keepdims=True) if self.everything else self.sum(x) * (1 / self.width)
+
+    def dot(self, x: jax.Array, vector: jax.Array) -> jax.Array:
+        """Of every row with a `[1, W]` vector. XLA:CPU vectorises sums of plain products only, where no per-row or
+        per-column factor is broadcast inside, so there it is a matrix-vector product."""
+        return jnp.dot(x, vector[0], precision="highest")[:, None] if self.everything else self.sum(x * vector)
+
+    def stored(self, x: jax.Array) -> jax.Array:
+        """As it is read again from memory."""
+        return x.astype(self.dtype).astype(x.dtype)
 
 
 def _nothing_but(scalars, computed):

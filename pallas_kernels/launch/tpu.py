@@ -36,6 +36,10 @@ MAX_ROWS = 512
 MAX_ROWS_OF_SCALARS = 256  # the R x R square of the column trick stays a quarter of a [R, 1024] tile
 
 
+def unavailable(platform: str) -> None:
+    return None
+
+
 def row_bytes(kernel: RowKernel, *rows: jax.Array) -> int:
     """VMEM for one row: two buffers per tensor, and one float32 copy of each tensor and summand."""
     size = max(jnp.dtype(x.dtype).itemsize for x in rows)
@@ -141,7 +145,7 @@ def launch(
         given, refs = refs[: len(rows) + len(scalars) + len(whole)], refs[len(rows) + len(scalars) + len(whole) :]
         given = iter(given)
         row_values = [ref[...] for ref in itertools.islice(given, len(rows))]
-        columns = [_to_column(ref[0]) for ref in itertools.islice(given, len(scalars))]
+        columns = [to_column(ref[0]) for ref in itertools.islice(given, len(scalars))]
         first = (pl.program_id(0) * blocks + pl.program_id(1)) * size
         results, computed, summands = block(first, row_values, columns, [ref[...] for ref in given])
         sum_refs = refs[len(outputs) + scalar_outputs :]
@@ -178,19 +182,19 @@ def launch(
         cost_estimate=cost,
         interpret=interpreter(),
         name=name,
-    )(*rows, *(_blocked(s, all_blocks, size) for s in scalars), *whole)
+    )(*rows, *(blocked(s, all_blocks, size) for s in scalars), *whole)
     results = iter(results)
     wide = tuple(itertools.islice(results, len(outputs)))
     narrow = tuple(s.reshape(-1)[:n] for s in itertools.islice(results, scalar_outputs))
     return wide, narrow, tuple(results)
 
 
-def _blocked(scalars: jax.Array, blocks: int, size: int) -> jax.Array:
+def blocked(scalars: jax.Array, blocks: int, size: int) -> jax.Array:
     """`[N]` as `[blocks, 1, R]`, zeros beyond the last row."""
     return jnp.pad(scalars, (0, blocks * size - scalars.shape[0])).reshape(blocks, 1, size)
 
 
-def _to_column(row: jax.Array) -> jax.Array:
+def to_column(row: jax.Array) -> jax.Array:
     """`[1, R]` along the lanes to `[R, 1]` along the sublanes."""
     return jnp.sum(jnp.where(_diagonal(row.shape[1]), row, 0.0), axis=1, keepdims=True)
 

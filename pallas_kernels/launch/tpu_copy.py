@@ -1,7 +1,9 @@
 """Move rows by index on a TPU: one DMA per row, straight from or into memory, a block of them in flight.
 
-Only 32-bit rows: two 16-bit rows share the words of a memory tile, and no DMA moves one without the other. For those,
-XLA's gather and scatter do.
+Two 16-bit rows share the words of a memory tile, and no DMA moves one without the other. So bfloat16 rows move in
+pairs, as rows of 32-bit words whose low half is the even row: taking one reads its pair, putting one reads, merges and
+writes it. That is three and five rows of traffic for every one, where XLA's gather and scatter may do better: nobody
+has measured it, so these are taken only when named.
 """
 
 from __future__ import annotations
@@ -14,84 +16,162 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.launch import interpreter
+from pallas_kernels.launch.tpu import blocked, to_column
 
 PLATFORMS = ("tpu",)
 
 BLOCK_BYTES = 2 * 2**20
 MAX_BLOCK = 128
+ANYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 
 
 def refusal(x: jax.Array, *others: jax.Array, **constants) -> str | None:
     """Why `[..., D]` rows cannot be moved one by one."""
-    if jnp.dtype(x.dtype).itemsize != 4:
-        return f"{x.dtype.name} rows share the words of a tile with their neighbours; accepted: float32"
-    if 8 * x.shape[-1] * 4 > BLOCK_BYTES:
-        return f"D = {x.shape[-1]}: 8 rows exceed {BLOCK_BYTES >> 20} MiB of VMEM"
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16"
+    least = 32 // jnp.dtype(x.dtype).itemsize
+    if least * x.shape[-1] * 4 > BLOCK_BYTES:
+        return f"D = {x.shape[-1]}: {least} rows exceed {BLOCK_BYTES >> 20} MiB of VMEM"
+    return None
+
+
+def one_by_one(x: jax.Array) -> bool:
+    """Whether a row is one copy."""
+    return not refusal(x) and not reserve(x)
+
+
+def reserve(x: jax.Array, *others: jax.Array, **constants) -> str | None:
+    """Why rows that could be moved are left to XLA unless this implementation is named."""
+    if jnp.dtype(x.dtype).itemsize == 2:
+        return f"{x.dtype.name} rows share the words of a tile with their neighbours, and move in pairs: only if named"
     return None
 
 
 def take(x: jax.Array, indices: jax.Array) -> jax.Array:
     """`x[indices]`."""
-
-    def kernel(index, x_ref, out, semaphore):
-        _copy_rows(lambda j: (x_ref.at[pl.ds(index[0, 0, j], 1)], out.at[pl.ds(j, 1)]), index, indices, semaphore)
-
-    size, index_spec, row_spec = _blocks(indices, x.shape[1])
     out = jax.ShapeDtypeStruct((indices.shape[0], x.shape[1]), x.dtype)
-    return _call(kernel, out, size, (indices, x), (index_spec, pl.BlockSpec(memory_space=pl.ANY)), row_spec, {}, "take")
+    size, on_chip, rows = _blocks(out)
+    if x.dtype == jnp.float32:
+
+        def kernel(index, x_ref, out, semaphore):
+            _copy(index, indices, semaphore, lambda j: (x_ref.at[pl.ds(index[0, 0, j], 1)], out.at[pl.ds(j, 1)]))
+
+        return _call(kernel, "take", size, out, rows, [(indices, on_chip), (x, ANYWHERE)])
+
+    def pairs_kernel(index, odd, x_ref, out, pairs, semaphore):
+        words = _words(x_ref)
+        _copy(index, indices, semaphore, lambda j: (words.at[pl.ds(index[0, 0, j] // 2, 1)], pairs.at[pl.ds(j, 1)]))
+        out[...] = pltpu.bitcast(_half(pairs[...], to_column(odd[0])) << 16, jnp.float32).astype(out.dtype)
+
+    inputs = [(indices, on_chip), (indices % 2, None), (_paired(x), ANYWHERE)]
+    return _call(pairs_kernel, "take", size, out, rows, inputs, scratch=1)
 
 
 def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
     """`x` with `rows` at `indices`, in its own memory."""
+    size, on_chip, row_spec = _blocks(rows)
+    if x.dtype == jnp.float32:
 
-    def kernel(index, rows_ref, x_ref, out, semaphore):
-        _copy_rows(lambda j: (rows_ref.at[pl.ds(j, 1)], out.at[pl.ds(index[0, 0, j], 1)]), index, indices, semaphore)
+        def kernel(index, rows_ref, x_ref, out, semaphore):
+            _copy(index, indices, semaphore, lambda j: (rows_ref.at[pl.ds(j, 1)], out.at[pl.ds(index[0, 0, j], 1)]))
 
-    size, index_spec, row_spec = _blocks(indices, x.shape[1])
-    whole = pl.BlockSpec(memory_space=pl.ANY)
-    return _call(kernel, x, size, (indices, rows, x), (index_spec, row_spec, whole), whole, {2: 0}, "put")
+        inputs = [(indices, on_chip), (rows, row_spec), (x, ANYWHERE)]
+        return _call(kernel, "put", size, x, ANYWHERE, inputs, in_place=True)
+
+    def pairs_kernel(index, partner, odd, side, rows_ref, sources, x_ref, out, pairs, merged, semaphore):
+        words, sources = _words(out), _words(sources)
+
+        def neighbour(j):  # where the other row of the pair is: in memory, or put by this call too
+            return words.at[pl.ds(index[0, 0, j] // 2, 1)], pairs.at[pl.ds(j, 1)]
+
+        def put_too(j):
+            return sources.at[pl.ds(partner[0, 0, j] // 2, 1)], pairs.at[pl.ds(j, 1)]
+
+        _copy(index, indices, semaphore, neighbour, lambda j: partner[0, 0, j] < 0)
+        _copy(index, indices, semaphore, put_too, lambda j: partner[0, 0, j] >= 0)
+        other = _half(pairs[...], to_column(side[0]))
+        own = pltpu.bitcast(rows_ref[...].astype(jnp.float32), jnp.uint32)
+        merged[...] = jnp.where(to_column(odd[0]) > 0.5, own | other, (other << 16) | (own >> 16))
+        # Of two rows of a pair the even one writes both.
+        writes = lambda j: (partner[0, 0, j] < 0) | (index[0, 0, j] % 2 == 0)  # noqa: E731
+        _copy(index, indices, semaphore, lambda j: neighbour(j)[:1] + (merged.at[pl.ds(j, 1)],), writes, back=True)
+
+    places = jnp.full((x.shape[0] + x.shape[0] % 2,), -1, jnp.int32)
+    places = places.at[indices].set(jnp.arange(indices.shape[0], dtype=jnp.int32), unique_indices=True)
+    partner, odd = places[indices ^ 1], indices % 2
+    side = jnp.where(partner < 0, 1 - odd, partner % 2)
+    whole = _paired(x)
+    inputs = [(indices, on_chip), (partner, on_chip), (odd, None), (side, None), (rows, row_spec)]
+    inputs += [(_paired(rows), ANYWHERE), (whole, ANYWHERE)]
+    out = _call(pairs_kernel, "put", size, whole, ANYWHERE, inputs, scratch=2, in_place=True)
+    return (_unpaired(out) if interpreter() else out)[: x.shape[0]]
 
 
-def _blocks(indices: jax.Array, width: int):
+def _blocks(rows: jax.Array) -> tuple[int, pl.BlockSpec, pl.BlockSpec]:
     """Rows per block, and how the indices and the compact rows are cut into blocks."""
-    size = MAX_BLOCK
-    while size > 8 and (size * width * 4 > BLOCK_BYTES or size // 2 >= indices.shape[0]):
+    (k, width), size = rows.shape, MAX_BLOCK
+    while size > 32 // rows.dtype.itemsize and (size * width * 4 > BLOCK_BYTES or size // 2 >= k):
         size //= 2
-    index_spec = pl.BlockSpec((1, 1, size), lambda i: (i, 0, 0), memory_space=pltpu.SMEM)
-    return size, index_spec, pl.BlockSpec((size, width), lambda i: (i, 0))
+    on_chip = pl.BlockSpec((1, 1, size), lambda i: (i, 0, 0), memory_space=pltpu.SMEM)
+    return size, on_chip, pl.BlockSpec((size, width), lambda i: (i, 0))
 
 
-def _copy_rows(ends: Callable, index, indices: jax.Array, semaphore) -> None:
-    """Start the DMA of every row of the block, then wait for all."""
+def _copy(index, indices: jax.Array, semaphore, ends: Callable, when: Callable | None = None, back: bool = False):
+    """Start the DMA of every row of the block (with `when`, of those), then wait for all."""
     size = index.shape[2]
     count = jnp.minimum(size, indices.shape[0] - pl.program_id(0) * size)
 
-    def start(j, carry):
-        pltpu.make_async_copy(*ends(j), semaphore).start()
-        return carry
+    def each(act):
+        def row(j, carry):
+            one = lambda: act(pltpu.make_async_copy(*(ends(j)[::-1] if back else ends(j)), semaphore))  # noqa: E731
+            pl.when(when(j))(one) if when else one()
+            return carry
 
-    def wait(j, carry):
-        pltpu.make_async_copy(*ends(j), semaphore).wait()
-        return carry
+        jax.lax.fori_loop(0, count, row, 0)
 
-    jax.lax.fori_loop(0, count, start, 0)
-    jax.lax.fori_loop(0, count, wait, 0)
+    each(lambda copy: copy.start())
+    each(lambda copy: copy.wait())
 
 
-def _call(kernel, like, size, inputs, in_specs, out_spec, aliases, verb):
-    indices, *arrays = inputs
-    (k,), blocks = indices.shape, pl.cdiv(indices.shape[0], size)
-    moved = k * (2 * like.shape[1] * like.dtype.itemsize + 4)
+def _words(ref):
+    """16-bit rows in memory as pairs; the interpreter, which cannot see them so, has got pairs already."""
+    return ref if interpreter() else ref.bitcast(jnp.uint32)
+
+
+def _half(words: jax.Array, side: jax.Array) -> jax.Array:
+    """The 16 bits of the even or the odd row."""
+    return jnp.where(side > 0.5, words >> 16, words & 0xFFFF)
+
+
+def _paired(x: jax.Array) -> jax.Array:
+    """An even number of rows."""
+    x = jnp.pad(x, ((0, x.shape[0] % 2), (0, 0)))
+    if not interpreter():
+        return x
+    return jax.lax.bitcast_convert_type(x.reshape(-1, 2, x.shape[1]).swapaxes(1, 2), jnp.uint32)
+
+
+def _unpaired(words: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(words, jnp.bfloat16).swapaxes(1, 2).reshape(-1, words.shape[1])
+
+
+def _call(kernel, verb: str, size: int, like, out_spec, inputs, *, scratch: int = 0, in_place: bool = False):
+    """`inputs` are arrays and their specs; `[k]` ones are cut into blocks, those without a spec as float32 in VMEM."""
+    (k,), width = inputs[0][0].shape, like.shape[1]
+    blocks = pl.cdiv(k, size)
+    vector = pl.BlockSpec((1, 1, size), lambda i: (i, 0, 0))
+    arrays = [x if x.ndim == 2 else blocked(x if spec else x.astype(jnp.float32), blocks, size) for x, spec in inputs]
+    moved = k * ((5 if scratch == 2 else 3 if scratch else 2) * width * like.dtype.itemsize + 4)
     return pl.pallas_call(
         kernel,
         grid=(blocks,),
-        in_specs=list(in_specs),
+        in_specs=[spec or vector for _, spec in inputs],
         out_specs=out_spec,
         out_shape=jax.ShapeDtypeStruct(like.shape, like.dtype),
-        scratch_shapes=[pltpu.SemaphoreType.DMA],
-        input_output_aliases=aliases,
+        scratch_shapes=[pltpu.VMEM((size, width), jnp.uint32)] * scratch + [pltpu.SemaphoreType.DMA],
+        input_output_aliases={len(inputs) - 1: 0} if in_place else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=moved),
         interpret=interpreter(),
         name=f"{verb}_rows",
-    )(jnp.pad(indices, (0, blocks * size - k)).reshape(blocks, 1, size), *arrays)
+    )(*arrays)

@@ -12,10 +12,10 @@ import pkgutil
 from collections.abc import Callable
 
 from pallas_kernels.dispatch import Implementation, Op
-from pallas_kernels.launch import RowKernel, gpu, raw_triton, tpu
+from pallas_kernels.launch import RowKernel, gpu, raw_triton, tpu, xla
 
 # What runs where, for ops whose kernels take whole rows.
-LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "triton": raw_triton}
+LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "triton": raw_triton, "xla": xla}
 
 
 def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[str, Implementation]:
@@ -37,8 +37,8 @@ def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[
             functools.partial(backward, launcher.rows_call),
             launcher.PLATFORMS,
             refusal,
-            bytes_moved=bytes_moved,
-            **({} if launcher is tpu else {"unavailable": launcher.unavailable}),
+            launcher.unavailable,
+            bytes_moved,
         )
 
     return {name: on(launcher) for name, launcher in LAUNCHERS.items()}

@@ -24,7 +24,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes
-from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import RowKernel
 from pallas_kernels.ops import by_rows
 
@@ -80,48 +80,24 @@ def reference(
     return total, (weight.astype(wide) * (rows * inverse_rms)).astype(stream.dtype)
 
 
-def xla_forward(*inputs: Array, epsilon: float) -> tuple[tuple[Array, Array], tuple[()]]:
-    return reference(*inputs, epsilon=epsilon), ()
-
-
-def xla_backward(
-    residuals: tuple[Array, Array], cotangents: tuple[Array, Array], *, epsilon: float
-) -> tuple[Float[Array, "N D"], Float[Array, "N D"], Float[Array, " D"]]:
-    """From the summed stream alone; autodiff of the reference keeps and rereads the normalised rows and their inverse
-    RMS. XLA:CPU runs its vectorised row and column sums only on plain products, so no per-row or per-column factor is
-    broadcast inside a sum: `scaled` is formed once and serves the gain gradient, the row product (a matrix-vector
-    product with `weight`) and the result."""
-    (weight, total), (d_total, d_normed) = residuals, cotangents
-    wide = jnp.promote_types(total.dtype, jnp.float32)
-    rows = total.astype(wide)
-    inverse_rms = lax.rsqrt(jnp.mean(rows * rows, axis=-1) + epsilon)
-    scaled = inverse_rms[:, None] * d_normed.astype(wide)
-    product = scaled * rows
-    along = jnp.dot(product, weight.astype(wide), precision=lax.Precision.HIGHEST)
-    pull = along * inverse_rms * inverse_rms / rows.shape[-1]
-    d_sum = (d_total.astype(wide) + scaled * weight.astype(wide) - pull[:, None] * rows).astype(total.dtype)
-    return d_sum, d_sum, jnp.sum(product, axis=0)
-
-
-def _block_forward(block, rows, scalars, vectors, *, epsilon):
+def _forward_body(block, rows, scalars, vectors, *, epsilon):
     (stream, update), (weight,) = rows, vectors
-    total = (stream + update).astype(block.dtype).astype(jnp.float32)
-    inverse_rms = lax.rsqrt(jnp.sum(total * total, axis=-1, keepdims=True) / block.width + epsilon)
+    total = block.stored(stream + update)
+    inverse_rms = lax.rsqrt(block.sum(total * total) / block.width + epsilon)
     return (total, weight * (total * inverse_rms)), (), ()
 
 
-def _block_backward(block, rows, scalars, vectors, *, epsilon):
+def _backward_body(block, rows, scalars, vectors, *, epsilon):
     (total, d_total, d_normed), (weight,) = rows, vectors
-    inverse_rms = lax.rsqrt(jnp.sum(total * total, axis=-1, keepdims=True) / block.width + epsilon)
+    inverse_rms = lax.rsqrt(block.sum(total * total) / block.width + epsilon)
     scaled = inverse_rms * d_normed
     product = scaled * total
-    along = jnp.sum(product * weight, axis=-1, keepdims=True)
-    pull = along * inverse_rms * inverse_rms / block.width
+    pull = block.dot(product, weight) * inverse_rms * inverse_rms / block.width
     return (d_total + scaled * weight - pull * total,), (), (product,)
 
 
-FORWARD = RowKernel("add_rms_norm", "forward", _block_forward, rows=2, outputs=2, vectors=1)
-BACKWARD = RowKernel("add_rms_norm", "backward", _block_backward, rows=3, outputs=1, vectors=1, sums=1)
+FORWARD = RowKernel("add_rms_norm", "forward", _forward_body, rows=2, outputs=2, vectors=1)
+BACKWARD = RowKernel("add_rms_norm", "backward", _backward_body, rows=3, outputs=1, vectors=1, sums=1)
 
 
 def _forward(rows_call, stream, update, weight, *, epsilon):
@@ -142,8 +118,5 @@ OP = Op(
     keep_inputs=(2,),
     keep_outputs=(0,),
     reference=reference,
-    implementations={
-        "xla": Implementation(xla_forward, xla_backward),
-        **by_rows(_forward, _backward, FORWARD, BACKWARD),
-    },
+    implementations=by_rows(_forward, _backward, FORWARD, BACKWARD),
 )

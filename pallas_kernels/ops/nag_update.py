@@ -14,6 +14,7 @@ With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / s
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.checks import check_dtype, check_float, check_shapes
-from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import Block, RowKernel
 from pallas_kernels.ops import by_rows
 
@@ -172,53 +173,30 @@ def log_lane_gradient(ds: Row, t: Row) -> Row:
     return ds * t / (1 + t * t)
 
 
-def xla_forward(*inputs: Array) -> tuple[tuple[Array, Array], tuple[()]]:
-    return reference(*inputs), ()
-
-
-def xla_backward(residuals, cotangents):
-    """From the three inputs alone, nine means and one loop that writes both gradients: on a CPU the compiler makes each
-    row mean a loop of its own, so their number is what counts. JAX's derivative of the reference keeps and rereads
-    several [N, D] intermediates."""
-    (direction, update, turn), (g, ds) = residuals, cotangents
-    exact = jnp.promote_types(jnp.result_type(direction, update, g), jnp.float32)
-    rows = (x.astype(exact) for x in (direction, update, g))
-    dr, du, dt = _row_gradients(*rows, turn[:, None], lambda x: jnp.mean(x, -1, keepdims=True), direction.shape[-1])
-    return dr, ds, du, dt[:, 0] + log_lane_gradient(ds, turn)
-
-
-def _row_gradients(r, u, g, t, mean, width: int, inside=None) -> tuple[Array, Array, Array]:
-    """Of direction, update and (without the log lane's part) turn."""
-    w, a, rr, state = _turned_rows(r, u, t, mean, inside)
-    out = gradients(state, a, mean(r), rr, t, mean(g), mean(g * r), mean(g * w), width)
-    dr = out.r_g * g + out.r_r * r + out.r_w * w
-    du = out.u_g * g + out.u_r * r + out.u_w * w + out.u_1
-    return dr, du, out.dt
-
-
-def _turned_rows(r, u, t, mean, inside=None):
-    c = u - mean(u)
-    if inside is not None:
-        c = jnp.where(inside, c, 0.0)
-    a = mean(c * r)
-    w = c - a * r
-    rr, wr, q = mean(r * r), mean(w * r), mean(w * w)
-    return w, a, rr, turned(rr, wr, q, t)
-
-
 def block_forward(block: Block, r, u, t) -> Array:
     """The new direction of a block of rows, its turns `[R, 1]`."""
-    w, _, _, state = _turned_rows(r, u, t, _mean_of(block), block.inside)
+    w, _, _, state = _turned_rows(block, r, u, t)
     return state.v * r + state.on_w * w
 
 
 def block_backward(block: Block, r, u, g, t) -> tuple[Array, Array, Array]:
     """The gradients of direction, update and (without the log lane's part) turn."""
-    return _row_gradients(r, u, g, t, _mean_of(block), block.width, block.inside)
+    w, a, rr, state = _turned_rows(block, r, u, t)
+    mr, mg, gr, gw = (block.mean(x) for x in (r, g, g * r, g * w))
+    out = gradients(state, a, mr, rr, t, mg, gr, gw, block.width)
+    dr = out.r_g * g + out.r_r * r + out.r_w * w
+    du = out.u_g * g + out.u_r * r + out.u_w * w + out.u_1
+    return dr, du, out.dt
 
 
-def _mean_of(block: Block):
-    return lambda x: jnp.sum(x, axis=1, keepdims=True) * (1 / block.width)
+def _turned_rows(block, r, u, t):
+    c = u - block.mean(u)
+    if block.inside is not None:
+        c = jnp.where(block.inside, c, 0.0)
+    a = block.mean(c * r)
+    w = c - a * r
+    rr, wr, q = (block.mean(x) for x in (r * r, w * r, w * w))
+    return w, a, rr, turned(rr, wr, q, t)
 
 
 def _forward_body(block, rows, scalars, vectors):
@@ -259,14 +237,15 @@ def _backward(rows_call, residuals, cotangents):
     return dr, ds, du, dt
 
 
+IMPLEMENTATIONS = by_rows(_forward, _backward, FORWARD, BACKWARD)
+# On a CPU the compiler makes each row mean a loop of its own, so their number is what counts: the reference has four.
+IMPLEMENTATIONS["xla"] = dataclasses.replace(IMPLEMENTATIONS["xla"], forward=lambda *inputs: (reference(*inputs), ()))
+
 OP = Op(
     "nag_update",
     inputs=(1, 0, 1, 0),
     outputs=(1, 0),
     keep_inputs=(0, 2, 3),
     reference=reference,
-    implementations={
-        **by_rows(_forward, _backward, FORWARD, BACKWARD),
-        "xla": Implementation(xla_forward, xla_backward),
-    },
+    implementations=IMPLEMENTATIONS,
 )

@@ -149,8 +149,7 @@ OP = Op(
     extra=(2,),
     reference=reference,
     implementations={
-        # Rows are moved by DMA (32-bit ones) or by XLA (16-bit ones).
-        "mosaic_tpu": _in_steps("mosaic_tpu", lambda x: XLA if tpu_copy.refusal(x) else tpu_copy),
+        "mosaic_tpu": _in_steps("mosaic_tpu", lambda x: tpu_copy if tpu_copy.one_by_one(x) else XLA),
         "pallas_triton": Implementation(_gpu_forward, _gpu_backward, gpu.PLATFORMS, _gpu_refusal, gpu.unavailable),
         "triton": _in_steps("triton"),
         "xla": _in_steps("xla"),

@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes
-from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
+from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import RowKernel
 from pallas_kernels.ops import by_rows
 
@@ -99,54 +99,24 @@ def _inverse_rms(rows: Float[Array, "N D"], epsilon: float) -> Float[Array, "N 1
     return lax.rsqrt(jnp.mean(rows * rows, axis=-1, keepdims=True) + epsilon)
 
 
-def xla_forward(*inputs: Array, epsilon: float) -> tuple[tuple[Array, Array], tuple[()]]:
-    return reference(*inputs, epsilon=epsilon), ()
-
-
-def xla_backward(
-    residuals: tuple[Array, ...], cotangents: tuple[Array, Array], *, epsilon: float
-) -> tuple[Float[Array, "N D"], ...]:
-    """From the inputs alone: autodiff of the reference keeps five more `[N, D]` tensors, the gate, its two arguments
-    and the normalised rows. Sums are of plain products, as in `add_rms_norm`."""
-    stream, *_, bias, weight = residuals
-    dtype, width = stream.dtype, stream.shape[-1]
-    wide = jnp.promote_types(dtype, jnp.float32)
-    h, u, a, c, d_total, d_normed = (x.astype(wide) for x in (*residuals[:4], *cotangents))
-    per_h, per_u = _inverse_rms(h, epsilon), _inverse_rms(u, epsilon)
-    gate = jax.nn.sigmoid(per_h * a + per_u * c + bias.astype(wide))
-    rows = (h + gate * u).astype(dtype).astype(wide)
-
-    per_row = _inverse_rms(rows, epsilon)
-    scaled = per_row * d_normed
-    product = scaled * rows
-    along = jnp.dot(product, weight.astype(wide), precision=lax.Precision.HIGHEST)[:, None]
-    d_rows = d_total + scaled * weight.astype(wide) - (along * per_row * per_row / width) * rows
-
-    d_logit = d_rows * u * (gate * (1 - gate))
-    pull_h = jnp.sum(d_logit * a, axis=-1, keepdims=True) * per_h * per_h * per_h / width
-    pull_u = jnp.sum(d_logit * c, axis=-1, keepdims=True) * per_u * per_u * per_u / width
-    d_inputs = (d_rows - pull_h * h, d_rows * gate - pull_u * u, per_h * d_logit, per_u * d_logit)
-    return *(x.astype(dtype) for x in d_inputs), jnp.sum(d_logit, axis=0), jnp.sum(product, axis=0)
-
-
-def _block_inverse_rms(rows, block, epsilon):
-    return lax.rsqrt(jnp.sum(rows * rows, axis=-1, keepdims=True) / block.width + epsilon)
+def _per_row(block, rows, epsilon):
+    return lax.rsqrt(block.sum(rows * rows) / block.width + epsilon)
 
 
 def _gated(block, stream, update, gate_state, gate_update, bias, epsilon):
-    per_h, per_u = _block_inverse_rms(stream, block, epsilon), _block_inverse_rms(update, block, epsilon)
+    per_h, per_u = _per_row(block, stream, epsilon), _per_row(block, update, epsilon)
     gate = jax.nn.sigmoid(per_h * gate_state + per_u * gate_update + bias)
-    total = (stream + gate * update).astype(block.dtype).astype(jnp.float32)
-    return total, gate, per_h, per_u, _block_inverse_rms(total, block, epsilon)
+    total = block.stored(stream + gate * update)
+    return total, gate, per_h, per_u, _per_row(block, total, epsilon)
 
 
-def _block_forward(block, rows, scalars, vectors, *, epsilon):
+def _forward_body(block, rows, scalars, vectors, *, epsilon):
     bias, weight = vectors
     total, *_, per_total = _gated(block, *rows, bias, epsilon)
     return (total, weight * (total * per_total)), (), ()
 
 
-def _block_backward(block, rows, scalars, vectors, *, epsilon):
+def _backward_body(block, rows, scalars, vectors, *, epsilon):
     *inputs, d_total, d_normed = rows
     stream, update, gate_state, gate_update = inputs
     (bias, weight), width = vectors, block.width
@@ -154,19 +124,19 @@ def _block_backward(block, rows, scalars, vectors, *, epsilon):
 
     scaled = per_total * d_normed
     product = scaled * total
-    along = jnp.sum(product * weight, axis=-1, keepdims=True)
+    along = block.dot(product, weight)
     d_rows = d_total + scaled * weight - (along * per_total * per_total / width) * total
 
     d_logit = d_rows * update * (gate * (1 - gate))
-    pull_h = jnp.sum(d_logit * gate_state, axis=-1, keepdims=True) * per_h * per_h * per_h / width
-    pull_u = jnp.sum(d_logit * gate_update, axis=-1, keepdims=True) * per_u * per_u * per_u / width
+    pull_h = block.sum(d_logit * gate_state) * per_h * per_h * per_h / width
+    pull_u = block.sum(d_logit * gate_update) * per_u * per_u * per_u / width
     gradients = (d_rows - pull_h * stream, d_rows * gate - pull_u * update, per_h * d_logit, per_u * d_logit)
     return gradients, (), (d_logit, product)
 
 
 SIZES = dict(vectors=2, transcendentals=1)
-FORWARD = RowKernel("review_update", "forward", _block_forward, rows=4, outputs=2, **SIZES)
-BACKWARD = RowKernel("review_update", "backward", _block_backward, rows=6, outputs=4, sums=2, **SIZES)
+FORWARD = RowKernel("review_update", "forward", _forward_body, rows=4, outputs=2, **SIZES)
+BACKWARD = RowKernel("review_update", "backward", _backward_body, rows=6, outputs=4, sums=2, **SIZES)
 
 
 def _forward(rows_call, *inputs, epsilon):
@@ -186,8 +156,5 @@ OP = Op(
     outputs=(1, 1),
     keep_inputs=(0, 1, 2, 3, 4, 5),
     reference=reference,
-    implementations={
-        "xla": Implementation(xla_forward, xla_backward),
-        **by_rows(_forward, _backward, FORWARD, BACKWARD),
-    },
+    implementations=by_rows(_forward, _backward, FORWARD, BACKWARD),
 )

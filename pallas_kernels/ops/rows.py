@@ -133,7 +133,7 @@ def _refused_by_gpu(x, *others, **constants) -> str | None:
 
 def _implementations(of) -> dict[str, Implementation]:
     return {
-        "mosaic_tpu": Implementation(*of(tpu_copy), tpu_copy.PLATFORMS, tpu_copy.refusal),
+        "mosaic_tpu": Implementation(*of(tpu_copy), tpu_copy.PLATFORMS, tpu_copy.refusal, reserve=tpu_copy.reserve),
         "pallas_triton": Implementation(*of(gpu), gpu.PLATFORMS, _refused_by_gpu, gpu.unavailable),
         "triton": Implementation(*of(raw_triton), raw_triton.PLATFORMS, _refused_by_gpu, raw_triton.unavailable),
         "xla": Implementation(*of(XLA)),

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 from tolerance import assert_close
 
-from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows
+from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows, using
 from pallas_kernels.launch import interpreting
 
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
@@ -30,15 +30,9 @@ def inputs(groups, n, k, d, dtype, seed=3):
     return x, rows, indices, g
 
 
-def skip_if_refused(name, dtype):
-    if (name, dtype) == ("mosaic_tpu", "bfloat16"):
-        pytest.skip("two 16-bit rows share a word of memory: no DMA moves one alone")
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_take(name, shape):
-    skip_if_refused(name, shape[-1])
     x, g, indices, _ = inputs(*shape)
     with interpret(name):
         out, (dx,) = jax.jit(
@@ -54,7 +48,6 @@ def test_take(name, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_put(name, shape):
-    skip_if_refused(name, shape[-1])
     x, rows, indices, g = inputs(*shape)
     with interpret(name):
         out, (dx, drows) = jax.jit(
@@ -138,12 +131,25 @@ def test_copies_lower_to_their_kernels(lower, platform, name):
     assert "output_operand_alias" in text
 
 
-def test_sixteen_bit_rows_go_to_xla_on_tpu(lower):
+def test_sixteen_bit_rows_go_to_xla_on_tpu_unless_a_kernel_is_named(lower):
+    """Two of them share the words of a tile, so they move in pairs."""
     x, rows, indices, _ = inputs(2, 16, 5, 640, "bfloat16")
-    text = lower("tpu", lambda x, r, i: (take_rows(x, i), put_rows(x, r, i)), x, rows, indices)
-    assert CUSTOM_CALL["mosaic_tpu"] not in text
-    with pytest.raises(ValueError, match="take_rows: .*mosaic_tpu: bfloat16 rows share"):
-        take_rows(x, indices, implementation="mosaic_tpu")
+    step = lambda x, r, i: (take_rows(x, i), put_rows(x, r, i))  # noqa: E731
+    assert CUSTOM_CALL["mosaic_tpu"] not in lower("tpu", step, x, rows, indices)
+    with using("mosaic_tpu"):
+        assert lower("tpu", lambda *args: step(*args), x, rows, indices).count(CUSTOM_CALL["mosaic_tpu"]) == 2
+    with pytest.raises(ValueError, match="take_rows: .*mosaic_tpu: float16 rows; accepted: float32, bfloat16"):
+        take_rows(x.astype(jnp.float16), indices, implementation="mosaic_tpu")
+
+
+@pytest.mark.parametrize("n, k, d", [(33, 33, 100), (40, 17, 128)])
+def test_pairs_of_rows_that_are_put_at_once(n, k, d):
+    """Odd numbers of rows, and both rows of a pair put by one call, in one block or in two."""
+    x, rows, indices, _ = inputs(1, n, k, d, "bfloat16")
+    with interpret("mosaic_tpu"), using("mosaic_tpu"):
+        taken, put = jax.jit(lambda x, r, i: (take_rows(x, i), put_rows(x, r, i)))(x, rows, indices)
+    np.testing.assert_array_equal(taken[0], x[0][indices[0]])
+    np.testing.assert_array_equal(put[0], x[0].at[indices[0]].set(rows[0]))
 
 
 @pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
