@@ -122,6 +122,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         f"loss added without the last {CUT:.0%} of the blocks: {told} nats per token (95% over {settings.seeds} seeds)"
     )
     gaps = [Gap.of(s, late[s], late[PLAIN]) for s in OTHERS if {s, PLAIN} <= late.keys()]
+    text += f"; minus plain's, {', '.join(f'{gap.name} {gap}' for gap in gaps)}" if gaps else ""
     verdict = ahead_of_all(gaps) if len(gaps) == len(OTHERS) else "undecided"
     least = min(gaps, key=lambda gap: gap.interval.estimate, default=None)
     head = f"{least.name} minus plain, loss added without a quarter: {least} nats" if least else ""

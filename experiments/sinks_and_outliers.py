@@ -189,7 +189,7 @@ def damage(run: OpenRun, text: Sequence[Batch]) -> dict[str, float]:
     @jax.jit
     def sums(params, batch: Batch, kind) -> tuple[Array, Array]:
         model = run.blueprint.model(params)
-        model.depth = dataclasses.replace(model.depth, scheme=Rounding(model.scheme, kind))
+        model.mod = dataclasses.replace(model.mod, scheme=Rounding(model.scheme, kind))
         found, _ = forward(model, batch, progress=run.progress)
         return found.nats, found.count
 
@@ -233,7 +233,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     if gaps:
         told += f"; plain minus NAG: {', '.join(f'{name} {gap.interval}' for name, gap in gaps.items())}"
     parts = {name: dataclasses.asdict(gap.interval) | {"p": gap.p} for name, gap in gaps.items()}
-    found = f"first-token attention, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in gaps else ""
+    found = f"{SHOWN}, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in gaps else ""
     return Summary(told, ahead_of_all(list(gaps.values())), rows, {"plain_minus_nag": parts}, found)
 
 
