@@ -189,7 +189,7 @@ def damage(run: OpenRun, text: Sequence[Batch]) -> dict[str, float]:
     @jax.jit
     def sums(params, batch: Batch, kind) -> tuple[Array, Array]:
         model = run.blueprint.model(params)
-        model.depth = dataclasses.replace(model.depth, scheme=Rounding(model.scheme, kind))
+        model.mod = dataclasses.replace(model.mod, scheme=Rounding(model.scheme, kind))
         found, _ = forward(model, batch, progress=run.progress)
         return found.nats, found.count
 

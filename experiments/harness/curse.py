@@ -20,7 +20,7 @@ from nagjax.train.loss import Batch
 def use_of_depth(folder: Path) -> dict:
     """Variance of the residual in front of every block and behind the last, and the damage of each block's absence."""
     run = open_run(folder)
-    seen = list(Evaluator(run.blueprint).stream(max(run.config.train.eval_batches // 8, 1)))
+    seen = list(Evaluator(run.blueprint).batches(max(run.config.train.eval_batches // 8, 1)))
     return {
         "variance": [round(float(v), 5) for v in variances(run, seen)],
         "damage": [round(float(d), 5) for d in Cutter(run).drops(seen)],

@@ -13,7 +13,7 @@ from experiments.harness.evidence import budget
 from experiments.harness.recipe import HOME, Recipe, load, names
 from experiments.harness.results import plot_file, read_result, result_file, write_plot
 from experiments.harness.sweep import settings_from
-from nagjax.runs.folder import write_text
+from nagjax.files import write_text
 
 COLUMNS = ("claim", "verdict", "number", "fresh seeds", "budget", "flags", "page")
 BEGIN, END = "<!-- table: python -m experiments.harness.pages -->", "<!-- end of table -->"
