@@ -76,7 +76,7 @@ class ModelBlueprint:
     def init_mod(self) -> dict[str, jax.Array]:
         """The state of Mixture-of-Depths before the first step: `cuts` [S], -inf before the first; empty without it."""
         model = self.config.model
-        return {"cuts": jnp.full(model.sublayers, -jnp.inf)} if model.mod.active else {}
+        return {"cuts": jnp.full(model.sublayers, -jnp.inf, jnp.float32)} if model.mod.active else {}
 
     def abstract_params(self) -> Tree:
         """Shapes, dtypes and shardings of the parameters."""
