@@ -22,6 +22,7 @@ from nagjax.errors import UserError
 from nagjax.ranges import HIDDEN, check_value, unwrapped
 
 POSITIONAL = "positional"
+READABLE = (bool, int, float, str, Path)
 
 
 class Given(frozenset):
@@ -104,6 +105,12 @@ def expanded(field: Field, prefix: str = "", group: str = "") -> list[Option]:
         inner = f"{prefix}{field.name}."
         return [option for part in fields_of(field.hint) for option in expanded(part, inner, group or field.name)]
     return [Option(f"{prefix}{field.name}", field.hint, field.default, field.text, group)]
+
+
+def options_of(cls: type) -> list[Option]:
+    """A dataclass's fields as options, without those that hold what one word cannot say."""
+    options = [option for field in fields_of(cls) for option in expanded(field)]
+    return [option for option in options if option.choices or unwrapped(option.kind)[0] in READABLE]
 
 
 def parameters(function: Callable) -> list[Field]:

@@ -9,6 +9,7 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -120,6 +121,9 @@ def main(args: Sequence[str] | None = None) -> int:
         run(sys.argv[1:] if args is None else args)
     except UserError as error:
         return _fail(error)
+    except BrokenPipeError:  # nagjax ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno in FULL:
             fix = "free some space"

@@ -6,15 +6,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from experiments.harness.pages import write_pages
 from experiments.harness.recipe import HOME, Recipe, judged, load, planned
 from experiments.harness.results import Summary, write_plot, write_result
 from experiments.harness.sweep import Shard, collect, work, work_in_processes
+from nagjax.arguments import help_text, options_of
+from nagjax.arguments import parse as read
 from nagjax.errors import UserError
+from nagjax.options import taken
 
 SMOKE, DEFAULT = "smoke", "cpu"
 
@@ -55,17 +56,22 @@ def told(arguments: Sequence[str]) -> list[str]:
 
 def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
     """The options, and the settings of the size with what was changed on the command line."""
-    early = argparse.ArgumentParser(add_help=False)
-    early.add_argument("--size", default=DEFAULT)
-    settings = recipe.settings(early.parse_known_args(list(arguments))[0].size)
-    parts = [
-        ("options", Annotated[Options, tyro.conf.arg(name="")]),
-        ("settings", Annotated[type(settings), tyro.conf.arg(name="")], dataclasses.field(default=settings)),
+    settings = recipe.settings(taken("--size", arguments, DEFAULT))
+    prog, parts = f"python -m experiments.{recipe.name}", (Options(), settings)
+    known = [
+        [dataclasses.replace(option, default=getattr(part, option.name)) for option in options_of(type(part))]
+        for part in parts
     ]
-    text = "\n\n".join(f"{field}: {value}" for field, value in recipe.header.items())
-    prog = f"python -m experiments.{recipe.name}"
-    given = tyro.cli(dataclasses.make_dataclass("Command", parts), args=arguments, prog=prog, description=text)
-    return given.options, given.settings
+    if {"-h", "--help"} & {*arguments}:
+        text = "\n\n".join(f"{field}: {value}" for field, value in recipe.header.items())
+        print(help_text(prog, text, [option for own in known for option in own]))
+        sys.exit(0)
+    given = read([option for own in known for option in own], arguments, prog)
+    options, settings = (
+        dataclasses.replace(part, **{option.name: given[option.name] for option in own if option.name in given})
+        for part, own in zip(parts, known, strict=True)
+    )
+    return options, settings
 
 
 def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summary | None:

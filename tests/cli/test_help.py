@@ -136,3 +136,9 @@ def test_completion_is_a_command(capsys):
     assert main(["completion", "zsh"]) == 0
     assert capsys.readouterr().out == "autoload -U +X bashcompinit && bashcompinit\n" + script()
     assert Path(__file__).parents[2].joinpath("docs", "getting_started.md").read_text().count("nagjax completion") > 0
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m nagjax.cli train --help-all | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout == "usage: nagjax train [OPTIONS]\n" and done.stderr == ""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from nagjax.declared import scheme_names
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LOCAL = re.compile(r"/(?:home|root|tmp|Users|work|content|opt|usr)/")
@@ -58,3 +60,8 @@ def test_nothing_of_the_machine_is_in_it(notebook):
 def test_links_between_notebooks_lead_somewhere(notebook):
     links = re.findall(r"\]\(([^)]+\.ipynb)\)", "".join("".join(c["source"]) for c in cells(notebook, "markdown")))
     assert all((FOLDER / link).is_file() for link in links)
+
+
+def test_a_list_of_all_schemes_is_of_all_schemes():
+    said = NOTEBOOKS[0].read_text(encoding="utf-8")
+    assert f"known schemes: {', '.join(scheme_names())}\\n" in said
