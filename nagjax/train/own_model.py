@@ -120,7 +120,7 @@ def _guessed(path: Path, leaf: Any) -> str:
     name = path[-1].lower()
     if "embed" in name or "token" in name:
         return "embedding"
-    return "norm" if name in ("bias", "scale", "gain") or jnp.ndim(getattr(leaf, "value", leaf)) < 2 else "matrix"
+    return "norm" if name in ("bias", "scale", "gain") or jnp.ndim(jax.tree.leaves(leaf)[0]) < 2 else "matrix"
 
 
 def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:

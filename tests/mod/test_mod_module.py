@@ -1,0 +1,119 @@
+"""Mixture-of-Depths around branches that are not ours."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from own_models import WIDTH, branches_of, residual, residual_of, stacked
+from routing_models import make
+
+from nagjax.errors import UserError
+from nagjax.layers.branch import Mixing
+from nagjax.layers.where import Where
+from nagjax.mod import ModConfig
+from nagjax.mod.module import MixtureOfDepths
+from nagjax.residual import find_scheme
+
+TOKENS = 8
+
+
+def tanh(x):
+    return jnp.tanh(3.0 * x)
+
+
+class Average:
+    """A branch whose tokens read each other: everybody's mean, which is the same whoever asks."""
+
+    def keys_values(self, x, where):
+        return jnp.mean(x, axis=1, keepdims=True) + 0.0 * x
+
+    def mix(self, x, where, known, seen):
+        return 2.0 * known[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("name", ["nag", "plain", "hyper_connections"])
+def test_chosen_tokens_run_as_without_routing_and_the_others_pass(name):
+    own = MixtureOfDepths(residual(name, 1), 0.25, rngs=nnx.Rngs(1), router="auto" if name == "nag" else "random")
+    x = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
+    for branch, update in ((tanh, tanh), (Average(), lambda x: 2.0 * jnp.mean(x, axis=1, keepdims=True) + 0.0 * x)):
+        got, routed = jax.jit(lambda x, branch=branch: own(x, [branch], progress=1.0))(x)
+        assert routed.ran.shape == (1, 2, TOKENS) and (routed.ran.sum(-1) == own.kept(TOKENS) == 6).all()
+        whole = own.residual(x, [update], progress=1.0)
+        still = own.residual(x, [jnp.zeros_like], progress=1.0)
+        want = jnp.where(routed.ran[0][..., None], whole, still)
+        if name != "hyper_connections":  # whose mixing moves a token with a zero update
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got[routed.ran[0]], whole[routed.ran[0]], rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_the_transformers():
+    """Our own branches, through our own model and around the module."""
+    model, batch = make(find_scheme("nag")(), ModConfig(rate=(0.25,))), tiny.packed_batch()
+    own = MixtureOfDepths(residual_of(model), 0.25)
+
+    @jax.jit
+    def run(own, model):
+        x = model.embedding(batch.tokens, batch.where, jnp.float32)
+        branches = [*branches_of(model, batch.where)]
+        blocks = [jax.tree.map(lambda x, i=i: x[i], model.blocks) for i in range(model.config.depth)]
+        branches[::2] = [block.attention.branch for block in blocks]
+        hidden, routed = own(x, branches, where=Where(*map(jnp.asarray, batch.where)), progress=1.0)
+        output = model(batch.tokens, batch.where)
+        return hidden, output.hidden, jnp.mean(routed.cut, axis=-1), output.routing["cut"]
+
+    hidden, wanted, cut, cuts = run(own, model)
+    np.testing.assert_allclose(hidden, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(cut, cuts, rtol=1e-4, atol=1e-5)
+
+
+def test_routers_and_gates_have_gradients_and_padding_takes_no_place():
+    own = MixtureOfDepths(residual("plain", 2), 0.5, rngs=nnx.Rngs(1))
+    x, stack = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH)), stacked(sublayers=2)
+    branches = [jax.tree.map(lambda p, i=i: p[i], stack) for i in range(2)]
+    grads = jax.jit(nnx.grad(lambda own: jnp.sum(own(x, branches)[0] ** 2)))(own)
+    assert np.abs(grads.routing.router.weight[...]).max(axis=1).min() > 0
+    where = Where.whole(2, TOKENS)
+    padded = where._replace(segments=where.segments.at[:, 4:].set(0))
+    _, routed = own(x, branches, where=padded)
+    assert routed.ran[:, :, :4].all() and not routed.ran[:, :, 4:].any()
+
+
+def test_causally_by_average_cuts():
+    own = MixtureOfDepths(residual("nag", 1), 0.5)
+    x = jax.random.normal(jax.random.key(0), (1, TOKENS, WIDTH))
+    _, routed = own(x, [tanh], progress=1.0)
+    cuts = routed.cut[:, 0] - 1e-6
+    got, causal = own(x, [tanh], progress=1.0, causal=True, cuts=cuts)
+    np.testing.assert_array_equal(causal.ran, routed.ran)
+    part, _ = own(x[:, :5], [tanh], progress=1.0, causal=True, cuts=cuts)
+    np.testing.assert_allclose(part, got[:, :5], rtol=1e-5, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused():
+    own = MixtureOfDepths(residual(), 0.25)
+    x = jnp.ones((2, TOKENS, WIDTH))
+    for call, field in (
+        (lambda: MixtureOfDepths(residual(), 1.0), "rate"),
+        (lambda: MixtureOfDepths(residual("plain"), 0.25), "rngs"),
+        (lambda: MixtureOfDepths(residual("plain"), 0.25, router="nag"), "mod.router"),
+        (lambda: own(x, [tanh] * 3, progress=1.0), "branches"),
+        (lambda: own(x[0], [tanh] * 4, progress=1.0), "x"),
+        (lambda: own(x, [tanh] * 4, progress=1.0, causal=True), "cuts"),
+        (lambda: own.advance(own.residual.open(x, 1.0), tanh, 0), "i"),
+    ):
+        with pytest.raises(UserError, match=f"{field} = "):
+            call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own(x, [tanh] * 4, progress=1.0)
+
+
+def test_a_branch_says_by_its_methods_what_it_can():
+    model = make(find_scheme("plain")(), ModConfig())
+    block = jax.tree.map(lambda x: x[0], model.blocks)
+    assert isinstance(block.attention.branch, Mixing) and isinstance(Average(), Mixing)
+    assert not isinstance(block.mlp.branch, Mixing) and not isinstance(tanh, Mixing)

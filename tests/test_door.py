@@ -1,0 +1,53 @@
+"""What `import nagjax` gives: everything by its name, and nothing before it is asked for."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import nagjax
+from nagjax.residual import schemes
+from nagjax.residual.module import Residual
+from nagjax.residual.stubs import stubs
+
+CHECK = "import sys, nagjax; sys.exit(any(name in sys.modules for name in ('jax', 'flax', 'numpy', 'optax')))"
+
+
+def test_import_alone_is_quick_and_brings_no_jax():
+    """Under 0.3 s beside Python's own start, the best of a few."""
+
+    def seconds(code: str) -> float:
+        best = float("inf")
+        for _ in range(4):
+            start = time.perf_counter()
+            assert subprocess.run([sys.executable, "-c", code], cwd=Path(nagjax.__file__).parents[1]).returncode == 0
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(CHECK) - seconds("pass") < 0.3
+
+
+def test_names():
+    for name in ("NAG", "Review", "LNS", "Plain", "ReZero"):
+        assert issubclass(getattr(nagjax, name), Residual)
+    assert {scheme.__name__ for scheme in schemes().values()} <= set(dir(nagjax))
+    for name in ("Transformer", "ModelConfig", "fit", "load", "optimizer", "start_factors", "MixtureOfDepths", "linen"):
+        assert name in dir(nagjax) and getattr(nagjax, name).__doc__
+    with pytest.raises(AttributeError, match="nagjax has no 'nothing'"):
+        nagjax.nothing  # noqa: B018
+
+
+def test_the_stubs_are_what_would_be_written():
+    """Else: python -m nagjax.residual.stubs"""
+    for path, text in stubs().items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+    assert (Path(nagjax.__file__).parent / "py.typed").exists()
+
+
+def test_the_stub_has_every_name():
+    text = (Path(nagjax.__file__).parent / "__init__.pyi").read_text(encoding="utf-8")
+    for name in dir(nagjax):
+        if not name.startswith("_") and not isinstance(getattr(nagjax, name), type(sys)):
+            assert f"as {name}\n" in text or f"class {name}(" in text, name

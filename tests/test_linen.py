@@ -1,0 +1,81 @@
+"""Linen modules are the nnx modules over Linen's parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from own_models import SUBLAYERS, WIDTH
+from streams import one_per_stream
+
+import nagjax
+from nagjax.residual import find_scheme, schemes
+from nagjax.residual.module import module_of
+
+
+class Mixer(nn.Module):
+    """Three ways through the same branches."""
+
+    scheme: str
+    way: str = "whole"
+
+    def setup(self):
+        self.branches = [nn.Dense(WIDTH) for _ in range(SUBLAYERS)]
+        self.residual = getattr(nagjax.linen, find_scheme(self.scheme).__name__)(WIDTH, SUBLAYERS)
+
+    def __call__(self, x):
+        if self.way == "whole":
+            return self.residual(x, self.branches, progress=0.5)
+        stream = self.residual.open(x, 0.5)
+        for i, branch in enumerate(self.branches, 1):
+            update = branch(self.residual.read(stream, i))
+            stream, facts = self.residual.observe(stream, update, i)
+            assert facts["turn"].shape == ()
+        return self.residual.close(stream)
+
+
+@pytest.mark.parametrize("name", ["review", *one_per_stream()])
+def test_outputs_and_gradients_are_those_of_the_nnx_module(name):
+    x = jax.random.normal(jax.random.key(0), (2, 3, WIDTH))
+    variables = nn.unbox(Mixer(name).init(jax.random.key(1), x))
+    own = module_of(find_scheme(name))(WIDTH, SUBLAYERS, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(own)
+    branches = [variables["params"][f"branches_{i}"] for i in range(SUBLAYERS)]
+
+    def linen_loss(params, way="whole"):
+        return jnp.sum(Mixer(name, way).apply({"params": params}, x) ** 3)
+
+    def nnx_loss(params):
+        residual = nnx.merge(graph, params["residual"])
+        calls = [lambda x, own=params[f"branches_{i}"]: x @ own["kernel"] + own["bias"] for i in range(SUBLAYERS)]
+        return jnp.sum(residual(x, calls, progress=0.5) ** 3)
+
+    assert (
+        jax.tree.map(jnp.shape, nnx.to_pure_dict(state))
+        == jax.tree.map(jnp.shape, variables["params"].get("residual", {}))
+        and len(branches) == SUBLAYERS
+    )
+    params = variables["params"] | {"residual": variables["params"].get("residual", {})}
+    both = jax.jit(lambda params: (jax.value_and_grad(linen_loss)(params), jax.value_and_grad(nnx_loss)(params)))(
+        params
+    )
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4), *both)
+    steps = jax.jit(lambda params: linen_loss(params, "steps"))(params)
+    np.testing.assert_allclose(steps, both[0][0], rtol=1e-5)
+
+
+def test_start_values_are_the_schemes_and_boxes_name_axes():
+    module = nagjax.linen.NAG(WIDTH, SUBLAYERS, options={"directions": 4, "alpha_power": 1.0})
+    variables = module.init(jax.random.key(0), jnp.ones((2, WIDTH)), [jnp.tanh] * SUBLAYERS, progress=1.0)
+    np.testing.assert_allclose(nn.unbox(variables)["params"]["gate"]["alpha"], [1, 1 / 2, 1 / 3, 1 / 4], rtol=1e-6)
+    specs = nn.get_partition_spec(variables)["params"]["gate"]
+    assert specs["weight"] == P(None, "embed", None) and specs["alpha"] == P(None)
+
+
+def test_every_scheme_is_there_by_its_name():
+    assert {scheme.__name__ for scheme in schemes().values()} <= set(dir(nagjax.linen))
+    assert nagjax.linen.Review is nagjax.linen.Review and "arXiv:2606.31859" in nagjax.linen.Review.__doc__
+    with pytest.raises(AttributeError, match="nagjax.linen has no 'Nag'"):
+        nagjax.linen.Nag  # noqa: B018
