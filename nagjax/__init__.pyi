@@ -48,6 +48,7 @@ from nagjax.residual.schemes.prores import ProRes as _ProRes
 from nagjax.residual.schemes.reordered import Reordered as _Reordered
 from nagjax.residual.schemes.review import Review as _Review
 from nagjax.residual.schemes.rezero import ReZero as _ReZero
+from nagjax.residual.schemes.rezero_prenorm import ReZeroPreNorm as _ReZeroPreNorm
 from nagjax.residual.schemes.sandwich import Sandwich as _Sandwich
 from nagjax.residual.schemes.skip_init import SkipInit as _SkipInit
 from nagjax.train.own_model import constrain as constrain
@@ -500,6 +501,25 @@ class ReZero(Residual):
         *,
         rngs: nnx.Rngs,
         embedding_std: float | None = ...,
+    ) -> None: ...
+
+class ReZeroPreNorm(Residual):
+    """
+    `h <- h + a_l f_l(h / rms(h))`, a_l a learned number per sublayer, 0 at the start; the head reads h, without a
+    norm. The gates are those of Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch Xiong et al.'s 2020,
+    arXiv:2002.04745; the head on the bare residual is this project's.
+    """
+
+    Scheme: ClassVar[type[_ReZeroPreNorm]]
+
+    def __init__(
+        self,
+        width: int,
+        sublayers: int,
+        *,
+        rngs: nnx.Rngs,
+        embedding_std: float | None = ...,
+        start: float = ...,
     ) -> None: ...
 
 class Sandwich(Residual):

@@ -5,7 +5,9 @@ python -m nagjax.residual.stubs        # writes nagjax/__init__.pyi and nagjax/l
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from nagjax.residual import schemes
 from nagjax.residual.protocol import Scheme
@@ -87,9 +89,8 @@ def stubs() -> dict[Path, str]:
 
 def _nnx_class(scheme: type[Scheme]) -> str:
     doc = inspect.getdoc(scheme).split("\n\n")[0].replace("\n", "\n    ")
-    fields = [
-        f"        {field.name}: {inspect.formatannotation(field.type)} = ...,\n" for field in dataclasses.fields(scheme)
-    ]
+    types = get_type_hints(scheme)  # without the ranges that the command line checks
+    fields = [f"        {field.name}: {_spelled(types[field.name])} = ...,\n" for field in dataclasses.fields(scheme)]
     return f"""
 class {scheme.__name__}(Residual):
     \"\"\"
@@ -107,6 +108,10 @@ class {scheme.__name__}(Residual):
         embedding_std: float | None = ...,
 {"".join(fields)}    ) -> None: ...
 """
+
+
+def _spelled(annotation: Any) -> str:
+    return re.sub(r"Optional\[(.*)\]", r"\1 | None", inspect.formatannotation(annotation))
 
 
 if __name__ == "__main__":
