@@ -44,6 +44,7 @@ class WriterLock:
         self.folder, self.doing, self.field = Path(folder), doing, field
         self.path = self.folder.resolve() / LOCK
         self._file, self._lost, self._closed = None, None, threading.Event()
+        self._writing = threading.Lock()
         self._me = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -66,6 +67,12 @@ class WriterLock:
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self._file.close()
+
+    def holds(self, run: str) -> None:
+        """Notes the id of the run in the folder."""
+        self._me["run"] = run
+        if self._file is not None:
+            self._write(self._file)
 
     def check(self) -> None:
         """Raises UserError where another machine has taken the folder over since (this one having slept, say)."""
@@ -121,12 +128,13 @@ class WriterLock:
         return UserError(self.field, str(self.folder), fix)
 
     def _write(self, file) -> None:
-        content = json.dumps({**self._me, "beat": _now()}).encode()
-        file.seek(0)
-        file.write(content.ljust(WIDTH - 1) + b"\n")
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
+        with self._writing:
+            content = json.dumps({**self._me, "beat": _now()}).encode()
+            file.seek(0)
+            file.write(content.ljust(WIDTH - 1) + b"\n")
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT):

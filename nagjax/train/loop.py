@@ -1,7 +1,7 @@
 """The training loop: batches in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import jax
@@ -67,9 +67,12 @@ def train(
         closing(setup.batches),
         WriterLock(folder, "train") as lock,
         Stopper() as stopper,
-        Checkpoints(folder / CHECKPOINTS, prepare_folder(config, folder, setup.corpus, fresh), **policy) as checkpoints,
         closing(Watchdog(folder / STACKS)) as watchdog,
+        ExitStack() as stack,
     ):
+        owner = prepare_folder(config, folder, setup.corpus, fresh)
+        lock.holds(owner["run"])
+        checkpoints = stack.enter_context(Checkpoints(folder / CHECKPOINTS, owner, **policy))
         resumed = checkpoints.newest(skip_damaged)
         owed = resumed is None or not checkpoints.facts(resumed).get("evaluated", True)
         if resumed is not None and resumed >= options.steps and not owed:

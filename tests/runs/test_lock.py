@@ -82,7 +82,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(lock, "BEAT", 0.05)
 
 
-def test_another_machine_that_stirs_keeps_it(tmp_path, quick):
+def test_another_machine_that_stirs_keeps_it(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(lock, "STALE", 60.0)
     elsewhere(tmp_path)
     threading.Timer(0.1, elsewhere, (tmp_path, "theirs", "2")).start()
     with pytest.raises(UserError, match=r"process 7 on far \(nagjax train, since 2030-01-01\).*stop it there"):
@@ -107,7 +108,8 @@ def test_clocks_may_be_wrong(tmp_path, quick, shift):
         assert (time.monotonic() - began > 0.4) == (shift > 0)
 
 
-def test_another_machine_that_ends_meanwhile(tmp_path, quick):
+def test_another_machine_that_ends_meanwhile(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(lock, "STALE", 60.0)
     elsewhere(tmp_path)
     threading.Timer(0.1, (tmp_path / LOCK).unlink).start()
     with WriterLock(tmp_path, "train"):
@@ -118,23 +120,27 @@ def test_a_writer_that_was_taken_over_stops(tmp_path, quick):
     with WriterLock(tmp_path, "train") as mine:
         mine.check()
         elsewhere(tmp_path)
-        time.sleep(0.3)
+        mine._thread.join(60)  # it ends when it has seen the other name
         with pytest.raises(UserError, match="was taken over while this process stood still, by process 7 on far"):
             mine.check()
     assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
 
 
 def test_it_is_renewed_in_place(tmp_path, quick):
-    with WriterLock(tmp_path, "train"):
-        before = (tmp_path / LOCK).stat()
-        time.sleep(0.3)
-        after = (tmp_path / LOCK).stat()
+    with WriterLock(tmp_path, "train") as mine:
+        mine.holds("an id")
+        assert json.loads((tmp_path / LOCK).read_text())["run"] == "an id"
+        before = after = (tmp_path / LOCK).stat()
+        while after.st_mtime_ns == before.st_mtime_ns:
+            time.sleep(0.01)
+            after = (tmp_path / LOCK).stat()
     assert after.st_mtime_ns > before.st_mtime_ns
     assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size) and after.st_size == lock.WIDTH
 
 
 def test_without_locks_of_the_system_the_file_decides(tmp_path, quick, monkeypatch):
     monkeypatch.setattr(lock, "_flock", lambda file: None)
+    monkeypatch.setattr(lock, "STALE", 60.0)
     with WriterLock(tmp_path, "train"):
         with pytest.raises(UserError, match=f"process {os.getpid()} on "):
             WriterLock(tmp_path, "train").__enter__()
