@@ -39,14 +39,16 @@ _ELSEWHERE = {
 def __getattr__(name: str):
     """All the calls, and the module of every scheme (`nagjax.NAG`), imported when they are first asked for: `import
     nagjax` alone does not import jax."""
-    import importlib
+    import importlib.util
 
     if name in _MODULES:
         return importlib.import_module(f"nagjax.{name}")
     module = "nagjax.notebook" if name in _NOTEBOOK else _ELSEWHERE.get(name)
     if module is not None:
         return getattr(importlib.import_module(module), name)
-    schemes = {} if name.startswith("_") else _schemes()
+    if name.startswith("_") or importlib.util.find_spec(f"nagjax.{name}"):
+        raise AttributeError(f"nagjax.{name} is not imported")  # which `from nagjax import data` then does
+    schemes = _schemes()
     if name not in schemes:
         raise AttributeError(f"nagjax has no {name!r}; it has {', '.join(_calls())}, and its packages")
     return schemes[name]

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from nagjax import ranges
+import nagjax.ranges
 from nagjax.discovery import pick
 
 HOUSE = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def fields_of(cls: type) -> list[Field]:
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             texts |= _texts(Path(inspect.getfile(base)))[base.__name__]
-    hints = ranges.field_hints(cls)
+    hints = nagjax.ranges.field_hints(cls)
     return [Field(f.name, hints[f.name], _default(f), texts.get(f.name, "")) for f in dataclasses.fields(cls)]
 
 
@@ -90,7 +90,7 @@ def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
 
 
 def _declared(path: Path, node: ast.ClassDef) -> Iterator[Field]:
-    known = vars(ranges) | {"Literal": Literal, "Annotated": Annotated}
+    known = vars(nagjax.ranges) | {"Literal": Literal, "Annotated": Annotated}
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and not ast.unparse(part.annotation).startswith("ClassVar"):
             read = lambda expression: eval(ast.unparse(expression), known)  # noqa: E731, S307 - this package's own text

@@ -14,7 +14,7 @@ from nagjax.options import COMMON
 
 FUNCTIONS = {words: function for verb in verbs() for words, function in functions_of(verb).items()}
 
-HEAVY = ("jax", "flax", "optax", "orbax", "grain", "matplotlib", "pallas_kernels")
+HEAVY = {"jax", "flax", "optax", "orbax", "grain", "matplotlib", "pallas_kernels"}
 WITHOUT = """
 import sys
 from nagjax.cli import main
@@ -51,6 +51,10 @@ def test_help_imports_no_jax():
     commands = [[], ["--help"], ["--version"], *([*words.split(), "--help"] for words in FUNCTIONS)]
     commands += [["train", "--help-all", "--scheme", "review"], ["data", "--help"], ["bench", "--help"]]
     python(WITHOUT.format(commands=commands, code=0, heavy=HEAVY))
+
+
+def test_a_package_without_jax_is_imported_without_jax():
+    python(f"import sys\nfrom nagjax import data, options\nassert not {HEAVY} & sys.modules.keys()")
 
 
 def test_a_refused_command_imports_no_jax():
