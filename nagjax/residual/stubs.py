@@ -86,7 +86,7 @@ def stubs() -> dict[Path, str]:
 
 
 def _nnx_class(scheme: type[Scheme]) -> str:
-    doc = inspect.getdoc(scheme).split("\n\n")[0].replace("\n", "\n    ")
+    doc = (inspect.getdoc(scheme) or "").split("\n\n")[0].replace("\n", "\n    ")
     fields = [
         f"        {field.name}: {inspect.formatannotation(field.type)} = ...,\n" for field in dataclasses.fields(scheme)
     ]
