@@ -17,7 +17,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture notebooks docs lint clean
+.PHONY: environments demo test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -36,6 +36,10 @@ test-any-cpu: $(VENV)/.dev
 # Its core, two minutes on two idle cores.
 test-any-cpu-quick: $(VENV)/.dev
 	$(BIN)/python tests/any_cpu.py --jobs $(JOBS) --quick
+
+# The static type checker on the public surface: see tool.ty in pyproject.toml.
+types: $(VENV)/.dev
+	$(BIN)/ty check --python $(VENV)
 
 # Every scheme, with and without Mixture-of-Depths, on every mesh; `make test` leaves most pairs out.
 test-meshes: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any, cast
 
 import jax
 from jax.sharding import NamedSharding
@@ -37,9 +38,9 @@ def attend(
     Raises UserError where a forced implementation cannot take the input.
     """
     placement = current_placement()
-    split = _parts(placement) > 1
+    split = placement if _parts(placement) > 1 else None
     if split:  # else values are computed everywhere, from gathered activations
-        q, k, v = (_with_tokens(x, placement, placement.rows[1]) for x in (q, k, v))
+        q, k, v = (_with_tokens(x, split, split.rows[1]) for x in (q, k, v))
     if implementation == "auto":
         implementation = _best(q, k, window)
     if implementation == "splash":
@@ -48,13 +49,15 @@ def attend(
         return _splash(q, k, v, q_where, k_where)
     mask = causal_mask(q_where, k_where, window)
     if split:
-        k, v = (_with_tokens(x, placement, None) for x in (k, v))
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+        k, v = (_with_tokens(x, split, None) for x in (k, v))
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=cast(Any, implementation))
 
 
 def _parts(placement: Placement | None) -> int:
     """How many parts the tokens of a sequence are split into."""
-    axes = placement.rows[1] if placement is not None and len(placement.rows) > 1 else ()
+    if placement is None or len(placement.rows) < 2:
+        return 1
+    axes = placement.rows[1]
     return math.prod(placement.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
@@ -114,7 +117,8 @@ def _splash_kernel(tokens: int, heads: int, parts: int):
     block = max(b for b in (128, 256, 512) if tokens // parts % b == 0)
     mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((tokens, tokens))] * heads)
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
-    sizes = splash_attention_kernel.BlockSizes(**dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block))
+    blocks: dict[str, Any] = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
+    sizes = splash_attention_kernel.BlockSizes(**blocks)
     return splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=parts, block_sizes=sizes)
 
 

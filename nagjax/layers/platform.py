@@ -1,7 +1,7 @@
 """For which platform a program is being traced: what is fastest on a CPU is not what is fastest elsewhere."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextvars import ContextVar
 
 import jax
@@ -13,7 +13,7 @@ _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
 @contextlib.contextmanager
-def tracing_for(platform: str) -> Iterator[None]:
+def tracing_for(platform: str) -> Generator[None]:
     """What is traced inside is for that platform (cpu, gpu, tpu), whatever this machine is."""
     token = _platform.set(platform)
     try:

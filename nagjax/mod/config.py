@@ -78,7 +78,8 @@ class ModConfig:
                 raise UserError(field, stages, f"{len(stages)} stages for {depth} blocks: give at most one per block")
         routed = lambda block: (block + 1) % self.every == 0  # noqa: E731
         stage = lambda stages, block: stages[block * len(stages) // depth]  # noqa: E731
-        return tuple(tuple(stage(s, b) if routed(b) else 0.0 for s in kinds) for b in range(depth))
+        rate = lambda stages, block: stage(stages, block) if routed(block) else 0.0  # noqa: E731
+        return tuple((rate(kinds[0], b), rate(kinds[1], b)) for b in range(depth))
 
     def groups(self, depth: int) -> tuple[Group, ...]:
         """The scans that run the blocks: as few as keep every shape static."""

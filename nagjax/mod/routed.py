@@ -52,8 +52,8 @@ class Routing(nnx.Module):
 class Site(NamedTuple):
     """One sublayer: its branch, its routing parameters, its boundary, the average cut, and the share that skips."""
 
-    branch: nnx.Module
-    routing: nnx.Module
+    branch: Any
+    routing: Any  # `Routing`, or `Nothing`
     at: Boundary
     cut: Float[Array, ""]
     rate: float
@@ -166,7 +166,7 @@ class MoD:
         after, gate = jax.lax.cond(jnp.any(ran), enter, pass_by, stream)
         return Result(after, cache, gate, ran, _notes(ran, executed=_share(ran, real), agreement=1.0))
 
-    def _known(self, x, site: Site, cache: Cache, where: Where, ran) -> tuple[Array, KVCache, Where, Cache]:
+    def _known(self, x, site: Site, cache: Any, where: Where, ran) -> tuple[Array, KVCache, Where, Cache]:
         """Who runs after all, what they attend to and where it stands, and the cache with what is new."""
         if self.config.kv == "all":
             fresh = site.branch.keys_values(x, where)

@@ -56,11 +56,12 @@ class ModelConfig:
             fill("kv_heads", self.heads)
         if self.hidden is None:
             fill("hidden", _round_up(8 / 3 * self.width, 8) if self.mlp == "swiglu" else 4 * self.width)
-        if self.block.head_width is None and self.width % self.heads:
+        heads, kv_heads = self.heads or 1, self.kv_heads or 1
+        if self.block.head_width is None and self.width % heads:
             fits = [h for h in range(1, min(self.width, 256) + 1) if self.width % h == 0]
-            nearest = min(fits, key=lambda h: abs(h - self.heads))
+            nearest = min(fits, key=lambda h: abs(h - heads))
             raise UserError("heads", self.heads, f"width {self.width} must be divisible by heads; nearest: {nearest}")
-        if self.heads % self.kv_heads:
+        if heads % kv_heads:
             raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must be divisible by kv_heads")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
             raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
@@ -69,7 +70,7 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        return self.block.head_width or self.width // self.heads
+        return self.block.head_width or self.width // (self.heads or 1)
 
     @property
     def rotated_width(self) -> int:

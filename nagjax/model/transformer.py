@@ -1,7 +1,7 @@
 """The Transformer. It never asks which residual scheme it has."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,9 @@ class Output(NamedTuple):
 class Sublayer(nnx.Module):
     """A branch with the scheme's parameters at its two ends, and Mixture-of-Depths' at its door."""
 
-    def __init__(self, kind: str, branch, mod: MoD, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs):
+    def __init__(
+        self, kind: Literal["attention", "mlp"], branch, mod: MoD, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs
+    ):
         self.branch = branch
         self.entry = mod.scheme.entry(width, rngs)
         self.gate = mod.scheme.gate(width, sublayer, rngs)
@@ -72,7 +74,7 @@ class Block(nnx.Module):
         scheme, total = mod.scheme, config.sublayers_before
         first, second = SublayerIndex(2 * index + 1, total), SublayerIndex(2 * index + 2, total)
         scales = lambda sublayer: Scales(scheme.output_scale(sublayer), scheme.inner_scale(sublayer))  # noqa: E731
-        mlp = MLPS[config.mlp](config.width, config.hidden, scales(second), rngs, "mlp" in config.block.biases)
+        mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
         attention = Attention(config, scales(first), rngs)
         self.attention = Sublayer("attention", attention, mod, config.width, first, rngs)
         self.mlp = Sublayer("mlp", mlp, mod, config.width, second, rngs)
@@ -279,9 +281,9 @@ class Transformer(nnx.Module):
             notes, seen = (jax.tree.map(lambda *parts: jnp.stack(parts), *gathered) for gathered in (notes, seen))
             return stream, (tuple(written), notes, seen)
 
-        if self.config.remat != "none":
-            body = jax.checkpoint(body, policy=POLICIES[self.config.remat], prevent_cse=False)
-        return jax.lax.scan(body, stream, (pattern, cache))
+        policy = self.config.remat
+        step = body if policy == "none" else jax.checkpoint(body, policy=POLICIES[policy], prevent_cse=False)
+        return jax.lax.scan(step, stream, (pattern, cache))
 
     def head_rows(self) -> Float[Array, "V D"]:
         """The unembedding table as the scheme's head uses it."""
@@ -300,7 +302,7 @@ class Transformer(nnx.Module):
         def one(group: Group, rate: float) -> Cache:
             routed = config.mod.kv == "selected" and rate > 0.0
             slots = min(kept(rate, config.context), tokens) if routed else tokens
-            shape = (group.repeats, batch, slots, config.kv_heads, config.head_width)
+            shape = (group.repeats, batch, slots, config.kv_heads or 0, config.head_width)
             if routed:
                 return SelectedCache.empty(shape, config.compute_dtype)
             return KVCache(jnp.zeros(shape, config.compute_dtype), jnp.zeros(shape, config.compute_dtype))

@@ -220,10 +220,13 @@ class Residual(nnx.Module):
             facts.append(fact if observe else {})
         return stream, jax.tree.map(lambda *each: jnp.stack(each), *facts)
 
-    def _scanned(self, stream: OpenStream, stacks: list[nnx.Module], observe: bool, remat: bool):
+    def _scanned(self, stream: OpenStream, stacks: list[Any], observe: bool, remat: bool):
         kinds, modules = len(stacks), all(isinstance(stack, nnx.Module) for stack in stacks)
         blocks, rest = divmod(self.sublayers, max(kinds, 1))
-        graph, params, state = nnx.split(tuple(stacks), nnx.Param, ...) if modules else (None, {}, {})
+        graph: Any = None
+        params, state = {}, {}
+        if modules:
+            graph, params, state = nnx.split(tuple(stacks), nnx.Param, ...)
         lengths = {x.shape[:1] for x in jax.tree.leaves((params, state))}
         if not kinds or rest or lengths != {(blocks,)}:
             fix = f"give {self.sublayers} callables, one stacked module with parameters [{self.sublayers}, ...], or k"
@@ -238,9 +241,9 @@ class Residual(nnx.Module):
             state = nnx.split(branches, nnx.Param, ...)[2]
             return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), state)
 
-        body = jax.checkpoint(body, prevent_cse=False) if remat else body
+        step = jax.checkpoint(body, prevent_cse=False) if remat else body
         slots = jax.tree.map(lambda x: x.reshape(blocks, kinds, *x.shape[1:]), self.slots())
-        stream, (facts, state) = jax.lax.scan(body, stream, (slots, params, state))
+        stream, (facts, state) = jax.lax.scan(step, stream, (slots, params, state))
         nnx.update(tuple(stacks), state)
         return stream, jax.tree.map(lambda x: x.reshape(-1), facts)
 
@@ -284,8 +287,8 @@ def as_scheme(given: "str | Scheme | type[Scheme] | Residual | type[Residual]") 
         return find_scheme(given)()
     if isinstance(given, Residual):
         return given.scheme
-    if isinstance(given, type) and issubclass(given, Residual) and hasattr(given, "Scheme"):
-        return given.Scheme()
+    if isinstance(given, type) and issubclass(given, Residual) and (own := getattr(given, "Scheme", None)):
+        return own()
     if isinstance(given, type) and issubclass(given, Scheme):
         return given()
     if isinstance(given, Scheme):
@@ -320,8 +323,8 @@ def module_of(scheme: type[Scheme]) -> "type[Residual]":
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in dataclasses.fields(scheme)
     ]
-    __init__.__signature__ = inspect.Signature(plain + options)
-    doc = f"{inspect.getdoc(scheme)}\n\n{inspect.cleandoc(Residual.__doc__).split('\n\n', 2)[2]}"
+    vars(__init__)["__signature__"] = inspect.Signature(plain + options)
+    doc = f"{inspect.getdoc(scheme)}\n\n{inspect.cleandoc(Residual.__doc__ or '').split('\n\n', 2)[2]}"
     body = {"__init__": __init__, "__doc__": doc, "__module__": "nagjax", "Scheme": scheme}
     body["__signature__"] = inspect.Signature(plain[1:] + options)
     body["__annotations__"] = {"Scheme": ClassVar[type[Scheme]]}

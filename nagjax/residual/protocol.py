@@ -58,8 +58,8 @@ class SublayerIndex(NamedTuple):
 class Boundary(NamedTuple):
     """Where in depth (and in training) an update is committed. `open` gets one too, with `gate` None and `index` 0."""
 
-    gate: nnx.Module | None  # the committing sublayer's own parameters
-    entry: nnx.Module  # the next reader's
+    gate: Any  # the committing sublayer's own parameters, as the scheme's `gate` makes them
+    entry: Any  # the next reader's, as `entry` makes them
     index: Int[Array, ""]  # the committing sublayer, 1-based
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model

@@ -88,7 +88,7 @@ def stubs() -> dict[Path, str]:
 
 
 def _nnx_class(scheme: type[Scheme]) -> str:
-    doc = inspect.getdoc(scheme).split("\n\n")[0].replace("\n", "\n    ")
+    doc = (inspect.getdoc(scheme) or "").split("\n\n")[0].replace("\n", "\n    ")
     types = get_type_hints(scheme)  # without the ranges that the command line checks
     fields = [f"        {field.name}: {_spelled(types[field.name])} = ...,\n" for field in dataclasses.fields(scheme)]
     return f"""

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from nagjax.errors import UserError
@@ -22,7 +22,7 @@ def check_free(out: str | os.PathLike) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(out: str | os.PathLike, doing: str) -> Iterator[Path]:
+def new_folder(out: str | os.PathLike, doing: str) -> Generator[Path]:
     """A folder beside `out` to write into, which takes its place when the block ends. Where it fails nothing is left of
     it; what a kill leaves is in nobody's way, and the next attempt removes it.
 

@@ -119,7 +119,7 @@ def at_point(run: OpenRun, folder: Path) -> OpenRun:
     point = read_calibration(folder)
     if point is None:
         return run
-    at = run.routed(dial(point["rate"]), [point["threshold"]] * run.config.model.sublayers)
+    at = run.routed(dial(point["rate"]), jnp.full(run.config.model.sublayers, point["threshold"], jnp.float32))
     return dataclasses.replace(at, calibrated=True)
 
 

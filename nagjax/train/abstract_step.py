@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,8 @@ def abstract_batch(blueprint: Blueprint) -> Batch:
     """Shapes, dtypes and shardings of one training batch."""
     shape = (blueprint.config.train.batch, blueprint.config.model.context)
     sharding = batch_sharding(blueprint.mesh)
-    whole, real = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for dtype in (jnp.int32, jnp.float32))
+    whole: Any = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+    real: Any = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
     return Batch(whole, whole, whole, whole, real)
 
 
@@ -48,8 +50,8 @@ def routed_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple
     return _step_of(devices, implementation, "xla", ModConfig(rate=(0.5,)))
 
 
-def _step_of(devices: Sequence, implementation: str, attention: str, mod: ModConfig):
-    kernels = "auto" if implementation == "best" else implementation
+def _step_of(devices: Sequence, implementation: str, attention: Any, mod: ModConfig):
+    kernels: Any = "auto" if implementation == "best" else implementation
     model = ModelConfig(
         depth=8,
         width=512,

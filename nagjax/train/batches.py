@@ -1,6 +1,7 @@
 """The training batches of a run by step, and the record of those that are left out."""
 
 from pathlib import Path
+from typing import Any
 
 from nagjax.data import Dataset, batches
 from nagjax.errors import UserError
@@ -54,9 +55,10 @@ class TrainBatches:
     """Batches in the order of steps. Where it stands follows from the step and the skipped batches alone, whatever
     the number of processes or workers."""
 
-    def __init__(self, dataset: Dataset, batch: int, context: int, **share: int):
+    def __init__(self, dataset: Dataset, batch: int, context: int, **share: Any):
         self._open = lambda start: batches(dataset, batch=batch, context=context, start=start, **share)
-        self._rows, self._next = self._open(0), 0
+        self._rows: Any = self._open(0)
+        self._next = 0
 
     def take(self, number: int) -> dict:
         """This process' part of batch `number`; cheap if it is the one after the last, or soon after it."""

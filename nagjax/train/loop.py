@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -127,7 +128,7 @@ class Loop:
         self.writers, self.log, self.stopper, self.lock = writers, log, stopper, lock
         self.held_out = list(evaluator.batches(self.config.eval_batches))
         self.alone = jax.process_count() == 1
-        self.take_step = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
+        self.take_step: Any = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
         self.clock = SaveClock(self.config)
 
     def go(self, resumed: int | None) -> None:

@@ -59,7 +59,7 @@ def optimizer(
         _say_what_is_missing(scheme, module, known)
     make = _from_config(tx, steps, known, parts) if isinstance(tx, OptimizerConfig) else lambda params: tx
     hide = hide and not isinstance(tx, OptimizerConfig)
-    bound = [scheme for scheme in schemes if type(scheme).constrain is not Scheme.constrain]
+    bound: list[Scheme] = [scheme for scheme in schemes if type(scheme).constrain is not Scheme.constrain]
 
     def seen(params: Tree) -> Tree:
         if not hide:

@@ -77,11 +77,11 @@ def _averaged(state: TrainState, cuts: dict[str, Cuts], decay: float) -> dict[st
     angles still rise, are soon forgotten. decay_t = min(decay, t / (t + 10)). A batch without a cut leaves the average
     as it is; one that is not finite (none yet) is replaced."""
     done = state.guard.good.astype(jnp.float32)
-    decay = jnp.minimum(decay, done / (done + 10.0))
+    kept = jnp.minimum(decay, done / (done + 10.0))
 
     def average(old, new: Cuts):
         seen = new.total / jnp.maximum(new.rows, 1.0)
-        mixed = jnp.where(jnp.isfinite(old), decay * old + (1.0 - decay) * seen, seen)
+        mixed = jnp.where(jnp.isfinite(old), kept * old + (1.0 - kept) * seen, seen)
         return jnp.where(new.rows > 0, mixed, old)
 
     return {name: average(old, cuts[name]) for name, old in state.mod.items()}
@@ -168,10 +168,9 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
             sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
-        return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry, output.routing)
+        return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry or {}, output.routing)
 
-    if mesh.size > 1:
-        step = shard_rows(step, mesh, row_axes(mesh))
+    run = shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
     params = blueprint.parameter_shardings()
     whole = replicated(mesh)
-    return jax.jit(step, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)
+    return jax.jit(run, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

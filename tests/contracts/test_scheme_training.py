@@ -8,6 +8,7 @@ import optax
 import pytest
 import tiny
 from jax.sharding import AbstractMesh, AxisType
+from streams import one_per_stream
 from tolerance import assert_close
 from variants import SCHEMES
 
@@ -51,15 +52,23 @@ def test_eight_devices_give_the_losses_of_one(name, mesh):
         assert_close(got, want, **tiny.steps(3))
 
 
-def test_the_sharded_step_lowers_without_devices(scheme):
-    """On an abstract mesh of eight; big enough matrices are split, and nothing is silently replicated."""
-    mesh = AbstractMesh((2, 2, 2, 1), AXES, axis_types=(AxisType.Auto,) * 4)
-    bp = Blueprint.of(tiny.run_config(scheme), mesh)
-    sharding = batch_sharding(mesh)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tiny.packed_batch())
-    lowered = jit_train_step(bp).trace(bp.abstract(), batch).lower(lowering_platforms=("cpu",))
-    if scheme.name in ("plain", "lns", "review", "nag"):  # these commit through a row kernel
-        assert "sdy.manual_computation" in lowered.as_text(), "the kernel must be placed on shards"
+WITHOUT_DEVICES = AbstractMesh((2, 2, 2, 1), AXES, axis_types=(AxisType.Auto,) * 4)
+ROW_KERNELS = ("plain", "lns", "review", "nag")  # these commit through one
+
+
+def test_big_matrices_are_split_and_nothing_is_silently_replicated(scheme):
+    bp = Blueprint.of(tiny.run_config(scheme), WITHOUT_DEVICES)
     for parameter, sharding in zip(jax.tree.leaves(bp.parameters), jax.tree.leaves(bp.shardings().params), strict=True):
         if parameter.role == "matrix":
             assert sharding.spec.count("fsdp") == sharding.spec.count("tensor") == 1, (parameter, sharding)
+
+
+@pytest.mark.parametrize("name", sorted({*one_per_stream(), *ROW_KERNELS}))
+def test_the_sharded_step_lowers_without_devices(name):
+    """On an abstract mesh of eight; on one of devices every scheme is compiled and run above."""
+    bp = Blueprint.of(tiny.run_config(SCHEMES[name]()), WITHOUT_DEVICES)
+    sharding = batch_sharding(WITHOUT_DEVICES)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tiny.packed_batch())
+    lowered = jit_train_step(bp).trace(bp.abstract(), batch).lower(lowering_platforms=("cpu",))
+    if name in ROW_KERNELS:
+        assert "sdy.manual_computation" in lowered.as_text(), "the kernel must be placed on shards"

@@ -23,9 +23,10 @@ def make(scheme, mod: ModConfig, **changes) -> Transformer:
     return nnx.merge(graph, tiny.moved(params, 0.3))
 
 
-def run(model: Transformer, batch=None, **options):
-    """The output, its logits, and nothing kept of the compilation."""
-    batch = tiny.packed_batch() if batch is None else batch
+@functools.cache
+def run(model: Transformer, **options):
+    """The output of `tiny.packed_batch()` and its logits."""
+    batch = tiny.packed_batch()
     graph, params = nnx.split(model)
 
     @jax.jit

@@ -32,7 +32,7 @@ CASES = [
 def test_capacity_equals_masking(name, kind):
     """Packed documents and padding included: positions, document masks and causality are the original ones."""
     model, batch = make(find_scheme(name)(), SOME[kind]), tiny.packed_batch()
-    output, got = run(model, batch, mapped=True)
+    output, got = run(model, mapped=True)
     ran, real = np.asarray(output.paths["ran"]), batch.segment_ids > 0
     want, scores = masked_reference(model, batch, ran)
     assert_close(got[real], want[real], **tiny.FORWARD)
@@ -71,8 +71,8 @@ def _restore(into: dict, values: dict) -> None:
 @pytest.mark.parametrize("name", schemes())
 def test_skipped_tokens_keep_their_residual(name):
     """No router's weight, no copy through another dtype, touches the skip path."""
-    model = make(find_scheme(name)(), ModConfig(rate=(0.5,)))
-    output, _ = run(model, mapped=True)
+    kind = "stages, one kind removed" if (name, "stages, one kind removed") in CASES else "half"
+    output, _ = run(make(find_scheme(name)(), SOME[kind]), mapped=True)
     skipped = ~np.asarray(output.paths["ran"])
     assert skipped.any() and np.all(np.asarray(output.paths["turn"])[skipped] == 0.0)
     assert np.all(np.asarray(output.paths["turn"])[~skipped] > 0.0)

@@ -20,7 +20,7 @@ from nagjax.mod.routed import ForwardContext, Site
 from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.train.distributed.mesh import batch_sharding
-from nagjax.train.step import jit_eval_step, jit_train_step, train_step
+from nagjax.train.step import jit_eval_step, jit_train_step
 
 HALF = ModConfig(rate=(0.5,))
 
@@ -38,12 +38,17 @@ def distinct_batch(seed: int):
 
 
 @functools.cache
+def step_of(config: RunConfig, mesh=(1, 1, 1)):
+    return jit_train_step(tiny.blueprint(config, *mesh))
+
+
+@functools.cache
 def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
     """Loss and gradient norm of a few steps, and the state behind them."""
-    state = jax.device_get(tiny.blueprint(config).create())
+    state = jax.device_get(tiny.fresh(tiny.blueprint(config)))
     state = state._replace(params=tiny.moved(state.params))  # no gradient is nothing but rounding
     bp = tiny.blueprint(config, *mesh)
-    state, step, seen = jax.device_put(state, bp.shardings()), jit_train_step(bp), []
+    state, step, seen = jax.device_put(state, bp.shardings()), step_of(config, mesh), []
     for seed in range(steps):
         state, metrics = step(state, jax.device_put(distinct_batch(seed), batch_sharding(bp.mesh)))
         seen.append((float(metrics.loss), float(metrics.grad_norm)))
@@ -94,9 +99,8 @@ def test_the_predictor_does_not_touch_the_language_model():
     gradients = []
     for mod in (plain, learned):
         bp = tiny.blueprint(config(mod=mod))
-        state, batch = bp.init(0), tiny.packed_batch()
-        step = train_step(bp)
-        params = jax.jit(step)(state, batch)[0].params
+        state, batch = jax.device_get(bp.init(0)), tiny.packed_batch()
+        params = step_of(bp.config)(jax.device_put(state, bp.shardings()), batch)[0].params
         gradients.append((bp, state, params))
     (_, _, want), (bp, state, got) = gradients
     own = got["blocks"]["mlp"]["routing"]["decider"]

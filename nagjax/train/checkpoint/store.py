@@ -79,7 +79,7 @@ class Checkpoints:
             return
         with self._saving():
             together(lambda: self._check_room(state))
-            writing = ocp.save_async(self.folder / f"{step}{SAVING}", state._asdict(), overwrite=True)
+            writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), state._asdict(), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
     def _note(self, saved: Saved, facts: dict) -> None:
@@ -228,7 +228,7 @@ def _load(path: Path, wanted: dict, partial: bool = False) -> dict:
     context.pytree.loading.partial_load = partial
     try:
         with context:
-            return ocp.load(path, wanted)
+            return ocp.load(str(path), wanted)
     except Exception as error:  # orbax and tensorstore raise types of their own
         fix = f"cannot be read ({_reason(error)}): it is of another model"
         raise UserError("checkpoint", str(path), fix) from error

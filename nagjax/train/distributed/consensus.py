@@ -5,7 +5,7 @@ No step may be under way meanwhile. With one process nothing is sent.
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ def together[Result](do: Callable[[], Result]) -> Result:
     """
     if jax.process_count() == 1:
         return do()
-    failure = result = None
+    failure, result = None, cast(Any, None)
     try:
         result = do()
     except Exception as error:

@@ -80,15 +80,17 @@ def _spelled_out(coordinator: _Given | None, count: _Given | None, index: _Given
         if found is None:
             there = ", ".join(f"{given.name} = {given.value!r}" for given, _ in wanted.values() if given)
             raise UserError(variable, None, f"is missing beside {there}: set it, or give {option}")
+    assert coordinator and count and index
+    processes, number = int(count.value), int(index.value)
     host, _, port = str(coordinator.value).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(coordinator.name, coordinator.value, "give ADDRESS:PORT, as in 10.0.0.2:8476")
-    if count.value < 1:
+    if processes < 1:
         raise UserError(count.name, count.value, "give a number of processes of at least 1")
-    if not 0 <= index.value < count.value:
-        fix = f"give a number from 0 to {count.value - 1}: {count.name} is {count.value}"
+    if not 0 <= number < processes:
+        fix = f"give a number from 0 to {processes - 1}: {count.name} is {processes}"
         raise UserError(index.name, index.value, fix)
-    return Place(str(coordinator.value), count.value, index.value)
+    return Place(str(coordinator.value), processes, number)
 
 
 def connect(config: HostsConfig) -> None:
@@ -100,7 +102,7 @@ def connect(config: HostsConfig) -> None:
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:
         return
-    if place.index:
+    if place.index and place.coordinator:
         _wait_for_first(place.coordinator, config)
     try:
         jax.distributed.initialize(

@@ -63,7 +63,12 @@ class Caller:
     """Hands every record to a function of the caller's, after it was written."""
 
     def __init__(self, callback: Callable[[dict], None]):
-        self.write, self.close = callback, lambda: None
+        self._callback = callback
+
+    def write(self, record: dict) -> None:
+        self._callback(record)
+
+    def close(self) -> None: ...
 
 
 class Writers:

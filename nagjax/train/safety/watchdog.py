@@ -21,7 +21,7 @@ class Watchdog:
     FACTOR, WINDOW, ENOUGH, LOOK = 10, 100, 5, 0.1
 
     def __init__(self, stacks: Path, least: float = 5.0, stream=None):
-        self.stacks, self.least, self.stream = stacks, least, stream or sys.__stderr__
+        self.stacks, self.least, self.stream = stacks, least, stream or sys.__stderr__ or sys.stderr
         self._seconds: collections.deque[float] = collections.deque(maxlen=self.WINDOW)
         self._watched: tuple[int, float, float] | None = None  # step, when it began, the usual seconds
         self._closed = threading.Event()
