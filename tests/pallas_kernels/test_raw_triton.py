@@ -45,7 +45,7 @@ CALLS = {"put_rows": 3}  # forward, and backward a take and a put of zeros; the 
 def test_kernels_interpreted(kernels):
     pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
     script = pathlib.Path(__file__).with_name("triton_interpreted.py")
-    paths = filter(None, (str(script.parents[2]), os.environ.get("PYTHONPATH")))
+    paths = filter(None, (str(script.parents[1]), str(script.parents[2]), os.environ.get("PYTHONPATH")))
     env = os.environ | {"TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(script), kernels]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)

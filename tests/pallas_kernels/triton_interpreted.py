@@ -80,7 +80,7 @@ def check_modulated(n, d):
     outputs, _ = step.forward(*primals)
     residuals = [primals[0], *primals[2:]]
     got = [*outputs, *step.backward(residuals, cotangents)]
-    modulated_tests.assert_close(got, nag_oracle.exact(modulated_tests.oracle, primals, cotangents), d, "float32")
+    modulated_tests.assert_each_close(got, nag_oracle.exact(modulated_tests.oracle, primals, cotangents), d, "float32")
     # As for bfloat16 rows: the weight in two parts, forward their sum, backward the first; the gradient in two.
     wide, *others = modulated_gpu._on_chip(*primals[3:], jnp.float32)
     parts = {"forward": jnp.concatenate([0.75 * wide, 0.25 * wide]), "backward": jnp.concatenate([wide, 0 * wide])}
