@@ -45,7 +45,7 @@ def gradients(folder: Path) -> dict:
         return [optax.tree.norm(jax.tree.map(lambda leaf, i=i: leaf[i], branches)) for i in (0, -1)]
 
     found = {}
-    for when, params in (("start", run.blueprint.create().params), ("end", run.params)):
+    for when, params in (("start", run.blueprint.create_params()), ("end", run.params)):
         first, last = (float(norm) for norm in norms(params))
         found |= {f"first_gradient_{when}": first, f"last_gradient_{when}": last}
     return found
