@@ -50,7 +50,7 @@ class SearchedNAG(NAG):
     name: ClassVar[str] = "nag_searched"
     title: ClassVar[str] = "NAG (searched)"
 
-    gate_rate: float = NAG.gate_rate
+    gate_rate: float = NAG.gate_rate  # learning rate of the gates, relative to the matrices'
     head_gain: float = 1.0  # factor on the gain the head starts with
 
     def ends(self, width, embedding_std, rngs):

@@ -59,7 +59,7 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
     before = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     table = printed(capsys, "calibrate", run, "--rates", "0,0.3,0.6", "--choose", 0.6, "--batches", 2)
     dial = json.loads((run / "dial.json").read_text())
-    assert table.count("\n") == 5 and "rate 0.6 is used" in table and dial["chosen"] == 0.6
+    assert table.count("\n") == 7 and "rate 0.6 is used" in table and dial["chosen"] == 0.6
     assert dial["dense"]["loss"] == pytest.approx(before["loss"], rel=1e-4)
     one, two = dial["points"]
     assert one["threshold"] < two["threshold"] and one["flops"] > two["flops"]
@@ -107,7 +107,7 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys):
         ("calibrate {dense} --rates 0.1 --choose 0.3", "add it to --rates"),
         ("map {dense}", "either --text or --file"),
         ("map {dense} --file /nowhere", "cannot be read"),
-        ("train --mod.rate 1.0", "[0, 1)"),
+        ("train --mod.rate 1.0", "at least 0 and below 1"),
         ("train --scheme plain --mod.rate 0.5 --mod.router nag", "--mod.router linear"),
         ("bench mod --rate 0", "rate"),
     ],

@@ -112,7 +112,7 @@ def test_absent_paths_and_empty_folders(tmp_path):
 
 def test_hub_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'nagjax\[hub\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[hub\]'"):
         list(read_documents(["hub:someone/texts"]))
 
 

@@ -71,5 +71,5 @@ def test_says_what_to_install():
     if importlib.util.find_spec("jax_triton"):
         pytest.skip("jax_triton is installed")
     x = jnp.ones((3, 64))
-    with pytest.raises(ValueError, match=r"triton: needs jax_triton: pip install 'nagjax\[triton\]'"):
+    with pytest.raises(ValueError, match=r"triton: needs jax_triton: pip install -e '\.\[triton\]'"):
         jax.jit(lambda x: nag_update(x, x[:, 0], x, x[:, 0], implementation="triton"))(x)

@@ -61,5 +61,5 @@ def test_every_chip_names_its_source():
 @pytest.mark.parametrize("name", ["v5e", "h200"])
 def test_a_missing_compiler_names_the_command(name, monkeypatch):
     monkeypatch.setattr("nagjax.plan.topology._installed", lambda module: False)
-    with pytest.raises(UserError, match=r"pip install 'nagjax\[aot\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[aot\]'"):
         require(CHIPS[name])

@@ -99,5 +99,5 @@ def test_wandb_gets_config_and_scalars(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"pip install 'nagjax\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"pip install -e '\.\[{name}\]'"):
         Writers(tmp_path, (name,), {}, resume_step=0)
