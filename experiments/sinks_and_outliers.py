@@ -189,7 +189,8 @@ def damage(run: OpenRun, text: Sequence[Batch]) -> dict[str, float]:
     @jax.jit
     def sums(params, batch: Batch, kind) -> tuple[Array, Array]:
         model = run.blueprint.model(params)
-        model.mod = dataclasses.replace(model.mod, scheme=Rounding(model.scheme, kind))
+        model.scheme = Rounding(model.scheme, kind)
+        model.mod = dataclasses.replace(model.mod, scheme=model.scheme)
         found, _ = forward(model, batch, progress=run.progress)
         return found.nats, found.count
 

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -119,14 +118,14 @@ class Solve:
         options = config.train
         check_batch(options.batch, options.accumulate, mesh)
         blueprint = Blueprint.of(config, mesh)
-        state, step, line = blueprint.create(), jit_train_step(blueprint), ProgressLine(self.name, options.steps)
-        pending, curve, began = None, [], time.perf_counter()
+        state, step = blueprint.create(), jit_train_step(blueprint)
+        line = ProgressLine(self.name, options.steps, options.batch * config.model.context)
+        pending, curve = None, []
         for done in range(1, options.steps + 1):
             state, metrics = step(state, put(blueprint, self.batch(done - 1)))
             if pending is not None:
                 curve.append(float(pending.loss))
-                tokens = (done - 1) * options.batch * config.model.context
-                line.update(done - 1, curve[-1], tokens / (time.perf_counter() - began))
+                line.update(done - 1, curve[-1])
             pending = metrics
         curve.append(float(pending.loss))
 

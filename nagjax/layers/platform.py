@@ -5,7 +5,7 @@ from collections.abc import Generator
 from contextvars import ContextVar
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from pallas_kernels.placement import current_placement
 
@@ -27,8 +27,10 @@ def platform() -> str:
     return _platform.get() or jax.default_backend()
 
 
-def platform_of(mesh: Mesh) -> str:
-    """cpu, gpu or tpu, also of devices that are only described."""
+def platform_of(mesh: Mesh | AbstractMesh) -> str:
+    """cpu, gpu or tpu, also of devices that are only described; a mesh without any is for this machine's."""
+    if isinstance(mesh, AbstractMesh):
+        return jax.default_backend()
     name = mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name
 

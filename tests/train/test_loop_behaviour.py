@@ -111,7 +111,7 @@ def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished
             events.append("transfer")
         return value.__get__(array)
 
-    monkeypatch.setattr(run, "jit_train_step", watched)
+    monkeypatch.setattr(loop, "jit_train_step", watched)
     monkeypatch.setattr(steplog, "jax", Watched())
     handlers = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), jax.transfer_guard_device_to_host("disallow"):
