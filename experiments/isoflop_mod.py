@@ -44,7 +44,7 @@ FEW = ("nag", "nag-20%", "nag-25%", "nag-50%", "plain", "plain-25%", "plain-50%"
 def causal_scores(folder: Path) -> dict:
     """Loss and realised rate under the causal decider, on the run's validation batches."""
     run = open_run(folder)
-    if not any(run.config.model.mod.rates(run.config.model.depth)):
+    if not run.config.model.mod.active:
         return {}
     dataset = open_dataset(run.config.data, split="validation")
     scores, _ = score(run, dataset, run.config.train.eval_batches, causal=True)

@@ -87,6 +87,10 @@ def _foreign(values: dict, context: int | None) -> RunConfig:
         values = values | {"max_position_embeddings": context}
     try:
         model, scheme = family_of(values).read(values)
+    except UserError as error:
+        if error.field.startswith("config.json"):
+            raise
+        raise UserError(f"config.json, read as {error.field}", error.value, error.fix) from None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError("config.json", values.get("model_type"), f"cannot be read ({error!r})") from None
     return RunConfig(scheme, model, train=TrainConfig(batch=1))  # evaluations go row by row: their context is long

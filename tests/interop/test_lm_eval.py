@@ -159,7 +159,8 @@ metric_list:
 def test_what_a_tokenizer_puts_in_front_goes_in_front(tmp_path):
     from tokenizers import Tokenizer, processors
 
-    from nagjax.interop.tokenizer_files import added_in_front, byte_level_json
+    from nagjax.data.tokenizer import added_in_front
+    from nagjax.interop.tokenizer_files import byte_level_json
 
     engine = Tokenizer.from_str(byte_level_json())
     (tmp_path / "plain.json").write_text(engine.to_str())

@@ -23,10 +23,17 @@ def make(scheme, mod: ModConfig, **changes) -> Transformer:
     return nnx.merge(graph, tiny.moved(params, 0.3))
 
 
+def run(model: Transformer, batch=None, **options):
+    """The output of a batch, `tiny.packed_batch()` unless given, and its logits."""
+    return _packed(model, **options) if batch is None else _run(model, batch, **options)
+
+
 @functools.cache
-def run(model: Transformer, **options):
-    """The output of `tiny.packed_batch()` and its logits."""
-    batch = tiny.packed_batch()
+def _packed(model: Transformer, **options):
+    return _run(model, tiny.packed_batch(), **options)
+
+
+def _run(model: Transformer, batch, **options):
     graph, params = nnx.split(model)
 
     @jax.jit
