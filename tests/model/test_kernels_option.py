@@ -28,5 +28,5 @@ def jaxpr_and_hidden(scheme, kernels):
 def test_reference_and_xla_are_different_programs_with_the_same_values(scheme):
     reference, expected = jaxpr_and_hidden(scheme, "reference")
     fused, hidden = jaxpr_and_hidden(scheme, "xla")
-    assert "custom_vjp" in fused and "custom_vjp" not in reference
+    assert fused.count("custom_vjp_call") > reference.count("custom_vjp_call")  # branches have their own on a CPU
     assert_close(hidden, expected, **tiny.FORWARD)
