@@ -35,6 +35,7 @@ from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Positive
 from nagjax.residual import Scheme, register
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
@@ -50,8 +51,8 @@ class SearchedNAG(NAG):
     name: ClassVar[str] = "nag_searched"
     title: ClassVar[str] = "NAG (searched)"
 
-    gate_rate: float = NAG.gate_rate  # learning rate of the gates, relative to the matrices'
-    head_gain: float = 1.0  # factor on the gain the head starts with
+    gate_rate: Positive = NAG.gate_rate  # learning rate of the gates, relative to the matrices'
+    head_gain: Positive = 1.0  # factor on the gain the head starts with
 
     def ends(self, width, embedding_std, rngs):
         made = super().ends(width, embedding_std, rngs)

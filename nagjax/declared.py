@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import operator
 import sys
 import tokenize
 from collections.abc import Iterator
@@ -90,13 +91,43 @@ def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
 
 
 def _declared(path: Path, node: ast.ClassDef) -> Iterator[Field]:
-    known = vars(nagjax.ranges) | {"Literal": Literal, "Annotated": Annotated}
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and not ast.unparse(part.annotation).startswith("ClassVar"):
-            read = lambda expression: eval(ast.unparse(expression), known)  # noqa: E731, S307 - this package's own text
-            default = REQUIRED if part.value is None else read(part.value)
+            default = REQUIRED if part.value is None else _value(part.value)
             name = ast.unparse(part.target)
-            yield Field(name, read(part.annotation), default, _texts(path)[node.name].get(name, ""))
+            yield Field(name, _value(part.annotation), default, _texts(path)[node.name].get(name, ""))
+
+
+KNOWN = vars(nagjax.ranges) | {"Literal": Literal, "Annotated": Annotated}
+KNOWN |= {kind.__name__: kind for kind in (bool, float, int, str, tuple)}
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.BitOr: operator.or_,
+    ast.Div: operator.truediv,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+    ast.Sub: operator.sub,
+}
+
+
+def _value(node: ast.expr) -> Any:
+    """What an annotation or a default stands for: constants, types and ranges, and what arithmetic makes of them."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return KNOWN[node.id]
+        case ast.Tuple():
+            return tuple(map(_value, node.elts))
+        case ast.Subscript():
+            return _value(node.value)[_value(node.slice)]
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.BinOp():
+            return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+        case ast.Call(func=ast.Name(id="Range")):
+            return nagjax.ranges.Range(**{keyword.arg: _value(keyword.value) for keyword in node.keywords})
+    raise TypeError(f"write the annotation or default with constants, types and ranges, not {ast.unparse(node)}")
 
 
 @cache

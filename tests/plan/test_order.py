@@ -60,7 +60,7 @@ def test_a_batch_and_a_mesh_that_are_not_given():
         (run(MeshConfig(data=2, fsdp=4)), "must be 16"),
         (run(batch=24), "try 16"),
         (run(batch=32, accumulate=4), "try 64"),
-        (run(MeshConfig(sequence=16), batch=1, context=1000), "divide by mesh.sequence = 16; try 992"),
+        (run(MeshConfig(sequence=16), batch=1, context=1000), "divisible by mesh.sequence = 16; try 992"),
     ],
 )
 def test_what_does_not_divide_is_refused(config, words):

@@ -86,7 +86,7 @@ def test_colours_belong_to_schemes_not_to_order(make_run):
     there = {s.label: s for s in run_styles(runs)}
     back = {s.label: s for s in run_styles(runs[::-1])}
     assert there == back
-    assert len({s.color for s in there.values()}) == len({s.marker for s in there.values()}) == len(names)
+    assert len({(s.color, s.marker) for s in there.values()}) == len(names)
 
 
 def test_repeats_of_a_scheme_differ_by_dashes(make_run):

@@ -3,7 +3,6 @@ import errno
 import io
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -132,11 +131,10 @@ def test_a_folder_that_cannot_be_written_is_named(runs, tmp_path, no_figures):
 def test_a_full_disk_keeps_the_old_report(runs, tmp_path, no_figures, monkeypatch):
     path = write_report(runs, tmp_path, "old")
 
-    def full(partial, content):
-        partial.open("wb").write(content[:10])
+    def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("nagjax.files.os.fsync", full)
     with pytest.raises(UserError, match="No space left on device"):
         write_report(runs, tmp_path, "new")
     assert "<h1>old</h1>" in path.read_text()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.ranges import NonNegative
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, Nothing, SublayerIndex
@@ -21,15 +22,15 @@ class ReZeroPreNorm(PreNorm):
     arXiv:2002.04745; the head on the bare residual is this project's.
 
     The norm has no gain, which the matrices behind it could take up. The numbers learn at the matrices' rate and do not
-    decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, where a branch that
-    reads a normalised input is bounded by its matrices: what the residual can grow by is what the gates let in.
+    decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, where a branch that reads a normalised input is bounded by its matrices:
+    what the residual can grow by is what the gates let in.
     """
 
     name: ClassVar[str] = "rezero_prenorm"
     title: ClassVar[str] = "ReZero, pre-norm"
     learning_rate: ClassVar[float] = 8e-3
 
-    start: float = 0.0  # of the gates
+    start: NonNegative = 0.0  # of the gates
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Nothing()
