@@ -51,8 +51,10 @@ def assembling() -> Iterator[dict]:
         return
     programs = []
 
-    def compile_and_keep(*args, compile=triton_lib.compile_ttir_inplace, **kwargs):
-        programs.append(compile(*args, **kwargs))
+    original = triton_lib.compile_ttir_inplace
+
+    def compile_and_keep(*args, **kwargs):
+        programs.append(original(*args, **kwargs))
         return programs[-1]
 
     with mock.patch.object(triton_lib, "compile_ttir_inplace", compile_and_keep):

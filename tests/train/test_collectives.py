@@ -18,21 +18,21 @@ from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
 
 # Executions in one step of two blocks by XLA for CPUs, which knows no reduce-scatter: what a TPU scatters is here
-# all-reduced and cut (tests/aot counts it there). Of a block, fsdp gathers 9 parameters forward and 7 backward; a split
-# sequence its keys and values.
+# all-reduced and cut (tests/aot counts it there). Of a block, fsdp gathers 9 parameters forward and the same 9
+# backward, for none is kept stacked over depth; a split sequence its keys and values.
 CASES = {
     "data": ((8,), ModConfig(), {"all-reduce": 3}),
-    "fsdp": ((1, 8), ModConfig(), {"all-gather": 2 * 16 + 2, "all-reduce": 8, "all-to-all": 2}),
-    "sequence": ((2, 2, 1, 2), ModConfig(), {"all-gather": 2 * (16 + 2) + 2, "all-reduce": 17}),
+    "fsdp": ((1, 8), ModConfig(), {"all-gather": 2 * 18 + 2, "all-reduce": 8, "all-to-all": 2}),
+    "sequence": ((2, 2, 1, 2), ModConfig(), {"all-gather": 2 * (18 + 2) + 2, "all-reduce": 17}),
     "tensor": (
         (2, 2, 2),
         ModConfig(),
-        {"all-gather": 46, "all-reduce": 38, "all-to-all": 6, "collective-permute": 14},
+        {"all-gather": 50, "all-reduce": 38, "all-to-all": 6, "collective-permute": 14},
     ),
     "routed": (
         (2, 2, 2),
         ModConfig(rate=(0.5,)),
-        {"all-gather": 50, "all-reduce": 38, "all-to-all": 8, "collective-permute": 26},
+        {"all-gather": 50, "all-reduce": 39, "all-to-all": 8, "collective-permute": 26},
     ),
 }
 

@@ -170,9 +170,9 @@ def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
     saved_at(tmp_path, 2, latest=1)
     there = []
 
-    def watching(folder, facts):
+    def watching(folder, *what):
         there.append(steps_saved(tmp_path))
-        write_manifest(folder, facts)
+        write_manifest(folder, *what)
         there.append(steps_saved(tmp_path))
 
     monkeypatch.setattr(checkpoint, "write_manifest", watching)

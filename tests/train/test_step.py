@@ -66,7 +66,8 @@ def test_a_stream_kept_on_the_host_changes_nothing():
 def test_the_state_is_born_sharded_with_the_same_values():
     bp = tiny.blueprint(tiny.run_config(NAG), 2, 2, 2)
     state = bp.create()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(tiny.created(NAG)))
+    for one, other in zip(*map(jax.tree.leaves, jax.device_get((state, tiny.created(NAG)))), strict=True):
+        assert_close(one, other, terms=1, chain=4)  # the same numbers by two programs: a factor may round otherwise
     up = state.params["blocks"]["mlp"]["branch"]["up"]
     assert up.sharding.shard_shape(up.shape) == (3, 8, up.shape[2] // 2)
     moment = optax.tree_utils.tree_get(state.optimizer, "nu")["blocks"]["mlp"]["branch"]["up"]
@@ -137,7 +138,7 @@ def test_counts_are_at_least_one(name):
     with pytest.raises(UserError) as caught:
         tiny.run_config(NAG, train={name: 0})
     assert caught.value.field == name
-    with pytest.raises(UserError, match="batch 8 must divide"):
+    with pytest.raises(UserError, match="batch 8 must be divisible"):
         tiny.run_config(NAG, train={"accumulate": 3})
 
 
