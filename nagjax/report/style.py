@@ -97,12 +97,22 @@ def scheme_look(name: str) -> tuple[str, str]:
 
 
 def run_styles(runs: Sequence[Run]) -> list[Style]:
-    """A colour and marker per scheme, the same in every figure; a dash pattern per repeat of a scheme."""
+    """A colour and marker per scheme, the same in every figure; a dash pattern per repeat of a scheme.
+
+    A name that is no scheme of the library gives way where another of this figure has its colour or marker."""
+    looks: dict[str, tuple[str, str]] = {}
+    known = {*_SCHEMES, *_NAMED}
+    for name in sorted({run.scheme for run in runs}, key=lambda name: (name not in known, name)):
+        looks[name] = scheme_look(name)
+        taken = {part for other, look in looks.items() if other != name for part in look}
+        free = [(c, m) for m in _MARKERS for c in _COLORS if c not in taken and m not in taken]
+        if name not in known and taken & {*looks[name]} and free:
+            looks[name] = free[0]
     seen: dict[str, int] = {}
     styles = []
     for run, label in zip(runs, run_labels(runs), strict=True):
         nth = seen[run.scheme] = seen.get(run.scheme, -1) + 1
-        styles.append(Style(label, *scheme_look(run.scheme), _DASHES[nth % len(_DASHES)]))
+        styles.append(Style(label, *looks[run.scheme], _DASHES[nth % len(_DASHES)]))
     return styles
 
 
