@@ -39,9 +39,17 @@ def fields_of(cls: type) -> list[Field]:
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            texts |= _texts(Path(inspect.getfile(base)))[base.__name__]
+            texts |= _texts_of(base)
     hints = nagjax.ranges.field_hints(cls)
     return [Field(f.name, hints[f.name], _default(f), texts.get(f.name, "")) for f in dataclasses.fields(cls)]
+
+
+def _texts_of(cls: type) -> dict[str, str]:
+    """The texts of a class's own fields; none of a class whose source is no file, as in a notebook's cell."""
+    try:
+        return _texts(Path(inspect.getfile(cls))).get(cls.__name__, {})
+    except (OSError, TypeError):
+        return {}
 
 
 def _default(field: dataclasses.Field) -> Any:

@@ -1,6 +1,9 @@
 """Options of a run: one list, one builder, ranges that every config checks itself."""
 
+import dataclasses
 import math
+import sys
+import types
 
 import pytest
 
@@ -189,3 +192,11 @@ def test_none_is_a_value_where_it_is_allowed():
     with pytest.raises(UserError, match="depth"):
         parse(run_options(), ["--depth", "None"], "nagjax train")
     check_value("rank", None, field_hints(schemes()["review"])["rank"])
+
+
+def test_a_class_of_a_notebook_cell_has_its_fields_without_texts(monkeypatch):
+    """Its source is no file that could be read."""
+    monkeypatch.setitem(sys.modules, "a_cell", types.ModuleType("a_cell"))
+    own = dataclasses.make_dataclass("InACell", [("start", float, 0.5)], frozen=True)
+    own.__module__ = "a_cell"
+    assert [(field.name, field.default, field.text) for field in fields_of(own)] == [("start", 0.5, "")]

@@ -17,7 +17,7 @@ from nagjax.runs.names import CHECKPOINTS, INFO, STACKS
 from nagjax.train.announce import announce, check_memory
 from nagjax.train.batches import Skipped, TrainBatches
 from nagjax.train.checkpoint.retention import SaveClock
-from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 from nagjax.train.evaluator import Evaluator, put
 from nagjax.train.host_votes import Ballot, VotingStep
@@ -61,7 +61,8 @@ def train(
     folder = Path(folder)
     setup = together(lambda: set_up(config))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
-    if not force:
+    finished = options.steps in steps_saved(folder / CHECKPOINTS)  # then it is opened and left as it is
+    if not (force or finished):
         together(lambda: check_memory(blueprint))
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
     with (
