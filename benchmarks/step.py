@@ -18,6 +18,7 @@ from nagjax.measure.step_times import Racer, blueprint_of
 from nagjax.runs.facts import run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
+from pallas_kernels.timing import processor
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "step_cpu.json"
@@ -44,11 +45,6 @@ class Torch:
     def end(self) -> None:
         self.process.stdin.close()
         self.process.wait()
-
-
-def cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def compile_seconds(blueprint) -> float:
@@ -110,7 +106,7 @@ def main() -> None:
             print(f"{size} {name:15} {row['milliseconds']:9.1f} ms  {row['ratio_to_plain']:.3f} x plain", flush=True)
     facts = run_facts(blueprint_of(FIRST, 1, 64, batch, context))
     origin = {key: facts[key] for key in ("device", "devices", "versions", "commit", "date")}
-    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "load_before": load}
+    machine = {"cpu": processor(), "cores": os.cpu_count(), "load_before": load}
     result = {"bench": "step", "batch": batch, "context": context, "rounds": options.rounds, "sizes": sizes}
     options.out.write_text(json.dumps(result | machine | origin, indent=2) + "\n")
 

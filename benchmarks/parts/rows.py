@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -120,14 +117,17 @@ def origin() -> dict[str, Any]:
     """Device, versions, commit and date; what is not installed as a package has no version."""
     import jax
 
+    from nagjax.runs.facts import commit, versions
+    from pallas_kernels.timing import processor
+
     device = jax.devices()[0]
     return {
         "device": device.device_kind,
         "platform": device.platform,
         "devices": jax.device_count(),
-        "cpu": _cpu(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "commit": os.environ.get("NAGJAX_COMMIT") or _commit(),
+        "cpu": processor(),
+        "versions": versions(PACKAGES),
+        "commit": os.environ.get("NAGJAX_COMMIT") or commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -136,28 +136,3 @@ def line(values: dict[str, Any]) -> str:
     """A dict in one line for the terminal."""
     shown = lambda v: f"{v:.4g}" if isinstance(v, float) else str(v)  # noqa: E731
     return " ".join(f"{name}={shown(value)}" for name, value in values.items() if not isinstance(value, dict | list))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
-        )
-    except OSError:
-        return None
-    return found.stdout.strip() or None
-
-
-def _cpu() -> str:
-    try:
-        names = [text for text in Path("/proc/cpuinfo").read_text().splitlines() if text.startswith("model name")]
-        return names[0].split(":", 1)[1].strip()
-    except (OSError, IndexError):
-        return platform.processor() or platform.machine()

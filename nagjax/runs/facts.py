@@ -4,6 +4,7 @@ import datetime
 import importlib.metadata
 import math
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -63,6 +64,18 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Of these packages; None for one that is not installed as a package, such as a checkout that is run in place."""
+
+    def one(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {name: one(name) for name in packages}
+
+
 def run_facts(blueprint: ModelBlueprint) -> dict:
     """The content of a run's info.json."""
     parts, each = parameters_by_part(blueprint), model_costs(blueprint)
@@ -79,7 +92,7 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
         "devices": blueprint.mesh.size,
         "cpu": processor(),
         "mesh": dict(blueprint.mesh.shape),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": versions(packages),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -11,7 +11,7 @@ from flax import nnx
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
 from nagjax.residual import Boundary, find_scheme
-from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts
+from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts, versions
 from nagjax.train.facts import state_bytes
 
 BATCH, TOKENS = 2, 64
@@ -84,3 +84,8 @@ def test_peaks_are_looked_up_and_never_guessed():
     assert peak_flops("NVIDIA H200") == 989e12 and peak_flops("TPU v5 lite") == 197e12 and peak_flops("cpu") is None
     facts = run_facts(tiny.blueprint(tiny.run_config(find_scheme("nag")())))
     assert facts["devices"] == 1 and facts["versions"]["jax"] == jax.__version__
+
+
+def test_a_package_that_is_not_installed_has_no_version():
+    found = versions(("jax", "no-such-package"))
+    assert found["jax"] == jax.__version__ and found["no-such-package"] is None
