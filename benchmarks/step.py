@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nagjax.measure.profile import profile
 from nagjax.measure.step_times import Racer, blueprint_of
+from nagjax.memory import keep_freed_memory
 from nagjax.runs.facts import run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    keep_freed_memory()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
     batch, context = 8, 128
     sizes = []

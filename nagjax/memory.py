@@ -14,7 +14,8 @@ NEVER = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Let what is freed stay with this process for the next request; whether the C library is one that can (glibc).
 
-    For a process that trains on a CPU, before its first large allocation. One arena, since those of threads are mapped.
+    For a process that trains, before jax starts its threads: the arenas that they have by then are mapped anew in every
+    step. One arena, since those of threads are mapped.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -23,11 +24,3 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return all([mallopt(M_ARENA_MAX, 1), mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, NEVER)])
-
-
-def settle() -> None:
-    """What a command that is about to run training steps does first: `keep_freed_memory`, if they run on a CPU."""
-    import jax
-
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()

@@ -21,6 +21,7 @@ from experiments.harness.jobs import RECORD, Job, Record, execute, finished
 from experiments.harness.recipe import HOME, Recipe, load, planned
 from experiments.harness.settings import from_json
 from nagjax.errors import UserError
+from nagjax.memory import keep_freed_memory
 
 try:
     import fcntl
@@ -142,6 +143,7 @@ def settings_from(recipe: Recipe, values: dict):
 
 
 def _main(name: str, folder: str, settings: str) -> None:
+    keep_freed_memory()
     recipe = load(name)
     work(planned(recipe, settings_from(recipe, json.loads(settings))), Path(folder))
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from nagjax.console import say
+from nagjax.memory import keep_freed_memory
 from nagjax.ranges import Count, Fraction
 
 
@@ -29,6 +30,7 @@ def step(
         out: also write the result there, as JSON.
     """
     say(f"timing steps of {', '.join(schemes)}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
+    keep_freed_memory()
     from nagjax.measure.step_times import StepTimes, step_times
 
     step_times(StepTimes(schemes, depth, width, batch, context, rounds, steps, out))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.memory import keep_freed_memory
 from nagjax.options import read_options
 from nagjax.ranges import Count, Range, Seed
 
@@ -47,12 +48,12 @@ def main(
     runs = [read_options(shared | {"scheme": name, "data.path": data, "data.seed": seed}) for name in schemes]
     tokens = steps * batch * context
     say(f"{len(runs)} schemes, {depth} blocks x {width}, {tokens:,} tokens each of {data}, in {out}")
+    keep_freed_memory()
 
     from rich.console import Console
 
     from nagjax.files import write_text
     from nagjax.generate.sample import complete
-    from nagjax.memory import settle
     from nagjax.report.report import write_report
     from nagjax.report.table import comparison_table, to_rich
     from nagjax.runs.lock import WriterLock
@@ -61,7 +62,6 @@ def main(
     from nagjax.runs.opening import open_run
     from nagjax.train.loop import train
 
-    settle()
     configs, console, began, folders = [run.config() for run in runs], Console(), time.monotonic(), []
     for config, run in zip(configs, runs, strict=True):
         label = f"{config.scheme.title:{max(len(c.scheme.title) for c in configs)}}"

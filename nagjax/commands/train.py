@@ -5,6 +5,7 @@ from typing import Literal
 
 from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.memory import keep_freed_memory
 from nagjax.options import RunOptions
 from nagjax.train.distributed.hosts_config import HostsConfig
 
@@ -29,16 +30,15 @@ def main(
         raise UserError("out", None, "give a folder for the run that starts from another one")
     folder = out or options.folder
     say(f"{options}, in {folder}")
+    keep_freed_memory()
 
     import jax
 
-    from nagjax.memory import settle
     from nagjax.train.distributed.hosts import connect
     from nagjax.train.loop import train
 
     config = options.config()
     connect(hosts)
-    settle()
     train(config, folder, fresh=fresh, skip_damaged=resume == "previous", force=force)
     if jax.process_index() == 0:
         say(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")

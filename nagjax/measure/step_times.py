@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 
 from nagjax.data import batches, open_dataset
-from nagjax.memory import settle
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -43,7 +42,6 @@ class Racer:
     """A compiled step with its own state and batch."""
 
     def __init__(self, blueprint: Blueprint, batch: int, context: int):
-        settle()
         self.blueprint = blueprint
         self.state, self.step = self.blueprint.create(), jit_train_step(self.blueprint)
         stream = batches(open_dataset(self.blueprint.config.data), batch=batch, context=context)
