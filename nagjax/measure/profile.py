@@ -22,11 +22,12 @@ from nagjax.train.facts import resolve
 from nagjax.train.loss import Batch
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
+from pallas_kernels.hlo import parse
 
 SCOPES = ("embedding", "attention", "mlp", "residual", "routing", "head", "optimizer")
 OTHER = "other"
 _CONTROL = ("while", "conditional", "call")  # their time is that of the instructions inside them
-_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?\s([a-z][\w\-]*)\(.*?(?:op_name="([^"]*)".*)?$')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
 def scope_of(op_name: str) -> str:
@@ -37,8 +38,8 @@ def scope_of(op_name: str) -> str:
 
 def scopes_of(hlo: str) -> dict[str, str]:
     """Instruction name to part, for every instruction of a compiled program's text that does work of its own."""
-    found = (match.groups() for line in hlo.splitlines() if (match := _INSTRUCTION.match(line)))
-    return {name: scope_of(path or "") for name, kind, path in found if kind not in _CONTROL}
+    work = (i for i in parse(hlo).instructions() if i.opcode not in _CONTROL)
+    return {i.name: scope_of("".join(_OP_NAME.findall(i.attributes))) for i in work}
 
 
 def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str]:

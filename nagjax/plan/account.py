@@ -16,8 +16,8 @@ import functools
 import math
 import re
 
-from nagjax.plan.hlo import Computation, Instruction, Program, parts, size
 from nagjax.plan.products import flops_of
+from pallas_kernels.hlo import Computation, Instruction, Program, parts, size
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "opt-barrier")

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from nagjax.plan.hlo import Computation, Instruction, arrays
+from pallas_kernels.hlo import Computation, Instruction, arrays
 
 # Matrix products of the splash attention kernels: scores and mixing forward; backward the scores again and their
 # gradient once per kernel, and one product for each gradient.

@@ -17,7 +17,6 @@ import jax
 
 from nagjax.layers.platform import tracing_for
 from nagjax.plan.account import account
-from nagjax.plan.hlo import parse
 from nagjax.plan.saved import saved_bytes
 from nagjax.plan.topology import Topology
 from nagjax.plan.topology import parse as parse_topology
@@ -25,6 +24,7 @@ from nagjax.runs.config import RunConfig, from_dict
 from nagjax.runs.facts import model_costs
 from nagjax.train.abstract_step import training_step
 from nagjax.train.state import Blueprint
+from pallas_kernels.hlo import parse
 
 OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|(?i:out of memory)")
 UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

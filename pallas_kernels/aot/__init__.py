@@ -6,7 +6,7 @@ limit. From the compiled programs the report reads how many bytes each one moves
 the plain reference, and that a sharded training step communicates nothing but sums of gradients.
 
     targets.py   the chips, and what has to be installed for each
-    hlo.py       bytes and collectives of a compiled program, from its text
+    traffic.py   bytes and collectives of a compiled program, from its text
     cases.py     what is compiled, and what must be true of it
     ptx.py       assembles what jax_triton leaves as PTX
     step.py      the sharded training step

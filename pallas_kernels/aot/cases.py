@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct as Like
 from jax.extend import core
 
-from pallas_kernels.aot import hlo
+from pallas_kernels.aot import traffic
 from pallas_kernels.aot.targets import Target
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
@@ -143,7 +143,7 @@ def _beside(case: Case) -> int:
 
 def measure(case: Case, text: str, estimate: int | None) -> dict:
     """Figures of a compiled program, and under "problems" what is not as it must be."""
-    found = {"custom_calls": hlo.custom_calls(text), "collectives": hlo.collectives(text)}
+    found = {"custom_calls": traffic.custom_calls(text), "collectives": traffic.collectives(text)}
     call = KERNEL_CALL.get(case.implementation)
     if case.verb == "step":
         extra = sorted(set(found["collectives"]) - {"all-reduce"})
@@ -152,14 +152,14 @@ def measure(case: Case, text: str, estimate: int | None) -> dict:
             problems.append("no gradient is summed over the devices")
     else:
         if sample(case.op, case.rows, case.width, case.dtype).sizes is not None:
-            found["bytes"] = hlo.traffic(text)
+            found["bytes"] = traffic.traffic(text)
         problems = [f"collectives: {found['collectives']}"] if found["collectives"] else []
     kernels = sum(count for name, count in found["custom_calls"].items() if call and call in name)
     if call and not kernels:
         problems.append(f"no {call} in the program")
     if call and _one_pass(case):
         expected = found["expected"] = expected_bytes(case)
-        kernel = found["kernel"] = hlo.kernel_traffic(text, call)
+        kernel = found["kernel"] = traffic.kernel_traffic(text, call)
         if estimate not in (None, expected):
             problems.append(f"CostEstimate says {estimate} bytes, bytes_moved {expected}")
         if abs(kernel - expected) > SCALARS * expected:

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 from nagjax.model.config import ModelConfig
 from nagjax.plan.account import account, group_size
-from nagjax.plan.hlo import parse, parts, size
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
 from nagjax.train.abstract_step import training_step
+from pallas_kernels.hlo import parse, parts, size
 
 LAYERS, ROWS, WIDTH = 7, 48, 64
 

@@ -1,7 +1,7 @@
 """What only TPU programs have, on text written as their compiler prints it."""
 
 from nagjax.plan.account import account
-from nagjax.plan.hlo import parse
+from pallas_kernels.hlo import parse
 
 PROGRAM = """HloModule jit_step, is_scheduled=true
 

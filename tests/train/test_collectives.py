@@ -10,12 +10,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nagjax.mod.config import ModConfig
-from nagjax.plan import hlo
 from nagjax.plan.account import account
 from nagjax.plan.compile import REMATERIALISED
 from nagjax.residual import find_scheme
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
+from pallas_kernels.hlo import parse
 
 # Executions in one step of two blocks by XLA for CPUs, which knows no reduce-scatter: what a TPU scatters is here
 # all-reduced and cut (tests/aot counts it there). Of a block, fsdp gathers 9 parameters forward and the same 9
@@ -53,7 +53,7 @@ def test_collectives_of_a_step(name, capfd):
     blueprint = tiny.blueprint(tiny.run_config(find_scheme("nag")(), depth=2, mod=mod), *mesh)
     compiled = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
     assert REMATERIALISED not in capfd.readouterr().err
-    found = account(hlo.parse(compiled.as_text()), blueprint.mesh.size).collectives
+    found = account(parse(compiled.as_text()), blueprint.mesh.size).collectives
     assert {kind: one.count for kind, one in found.items()} == expected
 
 

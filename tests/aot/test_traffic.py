@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.aot import hlo
+from pallas_kernels.aot import traffic
+from pallas_kernels.hlo import size
 
 PROGRAM = """HloModule jit_f, is_scheduled=true
 
@@ -32,18 +33,18 @@ WIDE, HALF = 64 * 128 * 4, 64 * 128 * 2
 def test_traffic_counts_every_buffer_in_main_memory_once():
     prefetch = HALF  # read from memory, written on chip
     fusion, kernel, reduced = 2 * WIDE, WIDE + WIDE + HALF, 2 * WIDE
-    assert hlo.traffic(PROGRAM) == prefetch + fusion + kernel + reduced
+    assert traffic.traffic(PROGRAM) == prefetch + fusion + kernel + reduced
 
 
 def test_kernel_traffic_counts_operands_on_chip_too():
-    assert hlo.kernel_traffic(PROGRAM, "tpu_custom_call") == 2 * WIDE + 2 * HALF
-    assert hlo.kernel_traffic(PROGRAM, "gpu.triton") == 0
+    assert traffic.kernel_traffic(PROGRAM, "tpu_custom_call") == 2 * WIDE + 2 * HALF
+    assert traffic.kernel_traffic(PROGRAM, "gpu.triton") == 0
 
 
 def test_names_of_calls_and_collectives():
-    assert hlo.custom_calls(PROGRAM) == {"tpu_custom_call": 1}
-    assert hlo.collectives(PROGRAM) == {"all-reduce": 1}
-    assert hlo.collectives("a = (f32[2]) all-gather-start(b)\n c = f32[2] all-gather-done(a)") == {"all-gather": 1}
+    assert traffic.custom_calls(PROGRAM) == {"tpu_custom_call": 1}
+    assert traffic.collectives(PROGRAM) == {"all-reduce": 1}
+    assert traffic.collectives("a = (f32[2]) all-gather-start(b)\n c = f32[2] all-gather-done(a)") == {"all-gather": 1}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,10 @@ def test_names_of_calls_and_collectives():
 def test_a_fused_elementwise_program_moves_its_arguments_and_its_result(fn, tensors):
     x = jnp.ones((256, 256))
     text = jax.jit(fn).lower(x, x).compile().as_text()
-    assert hlo.traffic(text) == tensors * x.size * 4
+    assert traffic.traffic(text) == tensors * x.size * 4
 
 
 def test_size_of_types():
-    assert hlo.size("(bf16[3,5]{1,0}, s32[], pred[7]{0})") == 3 * 5 * 2 + 4 + 7
-    assert hlo.size("f32[8,128]{1,0:T(8,128)S(1)}") == 0
-    assert hlo.size("f32[8,128]{1,0:T(8,128)S(1)}", everywhere=True) == 4096
+    assert size("(bf16[3,5]{1,0}, s32[], pred[7]{0})") == 3 * 5 * 2 + 4 + 7
+    assert size("f32[8,128]{1,0:T(8,128)S(1)}") == 0
+    assert size("f32[8,128]{1,0:T(8,128)S(1)}", everywhere=True) == 4096

@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Iterator
 
 SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
-SIZES |= {"f64": 8, "s64": 8, "u64": 8, "s4": 0.5, "u4": 0.5, "f8e4m3fn": 1, "f8e5m2": 1}
+SIZES |= {"f64": 8, "s64": 8, "u64": 8, "s4": 0.5, "u4": 0.5, "f8e4m3fn": 1, "f8e5m2": 1, "token": 0}
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -68,6 +69,11 @@ class Computation:
 class Program:
     computations: dict[str, Computation]
     entry: str
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Those of every computation."""
+        for computation in self.computations.values():
+            yield from computation.instructions
 
 
 def arrays(type_text: str) -> list[tuple[str, tuple[int, ...], str]]:
