@@ -35,7 +35,7 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 
 
 @jax.custom_vjp
-def products(x: Float[Array, "B T m"], *weights: Float[Array, "m n"]) -> tuple[Float[Array, "B T n"], ...]:
+def products(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
     """`x W` with each of the weights, as one product with all of them."""
     return _products_forward(x, *weights)[0]
 

@@ -206,6 +206,6 @@ def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, "
     return jnp.sum(what & real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
 
 
-def _mean_gate(gate: Float[Array, "B k #D"], x: Float[Array, "B k D"]) -> Float[Array, "B k 1"]:
+def _mean_gate(gate: Float[Array, "#B #k #D"], x: Float[Array, "B k D"]) -> Float[Array, "B k 1"]:
     mean = jnp.mean(gate.astype(jnp.float32), axis=-1, keepdims=True)
     return jnp.broadcast_to(mean, (*x.shape[:2], 1))

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from nagjax.discovery import pick
 from nagjax.errors import UserError
@@ -349,6 +349,6 @@ def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "
     return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])
 
 
-def _unstacked(x: Float[Array, "S ..."]) -> list[Float[Array, "..."]]:
+def _unstacked(x: Shaped[Array, "S ..."]) -> list[Shaped[Array, "..."]]:
     """By one split, whose gradient is one concatenation."""
     return [part[0] for part in jax.lax.split(x, (1,) * x.shape[0], axis=0)]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from nagjax.parameters import parameter
 from nagjax.residual.norm import rms_norm
-from nagjax.residual.protocol import Boundary, Scheme, split_lanes
+from nagjax.residual.protocol import Boundary, Scheme, Stream, split_lanes
 from pallas_kernels import add_rms_norm
 
 
@@ -46,7 +46,7 @@ class PreNorm(Scheme):
     def open(self, embedding, at: Boundary, ends) -> PreNormStream:
         return PreNormStream(embedding, self.normalise(embedding, at))
 
-    def read(self, stream: PreNormStream) -> Float[Array, "B T D"]:
+    def read(self, stream: Stream) -> Float[Array, "B T D"]:
         return stream.normed
 
     def normalise(self, hidden: Float[Array, "B T D"], at: Boundary) -> Float[Array, "B T D"]:
@@ -61,7 +61,7 @@ class PreNorm(Scheme):
     def skip(self, stream: PreNormStream, at: Boundary) -> PreNormStream:
         return PreNormStream(stream.hidden, self.normalise(stream.hidden, at))
 
-    def close(self, stream: PreNormStream, ends):
+    def close(self, stream: Stream, ends):
         return stream.normed, jnp.zeros(stream.normed.shape[:-1], jnp.float32)
 
     def lanes(self, stream: PreNormStream):

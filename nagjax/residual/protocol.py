@@ -99,7 +99,7 @@ class Scheme(abc.ABC):
     @abc.abstractmethod
     def advance(
         self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
-    ) -> tuple[Stream, Float[Array, "B T #D"]]:
+    ) -> tuple[Stream, Float[Array, "#B #T #D"]]:
         """The stream behind a sublayer, ready for the next reader, and the gate its update went through (ones where
         there is none)."""
 
@@ -169,7 +169,7 @@ class Scheme(abc.ABC):
 
     def advance_rows(
         self, stream: Stream, rows: Stream, update: Float[Array, "B k D"], at: Boundary, indices: Int[Array, "B k"]
-    ) -> tuple[Stream, Float[Array, "B k #D"]]:
+    ) -> tuple[Stream, Float[Array, "#B #k #D"]]:
         """`advance` for the tokens at the indices, whose rows of the stream are `rows`; `skip` for all others."""
         after, gate = self.advance(rows, update, at)
         return put(self.skip(stream, at), after, indices), gate

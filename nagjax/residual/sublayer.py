@@ -17,7 +17,7 @@ class Result(NamedTuple):
 
     stream: Stream
     cache: Any
-    gate: Float[Array, "B T #D"]
+    gate: Float[Array, "#B #T #D"]
     ran: Bool[Array, "B T"]
     notes: dict[str, Float[Array, " B"]]
 

@@ -94,7 +94,7 @@ XLA = SimpleNamespace(
 )
 
 
-def _take(copies: ModuleType) -> tuple:
+def _take(copies: ModuleType | SimpleNamespace) -> tuple:
     """`take_rows` from anything that can `take` and `put` flat rows."""
 
     def forward(x, indices, *, rows: int):
@@ -110,7 +110,7 @@ def _take(copies: ModuleType) -> tuple:
     return forward, backward
 
 
-def _put(copies: ModuleType) -> tuple:
+def _put(copies: ModuleType | SimpleNamespace) -> tuple:
     """`put_rows`, likewise."""
 
     def forward(x, rows, indices):

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 
@@ -12,6 +12,7 @@ from nagjax.runs.metrics import JsonLines
 from nagjax.runs.names import METRICS, TENSORBOARD, WANDB_ID
 
 
+@runtime_checkable
 class Writer(Protocol):
     def write(self, record: dict) -> None:
         """One record: `kind`, `step` and values."""
