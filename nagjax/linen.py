@@ -9,10 +9,11 @@
 Each is the nnx module of the same name (`nagjax.NAG`) over Linen's parameters: "gate", "entry" and "ends" in "params",
 boxed with their axes' names, which `nn.get_partition_spec` reads and `nn.unbox` takes off. A scheme's options are
 handed over as `options`: `NAG(width=512, sublayers=24, options={"directions": 16})`.
+`MixtureOfDepths` routes one of them.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -22,6 +23,8 @@ from flax.core import FrozenDict
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.parameters import Scales
+from nagjax.layers.where import Where
+from nagjax.mod import module as mod
 from nagjax.parameters import Labelled
 from nagjax.residual import Scheme
 from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_named, modules
@@ -40,27 +43,7 @@ class LinenResidual(nn.Module):
     options: Mapping[str, Any] = FrozenDict()  # of the scheme
 
     def setup(self):
-        def make(key: jax.Array) -> Residual:
-            scheme = self.Scheme(**self.options)
-            std = self.embedding_std
-            return Residual(scheme, self.width, self.sublayers, rngs=nnx.Rngs(params=key), embedding_std=std)
-
-        abstract = nnx.eval_shape(lambda: make(jax.random.key(0)))
-        self.graph, state = nnx.split(abstract)
-
-        def boxed(variable: nnx.Variable, value: jax.Array) -> Labelled:
-            facts = variable.get_metadata()
-            names = facts["out_sharding"] or (None,) * value.ndim
-            return Labelled(value, names=names, role=facts["role"], scheme=abstract.scheme)
-
-        def start(key: jax.Array, part: str) -> dict:
-            made = nnx.state(make(key)).get(part, {})
-            return jax.tree.map(
-                lambda own: boxed(own, own[...]), _plain(made), is_leaf=lambda x: isinstance(x, nnx.Variable)
-            )
-
-        found = {part: self.param(part, start, part) for part in PARTS if part in state}
-        self.values = found
+        self.graph, self.values = _parameters(self, functools.partial(_made, self), PARTS)
 
     @property
     def residual(self) -> Residual:
@@ -105,6 +88,67 @@ class LinenResidual(nn.Module):
 
     def start_factors(self, i: int | Int[Array, ""]) -> Scales:
         return self.residual.start_factors(i)
+
+
+class MixtureOfDepths(nn.Module):
+    """`nagjax.MixtureOfDepths` around a Linen residual, which keeps its own parameters; those of a router or a decider
+    are "routing" in "params". Rows are [B, T, D]; arguments and errors are those of the nnx module.
+    """
+
+    residual: LinenResidual
+    rate: float = 0.25
+    router: str = "auto"
+    decider: str = "threshold"
+
+    def setup(self):
+        def made(key: jax.Array) -> mod.MixtureOfDepths:
+            inner, rngs = _made(self.residual, key), nnx.Rngs(params=key)
+            return mod.MixtureOfDepths(inner, self.rate, rngs=rngs, router=self.router, decider=self.decider)
+
+        self.graph, self.values = _parameters(self, made, ("routing",))
+
+    @property
+    def routed(self) -> mod.MixtureOfDepths:
+        """The nnx module over this module's parameters."""
+        inner = dict(self.residual.values)
+        return nnx.merge(self.graph, nn.unbox(dict(self.values) | ({"residual": inner} if inner else {})))
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        branches: Sequence[Branch],
+        *,
+        where: Where | None = None,
+        progress: float | Float[Array, ""] | None = None,
+        cuts: Float[Array, " S"] | None = None,
+        causal: bool = False,
+    ) -> tuple[Float[Array, "B T D"], mod.Routed]:
+        return self.routed(x, branches, where=where, progress=progress, cuts=cuts, causal=causal)
+
+
+def _made(linen: LinenResidual, key: jax.Array) -> Residual:
+    """The nnx module with start values of its own; from the fields alone, which need no bound module."""
+    scheme, std = linen.Scheme(**linen.options), linen.embedding_std
+    return Residual(scheme, linen.width, linen.sublayers, rngs=nnx.Rngs(params=key), embedding_std=std)
+
+
+def _parameters(
+    module: nn.Module, make: Callable[[jax.Array], nnx.Module], parts: Sequence[str]
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """The structure of the nnx module, and its values at `parts` as parameters of the Linen module, in boxes."""
+    abstract = nnx.eval_shape(lambda: make(jax.random.key(0)))
+    graph, state = nnx.split(abstract)
+    scheme = getattr(abstract, "residual", abstract).scheme
+
+    def boxed(variable: nnx.Variable) -> Labelled:
+        facts, value = variable.get_metadata(), variable[...]
+        return Labelled(value, names=facts["out_sharding"] or (None,) * value.ndim, role=facts["role"], scheme=scheme)
+
+    def start(key: jax.Array, part: str) -> dict:
+        own = _plain(nnx.state(make(key))[part])
+        return jax.tree.map(boxed, own, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+    return graph, {part: module.param(part, start, part) for part in parts if part in state}
 
 
 def _plain(state: Any) -> Any:

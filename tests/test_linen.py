@@ -68,6 +68,45 @@ def test_start_values_are_the_schemes_and_boxes_name_axes():
     assert specs["weight"] == P(None, "embed", None) and specs["alpha"] == P(None)
 
 
+class Routed(nn.Module):
+    """A residual whose branches run on some of the tokens."""
+
+    scheme: str
+    router: str
+    decider: str
+
+    def setup(self):
+        inner = getattr(nagjax.linen, self.scheme)(WIDTH, SUBLAYERS)
+        self.own = nagjax.linen.MixtureOfDepths(inner, 0.5, router=self.router, decider=self.decider)
+
+    def __call__(self, x):
+        return self.own(x, [jnp.tanh] * SUBLAYERS, progress=1.0)
+
+
+@pytest.mark.parametrize("scheme, router, decider", [("NAG", "nag", "threshold"), ("Plain", "linear", "predictor")])
+def test_mixture_of_depths_is_the_nnx_module(scheme, router, decider):
+    x = jax.random.normal(jax.random.key(0), (2, 8, WIDTH))
+    variables = nn.unbox(Routed(scheme, router, decider).init(jax.random.key(1), x))
+    own = getattr(nagjax, scheme)(WIDTH, SUBLAYERS, rngs=nnx.Rngs(0))
+    routed = nagjax.MixtureOfDepths(own, 0.5, rngs=nnx.Rngs(0), router=router, decider=decider)
+    params, graph = dict(variables["params"]["own"]), nnx.graphdef(routed)
+    values = {"residual": params.pop("residual"), **params}
+    shapes = jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(routed)))
+    assert jax.tree.map(jnp.shape, values) == shapes and ("routing" in params) == (router == "linear")
+
+    def linen_loss(values):
+        y, done = Routed(scheme, router, decider).apply({"params": {"own": values}}, x)
+        return jnp.sum(y**3), done
+
+    def nnx_loss(values):
+        y, done = nnx.merge(graph, values)(x, [jnp.tanh] * SUBLAYERS, progress=1.0)
+        return jnp.sum(y**3), done
+
+    both = [jax.jit(jax.value_and_grad(loss, has_aux=True))(values) for loss in (linen_loss, nnx_loss)]
+    assert both[0][0][1].ran.sum() == SUBLAYERS * 2 * 4
+    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4), *both)
+
+
 def test_every_scheme_is_there_by_its_name():
     assert {scheme.__name__ for scheme in schemes().values()} <= set(dir(nagjax.linen))
     assert nagjax.linen.Review is nagjax.linen.Review and "arXiv:2606.31859" in nagjax.linen.Review.__doc__

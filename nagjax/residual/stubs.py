@@ -74,6 +74,23 @@ class LinenResidual(nn.Module):
     def logits(self, stream: OpenStream, table: Any) -> Any: ...
     def slots(self) -> Any: ...
     def start_factors(self, i: Any) -> Any: ...
+
+class MixtureOfDepths(nn.Module):
+    residual: LinenResidual
+    rate: float = ...
+    router: str = ...
+    decider: str = ...
+
+    def __call__(
+        self,
+        x: Any,
+        branches: Any,
+        *,
+        where: Any = ...,
+        progress: Any = ...,
+        cuts: Any = ...,
+        causal: bool = ...,
+    ) -> tuple[Any, Any]: ...
 """
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from orbax.checkpoint import v1 as ocp
@@ -19,6 +19,13 @@ from nagjax.train.checkpoint.retention import Saved, kept
 from nagjax.train.distributed.consensus import from_first, together
 
 SPARE = 1 << 20  # bytes of a checkpoint besides its arrays
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A named tuple, as a class of its own: `typing.NamedTuple` is none."""
+
+    def _asdict(self) -> dict[str, Any]: ...
 
 
 class Checkpoints:
@@ -66,7 +73,7 @@ class Checkpoints:
         done, pending = self._done, self._pending
         return done if pending is None or pending[0] in done else [*done, pending[0]]
 
-    def save(self, step: int, state: tuple, facts: dict | None = None) -> None:
+    def save(self, step: int, state: Named, facts: dict | None = None) -> None:
         """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save.
 
         `facts` are JSON values kept with it; its `score` is what the best are chosen by. If the step is saved
@@ -108,7 +115,7 @@ class Checkpoints:
             (self.folder / str(step)).rename(gone)
             shutil.rmtree(gone)
 
-    def _check_room(self, state: tuple) -> None:
+    def _check_room(self, state: Named) -> None:
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
         self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
@@ -167,7 +174,7 @@ class Checkpoints:
         """What was given to `save` with this step."""
         return from_first(lambda: _facts(self.folder / str(step)))
 
-    def restore[State: tuple](self, abstract: State, step: int | None = None) -> State:
+    def restore[State: Named](self, abstract: State, step: int | None = None) -> State:
         """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
         path = self.folder / str(self.latest if step is None else step)
         return type(abstract)(**_load(path, abstract._asdict()))
