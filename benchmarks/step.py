@@ -19,7 +19,7 @@ from nagjax.memory import keep_freed_memory
 from nagjax.runs.facts import run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
-from pallas_kernels.timing import processor
+from pallas_kernels.origin import processor
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "step_cpu.json"

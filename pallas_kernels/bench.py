@@ -12,10 +12,8 @@ On a CPU the shapes are small and the figures only show that everything runs.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import pathlib
-import subprocess
 from collections.abc import Callable, Iterator
 
 import jax
@@ -24,8 +22,9 @@ import jax.numpy as jnp
 from pallas_kernels import shapes
 from pallas_kernels.dispatch import Op, choose, here, run
 from pallas_kernels.ops import all_ops
+from pallas_kernels.origin import origin
 from pallas_kernels.shapes import Sample, sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds, processor
+from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, microseconds
 
 COLUMNS = ("op", "shape", "implementation", "pass", "us", "GB/s", "of copy", "vs reference")
 
@@ -53,7 +52,8 @@ def main(argv: list[str] | None = None) -> None:
                 rows.append(row)
                 print(_line(_cells(row)), flush=True)
     if options.json:
-        options.json.write_text(json.dumps({**_provenance(device, copy, options.repeats), "rows": rows}, indent=1))
+        facts = origin() | {"repeats": options.repeats, "copy_GB/s": copy}
+        options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1))
 
 
 def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
@@ -118,26 +118,6 @@ def _bytes(op: Op, shape: tuple[int, int, str], what: str, sizes: tuple[int, ...
     """What one visit of every tensor costs, whichever implementation runs: the TPU's, which adds the least to it."""
     moved = [op.implementations["mosaic_tpu"].bytes_moved(*shape, *sizes, backward=b) for b in (False, True)]
     return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what]
-
-
-def _provenance(device: jax.Device, copy: float, repeats: int) -> dict:
-    try:
-        here = pathlib.Path(__file__).parent
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    return {
-        "device": device.device_kind,
-        "platform": device.platform,
-        "cpu": processor(),
-        "jax": jax.__version__,
-        "commit": commit,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "repeats": repeats,
-        "copy_GB/s": copy,
-    }
 
 
 def _cells(row: dict) -> tuple[str, ...]:

@@ -1,10 +1,8 @@
-"""Device time of a program, the bandwidth that a plain copy reaches on the same device, and the host's processor."""
+"""Device time of a program, and the bandwidth that a plain copy reaches on the same device."""
 
 from __future__ import annotations
 
 import math
-import pathlib
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -16,24 +14,6 @@ import jax.numpy as jnp
 # there.
 ROTATE_BYTES = 512 * 2**20
 MOST_SETS = 8
-
-
-# The widest first: programs for a CPU are compiled for what it has, and round accordingly.
-VECTORS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2", "sve": "SVE"}
-
-
-def processor() -> str:
-    """The host's CPU and its widest vector instructions; the architecture alone where the system does not say more."""
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    lines = (line.partition(":") for line in text.splitlines())
-    known = {name.strip().lower(): value.strip() for name, _, value in lines}
-    flags = known.get("flags", known.get("features", "")).split()
-    widest = next((shown for flag, shown in VECTORS.items() if flag in flags), None)
-    model = known.get("model name") or platform.machine()
-    return f"{model}, {widest}" if widest else model
 
 
 def size(tree: object) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tolerance import assert_close, close_to
 
-from nagjax.runs.facts import processor
+from pallas_kernels.origin import processor
 
 
 def test_four_runs_cover_every_value_and_the_pairs_of_threads_and_emitters():

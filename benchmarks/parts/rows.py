@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +53,9 @@ class Rows:
                 left += 1
                 continue
             if not started:
-                self._append({"origin": origin()})
+                from pallas_kernels.origin import origin  # starts jax, which reading results does not need
+
+                self._append({"origin": origin(PACKAGES)})
                 started = True
             self._append({"case": case.name, "begun": True})
             began = time.monotonic()
@@ -111,25 +112,6 @@ def measured(path: Path) -> list[dict]:
         if "result" in row or "error" in row:
             found.append({**row, "origin": where})
     return found
-
-
-def origin() -> dict[str, Any]:
-    """Device, versions, commit and date; what is not installed as a package has no version."""
-    import jax
-
-    from nagjax.runs.facts import commit, versions
-    from pallas_kernels.timing import processor
-
-    device = jax.devices()[0]
-    return {
-        "device": device.device_kind,
-        "platform": device.platform,
-        "devices": jax.device_count(),
-        "cpu": processor(),
-        "versions": versions(PACKAGES),
-        "commit": os.environ.get("NAGJAX_COMMIT") or commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def line(values: dict[str, Any]) -> str:

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import jax
 
-from experiments.harness.origin import origin
 from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, TrainConfig, differences, to_dict
 from nagjax.runs.log import load_run
 from nagjax.runs.names import METRICS
 from nagjax.train.loop import train
+from pallas_kernels.origin import origin
 
 RECORD = "record.json"
 DIVERGED = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors by which training says so

@@ -1,10 +1,6 @@
 """What is known of a run's model without running it, and what it runs on: the content of a run's info.json."""
 
-import datetime
-import importlib.metadata
 import math
-import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -14,7 +10,7 @@ from nagjax.mod.costs import Costs, costs, mod_rates
 from nagjax.mod.routed import MoD
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import INFO
-from pallas_kernels.timing import processor
+from pallas_kernels.origin import commit, now, processor, versions
 
 # Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; MFU is not given on other devices.
 PEAK_FLOPS = {
@@ -55,27 +51,6 @@ def model_costs(blueprint: ModelBlueprint) -> Costs:
     return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name)
 
 
-def commit() -> str | None:
-    """Of the checkout this code lies in; None outside of one."""
-    folder = Path(__file__).parents[2]
-    if not (folder / ".git").exists():
-        return None
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
-    return found.stdout.strip() or None
-
-
-def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Of these packages; None for one that is not installed as a package, such as a checkout that is run in place."""
-
-    def one(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {name: one(name) for name in packages}
-
-
 def run_facts(blueprint: ModelBlueprint) -> dict:
     """The content of a run's info.json."""
     parts, each = parameters_by_part(blueprint), model_costs(blueprint)
@@ -94,7 +69,7 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
         "mesh": dict(blueprint.mesh.shape),
         "versions": versions(packages),
         "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
     }
 
 

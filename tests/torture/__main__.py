@@ -147,7 +147,7 @@ def faults_of_each(args) -> list[tuple]:
 def summary(args, tallies: list[dict], seconds: float) -> dict:
     import importlib.metadata
 
-    from nagjax.runs.facts import commit
+    from pallas_kernels.origin import commit
 
     injected: dict[str, int] = {}
     for tally in tallies:

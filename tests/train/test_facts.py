@@ -11,8 +11,9 @@ from flax import nnx
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
 from nagjax.residual import Boundary, find_scheme
-from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts, versions
+from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts
 from nagjax.train.facts import state_bytes
+from pallas_kernels.origin import versions
 
 BATCH, TOKENS = 2, 64
 SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=1000)

@@ -1,0 +1,85 @@
+"""On what, with what and at which commit something was measured: what every file of results begins with."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable
+
+import jax
+
+CODE = ("nagjax", "pallas_kernels", "experiments/*.py", "experiments/harness")
+PACKAGES = ("nagjax", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
+# The widest first: programs for a CPU are compiled for what it has, and round accordingly.
+VECTORS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2", "sve": "SVE"}
+
+
+def origin(packages: Iterable[str] = PACKAGES) -> dict:
+    """Device, number of devices, the host's architecture and usable cores, its CPU, versions, commit, date (UTC)."""
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "devices": jax.device_count(),
+        "host": f"{platform.machine()}, {cores} cores",
+        "cpu": processor(),
+        "versions": {"python": platform.python_version()} | versions(packages),
+        "commit": commit(),
+        "date": now(),
+    }
+
+
+def now() -> str:
+    """The date and time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def processor() -> str:
+    """The host's CPU and its widest vector instructions; the architecture alone where the system does not say more."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    lines = (line.partition(":") for line in text.splitlines())
+    known = {name.strip().lower(): value.strip() for name, _, value in lines}
+    flags = known.get("flags", known.get("features", "")).split()
+    widest = next((shown for flag, shown in VECTORS.items() if flag in flags), None)
+    model = known.get("model name") or platform.machine()
+    return f"{model}, {widest}" if widest else model
+
+
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """Of these packages; None for one that is not installed as a package, such as a checkout that is run in place."""
+
+    def one(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {name: one(name) for name in packages}
+
+
+@functools.cache
+def commit() -> str | None:
+    """Of the checkout this code lies in, with "-dirty" if the code differs from it; None outside of one. Where a copy
+    without its history runs, the environment variable NAGJAX_COMMIT says it."""
+    if told := os.environ.get("NAGJAX_COMMIT"):
+        return told
+    folder = pathlib.Path(__file__).parents[1]
+    if not (folder / ".git").exists() or not shutil.which("git"):
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True).stdout.strip()
+
+    name = git("rev-parse", "--short", "HEAD")
+    changed = git("status", "--porcelain", "--", *CODE)
+    return (f"{name}-dirty" if changed else name) or None
