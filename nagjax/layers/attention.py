@@ -105,7 +105,8 @@ class Attention(nnx.Module):
         k = self._heads_first(k, self.key_gain, seen, 1.0)
         v = self._split(v).swapaxes(1, 2)
         masks = (make(where, seen, config.block.window) for make in (causal_mask, causal_mask_by_key))
-        return linear(cpu.attention(q, k, v, *masks, bounded), self.out, self.out_bias)
+        spans = cpu.spans_of(x.shape[1]) if source is x else 1
+        return linear(cpu.attention(q, k, v, *masks, bounded, spans), self.out, self.out_bias)
 
     @property
     def _unit(self) -> bool:

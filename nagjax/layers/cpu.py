@@ -88,7 +88,7 @@ def _swiglu_backward(kept, dy):
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def attention(
     q: Float[Array, "B H T Dh"],
     k: Float[Array, "B K S Dh"],
@@ -96,15 +96,27 @@ def attention(
     seen: Bool[Array, "B 1 T S"],
     by_key: Bool[Array, "B 1 S T"],
     bounded: bool,
+    spans: int = 1,
 ) -> Float[Array, "B T H*Dh"]:
     """`softmax(q k^T where seen) v`, tokens first; q is scaled already. by_key is `seen` with its axes swapped.
     bounded: no product of a query and a key is large enough for its exponential to overflow, so that the largest need
-    not be subtracted first.
+    not be subtracted first. spans: queries are worked through in so many spans, each with the keys up to its end; more
+    than 1 only if no query sees a key further on in the row (T = S).
 
     Kept: the arguments, the result, and of every row the logarithm of its sum of exponentials. The exponentials are
     taken again in the backward pass, which costs less than to write them and read them back; keys are its rows.
     """
-    return _attention_forward(q, k, v, seen, by_key, bounded)[0]
+    return _attention_forward(q, k, v, seen, by_key, bounded, spans)[0]
+
+
+def spans_of(tokens: int) -> int:
+    """Into how many spans the queries of a row go: 4, which leave out 3/8 of the scores, where that saves time."""
+    return 4 if tokens >= 512 and tokens % 4 == 0 else 1
+
+
+def _spans(tokens: int, count: int) -> list[slice]:
+    ends = [tokens * (i + 1) // count for i in range(count)]
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _dot(a, b, over, dtype=None):
@@ -124,7 +136,20 @@ def _with_mask(scores, seen, times):
     return scores, seen if set(times) == {1} else jnp.tile(seen, times)
 
 
-def _attention_forward(q, k, v, seen, by_key, bounded):
+def _attention_forward(q, k, v, seen, by_key, bounded, spans):
+    if spans == 1:
+        out, log_total = _mixed(q, k, v, seen, bounded)
+        return out, (q, k, v, by_key, [log_total], out)
+    parts = []
+    for span in _spans(q.shape[2], spans):
+        up_to = slice(span.stop)
+        parts.append(_mixed(q[:, :, span], k[:, :, up_to], v[:, :, up_to], seen[:, :, span, up_to], bounded))
+    out = jnp.concatenate([part for part, _ in parts], axis=1)
+    return out, (q, k, v, by_key, [log_total for _, log_total in parts], out)
+
+
+def _mixed(q, k, v, seen, bounded):
+    """The result, and the logarithm of every row's sum of exponentials [B, K, H/K*T]."""
     batch, heads, tokens, width = q.shape
     wide, keys = jnp.promote_types(q.dtype, jnp.float32), k.shape[1]
     scores, mask = _with_mask(_dot(_rows(q, keys), k, ((3,), (3,)), wide), seen, (1, 1, heads // keys, 1))
@@ -136,12 +161,24 @@ def _attention_forward(q, k, v, seen, by_key, bounded):
     total = jnp.sum(raised, axis=-1, keepdims=True)
     out = _dot(raised.astype(v.dtype), v, ((3,), (2,)), wide) / total
     out = out.astype(v.dtype).reshape(batch, heads, tokens, width).swapaxes(1, 2).reshape(batch, tokens, -1)
-    log_total = (jnp.log(total) + most)[..., 0]
-    return out, (q, k, v, by_key, log_total, out)
+    return out, (jnp.log(total) + most)[..., 0]
 
 
-def _attention_backward(bounded, kept, d_out):
-    q, k, v, by_key, log_total, out = kept
+def _attention_backward(bounded, spans, kept, d_out):
+    q, k, v, by_key, log_totals, out = kept
+    if spans == 1:
+        return *_mixed_backward(q, k, v, by_key, log_totals[0], out, d_out), None, None
+    dq, dk, dv = [], jnp.zeros_like(k), jnp.zeros_like(v)
+    for span, log_total in zip(_spans(q.shape[2], spans), log_totals, strict=True):
+        up_to = slice(span.stop)
+        rows = by_key[:, :, up_to, span], log_total, out[:, span], d_out[:, span]
+        own, d_keys, d_values = _mixed_backward(q[:, :, span], k[:, :, up_to], v[:, :, up_to], *rows)
+        dq.append(own)
+        dk, dv = dk.at[:, :, up_to].add(d_keys), dv.at[:, :, up_to].add(d_values)
+    return jnp.concatenate(dq, axis=2), dk, dv, None, None
+
+
+def _mixed_backward(q, k, v, by_key, log_total, out, d_out):
     wide, keys = log_total.dtype, k.shape[1]
     batch, heads, tokens, width = q.shape
     rows, by_head = _rows(q, keys), (batch, tokens, heads, width)
@@ -153,7 +190,7 @@ def _attention_backward(bounded, kept, d_out):
     d_scores = once((shares * (_dot(v, d, ((3,), (3,)), wide) - along)).astype(q.dtype))
     dk, dv = _dot(d_scores, rows, ((3,), (2,))), _dot(shares.astype(d.dtype), d, ((3,), (2,)))
     dq = _dot(once(k.swapaxes(2, 3)), d_scores, ((3,), (2,)))  # [B, K, Dh, rows]
-    return dq.swapaxes(2, 3).reshape(q.shape), dk, dv, None, None
+    return dq.swapaxes(2, 3).reshape(q.shape), dk, dv
 
 
 attention.defvjp(_attention_forward, _attention_backward)

@@ -7,7 +7,8 @@ from jaxtyping import Array, Bool, Int
 
 
 class Where(NamedTuple):
-    """Which document each token belongs to (1, 2, ...; 0 is padding) and its position in it."""
+    """Which document each token belongs to (1, 2, ...; 0 is padding) and its position in it. The tokens of a document
+    stand in a row in the order of their positions."""
 
     segments: Int[Array, "B T"]
     positions: Int[Array, "B T"]

@@ -94,6 +94,20 @@ def test_attention(bounded, heads, keys, window):
         compare(mine, functools.partial(plain_attention, seen=seen), (q, k, v), EXACT)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_by_spans_is_that_of_the_whole_square(window):
+    with jax.enable_x64(True):
+        where = where_of(2, 12, documents=3)
+        seen, by_key = (make(where, where, window) for make in (causal_mask, causal_mask_by_key))
+        # padding sees padding, but not further on in the row
+        seen, by_key = seen & jnp.tri(12, dtype=bool), by_key & jnp.tri(12, dtype=bool).T
+        q, k, v = draw((2, 4, 12, 4), (2, 2, 12, 4), (2, 2, 12, 4))
+        for spans in (1, 2, 4):
+            mine = lambda q, k, v, spans=spans: cpu.attention(q, k, v, seen, by_key, True, spans)  # noqa: E731
+            compare(mine, functools.partial(plain_attention, seen=seen), (q, k, v), EXACT)
+    assert [cpu.spans_of(n) for n in (8, 256, 511, 512, 514, 1024)] == [1, 1, 1, 4, 1, 4]
+
+
 def test_attention_subtracts_the_largest_score_where_scores_have_no_bound():
     where = Where.whole(1, 6)
     q, k, v = (100.0 * x for x in draw((1, 1, 6, 4), (1, 1, 6, 4), (1, 1, 6, 4), dtype=np.float32))
