@@ -59,9 +59,9 @@ __version__: str
 
 class BlockAttnRes(Residual):
     """
-    `x_l = RMSNorm_l(sum_i a_i v_i)`, `a = softmax_i(w_l . RMSNorm(v_i))` over the embedding, the sums of what the
-    blocks before wrote, and the partial sum of this one's; each `f_l(x_l)` is added to its block's sum. The head reads
-    in the same way. Kimi Team 2026, "Attention Residuals", arXiv:2603.15031, Block AttnRes.
+    `x_l = RMSNorm_l(sum_i a_i v_i)`, `a = softmax_i(w_l . RMSNorm(v_i))` over the embedding, the summed updates of
+    each earlier block, and the partial sum of the current block; each `f_l(x_l)` is added to its block's sum. The head
+    reads in the same way. Kimi Team 2026, "Attention Residuals", arXiv:2603.15031, Block AttnRes.
     """
 
     Scheme: ClassVar[type[_BlockAttnRes]]
@@ -99,8 +99,8 @@ class CompleteP(Residual):
 
 class DeepNorm(Residual):
     """
-    `h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks. Wang et al. 2022, arXiv:2203.00555, its
-    rule for decoders alone; constants as in torchscale's decoder.
+    `h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks. Wang et al. 2022, arXiv:2203.00555, the
+    rule for decoder-only models; constants as in torchscale's decoder.
     """
 
     Scheme: ClassVar[type[_DeepNorm]]
@@ -116,8 +116,8 @@ class DeepNorm(Residual):
 
 class DenseFormer(Residual):
     """
-    `X_i = block_i(Y_i-1)`, `Y_i = sum_j alpha_ij X_j`: the blocks are pre-norm; behind an averaging point the sum is
-    over the embedding X_0 and the points j <= i, elsewhere `Y_i = X_i`. Pagliardini et al. 2024, arXiv:2402.02622,
+    `X_i = block_i(Y_i-1)`, `Y_i = sum_j alpha_ij X_j`. The blocks are pre-norm. At an averaging point the sum is
+    over the embedding X_0 and the points j <= i; elsewhere `Y_i = X_i`. Pagliardini et al. 2024, arXiv:2402.02622,
     Section 3.
     """
 
@@ -138,8 +138,8 @@ class DenseFormer(Residual):
 class DepthScaled(Residual):
     """
     `h <- h + f_l(RMSNorm_l(h))`; the output projections of block b = 1, 2, ... start at 1/sqrt(2 b) of their usual
-    scale. The depth-scaled start that arXiv:2502.05795 compares (its Table 6), after Zhang, Titov & Sennrich 2019,
-    arXiv:1908.11365, who scale all matrices of a block by 1/sqrt(b).
+    scale. The depth-scaled initialisation that arXiv:2502.05795 compares with (Table 6), after Zhang, Titov & Sennrich
+    2019, arXiv:1908.11365, who scale all matrices of a block by 1/sqrt(b).
     """
 
     Scheme: ClassVar[type[_DepthScaled]]
@@ -155,8 +155,8 @@ class DepthScaled(Residual):
 
 class Highway(Residual):
     """
-    `r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form that
-    arXiv:2606.31859 compares Review Residuals with.
+    `r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
+    arXiv:2606.31859 compares Review Residuals.
     """
 
     Scheme: ClassVar[type[_Highway]]
@@ -349,7 +349,7 @@ class NGPT(Residual):
 
 class ORU(Residual):
     """
-    `h <- h + u - (<h, u> / (|h|^2 + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only what is new is written.
+    `h <- h + u - (<h, u> / (|h|^2 + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
     """
 
     Scheme: ClassVar[type[_ORU]]
@@ -420,7 +420,7 @@ class Plain(Residual):
 class PostLN(Residual):
     """
     `h <- gain_l * unit(h + f_l(h))`, `unit(x) = x / sqrt(mean(x^2) + epsilon)`. Vaswani et al. 2017,
-    arXiv:1706.03762, with RMSNorm in LayerNorm's place.
+    arXiv:1706.03762, with RMSNorm in place of LayerNorm.
     """
 
     Scheme: ClassVar[type[_PostLN]]
@@ -506,8 +506,8 @@ class ReZero(Residual):
 class ReZeroPreNorm(Residual):
     """
     `h <- h + a_l f_l(h / rms(h))`, a_l a learned number per sublayer, 0 at the start; the head reads h, without a
-    norm. The gates are those of Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch Xiong et al.'s 2020,
-    arXiv:2002.04745; the head on the bare residual is this project's.
+    norm. The gates are from Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch from Xiong et al. 2020,
+    arXiv:2002.04745; the head without a norm is this project's.
     """
 
     Scheme: ClassVar[type[_ReZeroPreNorm]]
@@ -525,7 +525,7 @@ class ReZeroPreNorm(Residual):
 class Sandwich(Residual):
     """
     `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, and a final norm. Ding et al. 2021 (CogView), arXiv:2105.13290,
-    with RMSNorm in LayerNorm's place. The outer norm is in front of the addition; its gain starts at 1.
+    with RMSNorm in place of LayerNorm. The outer norm comes before the addition; its gain starts at 1.
     """
 
     Scheme: ClassVar[type[_Sandwich]]

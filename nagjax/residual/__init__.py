@@ -18,12 +18,12 @@ def _discovered() -> dict[str, type[Scheme]]:
 
 
 def schemes() -> dict[str, type[Scheme]]:
-    """Every scheme by name: the classes whose `name` is that of their file in `schemes/`, and the registered ones."""
+    """Every scheme by name: the registered ones, and one for each file in `schemes/`, whose `name` is the file's."""
     return dict(sorted((_discovered() | _registered).items()))
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
-    """Class decorator: make a scheme that lives outside this package known by its `name`."""
+    """Class decorator that makes a scheme from outside this package known by its `name`."""
     if not scheme.name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
     _registered[scheme.name] = scheme
@@ -31,5 +31,5 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
 
 
 def find_scheme(name: str) -> type[Scheme]:
-    """The scheme class of that name; UserError with the nearest names otherwise."""
+    """The scheme class of this name. Raises UserError with the nearest names if there is none."""
     return pick("scheme", name, schemes(), "schemes")

@@ -1,4 +1,4 @@
-"""Residual schemes as Flax modules around anybody's branches: `nagjax.NAG`, `nagjax.Review`, ..., one for each scheme.
+"""Residual schemes as Flax modules for branches of your own: `nagjax.NAG`, `nagjax.Review`, ..., one for each scheme.
 
     class Mixer(nnx.Module):
         def __init__(self, rngs):
@@ -8,8 +8,8 @@
         def __call__(self, x, progress):
             return self.residual(x, self.branches, progress=progress)
 
-The module is the scheme's parameters and the verbs of `nagjax.residual.protocol`; what commits an update is the kernel
-that commits it in `nagjax.Transformer`. `nagjax.NAG.Scheme` is the scheme itself, the frozen dataclass of its options.
+The module holds the scheme's parameters and offers the methods of `nagjax.residual.protocol`. It commits updates with
+the same kernels as `nagjax.Transformer`. `nagjax.NAG.Scheme` is the scheme itself, a frozen dataclass of its options.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ Branch = Callable[[Float[Array, "*lead D"]], Float[Array, "*lead D"]]
 
 
 class Slot(NamedTuple):
-    """A sublayer's place in the stack: its own gate, the entry of the next reader, and the numbers of both (1-based; 0
-    is the head). From `Residual.slots` with leaves [S, ...]."""
+    """What `advance` needs for one sublayer: its `gate` parameters, the next reader's `entry` parameters, and the
+    numbers of both (1-based; 0 is the head). `Residual.slots` gives all of them with leaves [S, ...]."""
 
     gate: nnx.Module
     entry: nnx.Module
@@ -52,8 +52,8 @@ class Slot(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OpenStream:
-    """A stream on its way: the scheme's rows [B, T, ...], the share of the training done, and the axes that x has in
-    front of its features. A pytree: it may be carried by a scan."""
+    """A stream between two sublayers: the scheme's arrays [B, T, ...], the share of the training done, and the leading
+    axes of x. A pytree: a scan may carry it."""
 
     rows: Stream
     progress: Float[Array, ""]
@@ -64,7 +64,7 @@ class OpenStream:
 
 
 class Asked:
-    """What the user has asked a module for. Not a part of what a module is: all are equal."""
+    """What the user has asked a module for. All compare equal, so that it does not count when modules are compared."""
 
     start_factors = False
 
@@ -76,16 +76,15 @@ class Asked:
 
 
 class Residual(nnx.Module):
-    """A residual scheme for `sublayers` branches on rows of `width` features.
+    """A residual scheme for `sublayers` branches on hidden states of `width` features.
 
     scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class. embedding_std:
-    standard deviation of what the stream is opened with, which only the gain of `logits` starts by; the scheme's own
-    unless given.
+    standard deviation of the x that opens the stream; it only sets the first gain of `logits`. Default: the scheme's.
 
-    Schemes that count blocks (LNS, DeepNorm, ...) count pairs of sublayers, as in a Transformer.
+    Schemes that count blocks (LNS, DeepNorm, ...) take a pair of sublayers as a block, as in a Transformer.
 
     Parameters: `gate` [S, ...] of each sublayer, `entry` [S + 1, ...] of each reader (the last is the head), `ends`.
-    Sublayers count from 1. Rows of any leading axes: [D], [N, D], [B, H, W, D]. Under a mesh, wrap the step in
+    Sublayers count from 1. x may have any leading axes: [D], [N, D], [B, H, W, D]. Under a mesh, wrap the step in
     `pallas_kernels.shard_rows`.
     """
 
@@ -119,16 +118,16 @@ class Residual(nnx.Module):
         observe: bool = False,
         remat: bool = False,
     ) -> Any:
-        """x through all sublayers: [*lead, D]; with `observe` also telemetry, {name: [S] float32} (see
-        `nagjax.residual.protocol.telemetry`).
+        """Runs x [*lead, D] through all sublayers and returns the result; with `observe` also telemetry, {name: [S]
+        float32} (see `nagjax.residual.protocol.telemetry`).
 
-        branches: S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one whose
-        parameters are [S, ...], or a list of k of [S / k, ...] each, which take turns. A stacked module's state besides
-        its parameters (dropout keys, statistics) is carried too. progress: the share of the training that is done; 1
-        unless given, with a warning where the scheme begins a training in another way. remat: a scanned block is
-        computed again in the backward pass.
+        branches: S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one with
+        parameters [S, ...], or a list of k modules with parameters [S / k, ...], which alternate. Other state of a
+        stacked module (dropout keys, statistics) is carried too. progress: share of the training done, 0 to 1. Default
+        1, with a warning if the scheme behaves differently early in training. remat: recompute each scanned block in
+        the backward pass.
 
-        Raises UserError: another width, or branches that do not make up S sublayers.
+        Raises UserError if x has another width, or if the branches are not S sublayers.
         """
         stream = self.open(x, progress)
         many = isinstance(branches, Sequence | nnx.List)
@@ -143,11 +142,11 @@ class Residual(nnx.Module):
         return (hidden, facts) if observe else hidden
 
     def open(self, x: Float[Array, "*lead D"], progress: float | Float[Array, ""] | None = None) -> OpenStream:
-        """The stream in front of the first sublayer, at this share of the training (see `__call__`)."""
+        """Starts the stream before the first sublayer, at this `progress` (see `__call__`)."""
         if x.ndim < 1 or x.shape[-1] != self.width:
             raise UserError("x", x.shape, f"the last axis must have {self.width} features, the residual's width")
         if progress is None and self.scheme.trained() != self.scheme:
-            say(f"{self.scheme.name} begins a training in another way than it ends it: {_how(self.scheme)}")
+            say(f"{self.scheme.name} behaves differently early in training: {_how(self.scheme)}")
         progress = jnp.asarray(1.0 if progress is None else progress, jnp.float32)
         first = jax.tree.map(lambda own: own[0], self.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress, self.sublayers)
@@ -162,35 +161,35 @@ class Residual(nnx.Module):
     def advance(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> OpenStream:
-        """The stream behind sublayer i. In a scan of your own, hand over a slice of `slots()` in place of i, so that
-        the gradient of a parameter is not as large as all sublayers' in each step. Raises UserError for a Python i that
-        is not one of 1 .. S; a traced one is not checked."""
+        """The stream after sublayer i. In a scan of your own, pass a slice of `slots()` instead of i: otherwise each
+        step of the backward pass makes a gradient as large as all sublayers' parameters. Raises UserError for a Python
+        i outside 1 .. S; a traced i is not checked."""
         return self.observe(stream, update, i)[0]
 
     def observe(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> tuple[OpenStream, dict[str, Float[Array, ""]]]:
-        """`advance`, and telemetry of the sublayer. What nobody reads is not computed (under jit)."""
+        """`advance`, and telemetry of the sublayer. Under jit, values that nobody uses are not computed."""
         slot = i if isinstance(i, Slot) else self.slot(i)
         return self._step(stream, lambda _: update, slot)
 
     def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
-        """What a head reads behind the last sublayer."""
+        """What a head reads after the last sublayer."""
         return self.scheme.close(stream.rows, self.ends)[0].reshape(*stream.lead, self.width)
 
     def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
-        """Float32 logits over the rows of a table, by the scheme's own head: NAG's knows the residual's length."""
+        """Float32 logits over the rows of a table, by the scheme's own head. NAG's head uses the residual's norm."""
         logits = unembed(*self.scheme.close(stream.rows, self.ends), self.scheme.head_rows(table))
         return logits.reshape(*stream.lead, table.shape[0])
 
     def slots(self) -> Slot:
-        """All sublayers' places, leaves [S, ...]: what a scan over sublayers runs over."""
+        """All sublayers' slots, leaves [S, ...]: what a scan over sublayers runs over."""
         index = jnp.arange(1, self.sublayers + 1, dtype=jnp.int32)
         readers = jax.tree.map(lambda own: own[1:], self.entry)
         return Slot(self.gate, readers, index, jnp.where(index < self.sublayers, index + 1, 0))
 
     def start_factors(self, i: int | Int[Array, ""]) -> Scales:
-        """Factors on the start values of branch i (see `nagjax.start_factors`)."""
+        """Factors on the initial values of branch i (see `nagjax.start_factors`)."""
         self.asked.start_factors = True
         place = SublayerIndex(self._checked(i), self.sublayers)
         return Scales(self.scheme.output_scale(place), self.scheme.inner_scale(place))
@@ -199,7 +198,7 @@ class Residual(nnx.Module):
         return checked(i, self.sublayers)
 
     def slot(self, i: int | Int[Array, ""]) -> Slot:
-        """Sublayer i's place."""
+        """Sublayer i's slot."""
         i = self._checked(i)
         if isinstance(i, int):
             return jax.tree.map(lambda all: all[i - 1], self.slots())
@@ -251,14 +250,14 @@ class Residual(nnx.Module):
 def start_factors(
     scheme: "Residual | str | Scheme | type[Scheme]", i: int | Int[Array, ""], sublayers: int | None = None
 ) -> Scales:
-    """Factors on the start values of an own branch at sublayer i, as the scheme's source has them (DeepNorm, Review,
-    GPT-2's in plain): `output` on the matrix that makes the update, `inner` on what it is linear in (attention's
-    values, the MLP's up projection).
+    """Factors on the initial values of your own branch at sublayer i, from the scheme's source (DeepNorm, Review,
+    GPT-2's in plain): `output` for the matrix that makes the update, `inner` for the map that the update is linear in
+    (attention's values, the MLP's up projection).
 
         kernel_init = lambda *a: nagjax.start_factors(self.residual, i).output * lecun_normal()(*a)
 
     scheme: the module, which knows its number of sublayers; or a scheme, and `sublayers`. i may be traced. Raises
-    UserError for a Python i that is not one of 1 .. S.
+    UserError for a Python i outside 1 .. S.
     """
     if isinstance(scheme, Residual):
         return scheme.start_factors(i)
@@ -269,7 +268,7 @@ def start_factors(
 
 
 def checked(i: int | Int[Array, ""], sublayers: int) -> int | Int[Array, ""]:
-    """A sublayer's number; UserError for a Python number that is not one of 1 .. S."""
+    """A sublayer's number. Raises UserError for a Python number outside 1 .. S."""
     if isinstance(i, jax.Array):
         return i
     try:
@@ -282,7 +281,7 @@ def checked(i: int | Int[Array, ""], sublayers: int) -> int | Int[Array, ""]:
 
 
 def as_scheme(given: "str | Scheme | type[Scheme] | Residual | type[Residual]") -> Scheme:
-    """A scheme, from its name, its class, its module or itself. Raises UserError for anything else."""
+    """The scheme that is given by its name, its class, its module or itself. Raises UserError for anything else."""
     if isinstance(given, str):
         return find_scheme(given)()
     if isinstance(given, Residual):
@@ -302,13 +301,13 @@ def modules() -> "dict[str, type[Residual]]":
 
 
 def module_named(name: str) -> "type[Residual]":
-    """Raises UserError with the nearest names."""
+    """The module of this name. Raises UserError with the nearest names if there is none."""
     return pick("scheme", name, modules(), "modules")
 
 
 @functools.cache
 def module_of(scheme: type[Scheme]) -> "type[Residual]":
-    """The module of a scheme: `Residual`, with the scheme's options in place of the scheme."""
+    """The module of a scheme: `Residual` that takes the scheme's options instead of the scheme."""
 
     def __init__(
         self, width: int, sublayers: int, *, rngs: nnx.Rngs, embedding_std: float | None = None, **options: Any
@@ -339,16 +338,16 @@ def say(text: str) -> None:
 def _how(scheme: Scheme) -> str:
     old, new = dataclasses.asdict(scheme), dataclasses.asdict(scheme.trained())
     without = ", ".join(f"{name}={value!r}" for name, value in new.items() if value != old[name])
-    return f"pass progress=step / steps in training and progress=1.0 to a finished model, or do without ({without})"
+    return f"pass progress=step / steps in training and progress=1.0 afterwards, or turn that off ({without})"
 
 
 def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:
-    """The first axis stays: a batch that is split over devices is split as before."""
+    """x as [B, T, D]. The first axis stays, so a batch that is split over devices stays split."""
     if x.shape[:-1] != lead:
-        raise UserError("update", x.shape, f"a branch must return what it reads, {lead} rows")
+        raise UserError("update", x.shape, f"a branch must return the leading axes that it reads, {lead}")
     return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])
 
 
 def _unstacked(x: Shaped[Array, "S ..."]) -> list[Shaped[Array, "..."]]:
-    """By one split, whose gradient is one concatenation."""
+    """Uses a single split: its gradient is a single concatenation."""
     return [part[0] for part in jax.lax.split(x, (1,) * x.shape[0], axis=0)]

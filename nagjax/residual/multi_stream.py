@@ -1,4 +1,4 @@
-"""What the schemes of several residual streams share: n of them side by side, read as one, written to as n."""
+"""What the schemes with n residual streams share: a branch reads one mix of them and writes to all of them."""
 
 import dataclasses
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from nagjax.residual.schemes.plain import Plain
 
 
 class Streams(NamedTuple):
-    """The residuals, and what the next reader reads of them."""
+    """The n residuals, and the normalised mix that the next reader reads."""
 
     hidden: Float[Array, "B T N D"]
     normed: Float[Array, "B T D"]
@@ -22,10 +22,10 @@ class Streams(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class MultiStream(Plain):
     """`x_l = RMSNorm_l(sum_i p_i H_i)`; `H_j <- sum_i R_ij H_i + q_j f_l(x_l)`. The streams start as copies of the
-    embedding. Telemetry sees their mean: the direction of their sum, at the length of an ordinary residual.
+    embedding. Telemetry measures their mean, which has the length of an ordinary residual.
 
-    p is of the reader and is computed from the streams it reads; R and q are of the committing sublayer and are
-    computed from the streams before it.
+    p belongs to the reader and is computed from the streams it reads. R and q belong to the sublayer that commits its
+    update and are computed from the streams before it.
     """
 
     streams: Count = 4  # n, residual streams side by side
@@ -63,12 +63,12 @@ class MultiStream(Plain):
 
 
 def mixed(weights: Float[Array, "B T N M"], hidden: Float[Array, "B T N D"]) -> Float[Array, "B T M D"]:
-    """`sum_i weights_im hidden_i`, float32. As a sum and not as a product of matrices: they are of 4 x 4 numbers, one
-    for each token, and a sum fuses with what is around it."""
+    """`sum_i weights_im hidden_i`, float32. A sum instead of a matrix product: each token has its own small matrix
+    (4 x 4), and a sum fuses with its neighbours."""
     return jnp.sum(weights[..., None] * hidden.astype(jnp.float32)[..., None, :], axis=-3)
 
 
 def unit(x: Float[Array, "..."], axes: int | tuple[int, ...], epsilon: float) -> Float[Array, "..."]:
-    """RMSNorm without a gain over the axes, in x's dtype."""
+    """RMSNorm over the axes, without a gain, in x's dtype."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=axes, keepdims=True) + epsilon)).astype(x.dtype)

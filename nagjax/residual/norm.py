@@ -1,4 +1,4 @@
-"""The norm that several schemes put in places of their own."""
+"""RMSNorm, for schemes that normalise at places of their own."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What the pre-norm schemes share: an ordinary residual, read through an RMSNorm with a gain."""
+"""What the pre-norm schemes share: an ordinary residual that branches read through an RMSNorm with a gain."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -40,7 +40,7 @@ class PreNorm(Scheme):
         return Gain(width)
 
     def read_scale(self, reader: Int[Array, ""]) -> Float[Array, ""]:
-        """Factor on the norm's output for the sublayer of that index (0: the head)."""
+        """Factor on the norm's output for the sublayer of this index (0: the head)."""
         return jnp.float32(1.0)
 
     def open(self, embedding, at: Boundary, ends) -> PreNormStream:

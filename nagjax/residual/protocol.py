@@ -1,21 +1,21 @@
-"""The residual scheme protocol: what a stream is, and the verbs that move it through depth.
+"""The residual scheme protocol: what a stream is, and the methods that carry it through depth.
 
-A *stream* is a pytree whose every leaf starts with `[batch, tokens, ...]`. A scheme is a frozen dataclass (its fields
-are its options) that must have five verbs:
+A *stream* is a pytree whose leaves all start with `[batch, tokens, ...]`. A scheme is a frozen dataclass (its fields
+are its options) that must define five methods:
 
     open(embedding, at, ends)   -> stream          start the stream
     read(stream)                -> x               what the next branch reads, [B, T, D]
-    advance(stream, update, at) -> stream, gate    commit the branch's proposal
-    close(stream, ends)         -> hidden, log_scale
-    lanes(stream)               -> direction, log_rms    the residual taken apart: what telemetry measures
+    advance(stream, update, at) -> stream, gate    commit the branch's update
+    close(stream, ends)         -> hidden, log_scale    what the head reads, and the log of a factor on its logits
+    lanes(stream)               -> direction, log_rms    the residual as telemetry measures it
 
-All else has a default: parameters (none), start values (ordinary ones), Mixture-of-Depths, limits on parameters. What
-only some schemes can do, a class attribute declares: `turns`.
+All else has a default: parameters (none), initial values (ordinary ones), Mixture-of-Depths, constraints on parameters.
+The class attribute `turns` declares what only some schemes can do.
 
-A *sublayer* is one branch and what commits its update, in our Transformer one attention or one MLP; sublayers count
-from 1. Parameters come in three groups: `entry` (what normalises a sublayer's input; the head has one too), `gate`
-(what commits a sublayer's update) and `ends` (one set per model). `advance` is handed the entry of the *next* reader,
-so that committing an update and normalising for the next read is one pass over memory.
+A *sublayer* is one branch and what commits its update: in our Transformer one attention or one MLP. Sublayers count
+from 1. A *reader* is what reads the stream next: a sublayer or the head. Parameters come in three groups: `entry`
+normalises a reader's input, `gate` commits a sublayer's update, and `ends` is one set per model. `advance` gets the
+entry of the *next* reader, so that it commits an update and normalises for the next read in one pass over memory.
 """
 
 import abc
@@ -40,9 +40,9 @@ class Nothing(nnx.Module):
 
 
 class SublayerIndex(NamedTuple):
-    """Where a sublayer stands, for what start values depend on it."""
+    """Where a sublayer stands in depth, for initial values that depend on it."""
 
-    index: Int[Array, ""] | int  # 1-based; traced while the blocks are made
+    index: Int[Array, ""] | int  # 1-based; traced while the blocks are initialised
     sublayers: int  # in all
 
     @property
@@ -58,39 +58,39 @@ class SublayerIndex(NamedTuple):
 class Boundary(NamedTuple):
     """Where in depth (and in training) an update is committed. `open` gets one too, with `gate` None and `index` 0."""
 
-    gate: Any  # the committing sublayer's own parameters, as the scheme's `gate` makes them
-    entry: Any  # the next reader's, as `entry` makes them
-    index: Int[Array, ""]  # the committing sublayer, 1-based
+    gate: Any  # parameters of the sublayer whose update is committed, as the scheme's `gate` makes them
+    entry: Any  # parameters of the next reader, as `entry` makes them
+    index: Int[Array, ""]  # the sublayer whose update is committed, 1-based
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
-    sublayers: Int[Array, ""] | int  # in all; in a pruned model as many as there were before
+    sublayers: Int[Array, ""] | int  # in all; for a pruned model the number before pruning
 
     @property
     def blocks(self) -> Int[Array, ""] | int:
-        """Pairs of sublayers; the last may be single."""
+        """Pairs of sublayers; the last block may have only one."""
         return (self.sublayers + 1) // 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheme(abc.ABC):
-    """Base of all schemes: the five verbs that a subclass defines, then what it may define."""
+    """Base of all schemes: first the five methods that a subclass must define, then those that it may define."""
 
     name: ClassVar[str] = ""  # the file's name
-    title: ClassVar[str] = ""  # how tables and plots call it
+    title: ClassVar[str] = ""  # its name in tables and plots
     learning_rate: ClassVar[float] = 8e-3  # AdamW's default at 24 blocks x 64, the best tried (experiments/LOG.md)
     gate_rate: ClassVar[float] = 1.0  # learning rate of the parameters of role "gate", relative to the matrices'
-    router: ClassVar[str] = "linear"  # of Mixture-of-Depths, unless another is asked for
-    scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by a factor on it
-    turns: ClassVar[bool] = False  # the angle of a sublayer's update is known before its branch runs: `turn`
+    router: ClassVar[str] = "linear"  # default router of Mixture-of-Depths
+    scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by scaling it
+    turns: ClassVar[bool] = False  # the rotation angle of an update is known before its branch runs: `turn`
 
     def __post_init__(self):
         check_fields(self, "scheme.")
 
-    # The five verbs.
+    # The five methods that every scheme defines.
 
     @abc.abstractmethod
     def open(self, embedding: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        """The stream in front of the first sublayer."""
+        """The stream before the first sublayer."""
 
     @abc.abstractmethod
     def read(self, stream: Stream) -> Float[Array, "B T D"]:
@@ -100,8 +100,8 @@ class Scheme(abc.ABC):
     def advance(
         self, stream: Stream, update: Float[Array, "B T D"], at: Boundary
     ) -> tuple[Stream, Float[Array, "#B #T #D"]]:
-        """The stream behind a sublayer, ready for the next reader, and the gate its update went through (ones where
-        there is none)."""
+        """The stream after a sublayer, ready for the next reader, and the gate that scaled the update (ones without a
+        gate)."""
 
     @abc.abstractmethod
     def close(self, stream: Stream, ends: nnx.Module) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
@@ -114,37 +114,38 @@ class Scheme(abc.ABC):
     # Parameters.
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """What normalises a sublayer's input."""
+        """Parameters that normalise a reader's input."""
         return Nothing()
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
-        """What commits a sublayer's update."""
+        """Parameters that commit a sublayer's update."""
         return Nothing()
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
-        """One set for the whole stream."""
+        """Parameters that the whole stream has once."""
         return Nothing()
 
     def constrain(self, value: Float[Array, "..."], axes: tuple[str | None, ...], role: str) -> Float[Array, "..."]:
-        """A parameter brought back to where it has to lie: at its start and after every step of the optimizer. `axes`
-        are the names of its last axes, `role` is the optimizer's."""
+        """Projects a parameter onto the values it may have, at initialisation and after every optimizer step. `axes`
+        names its last axes; `role` is its group in the optimizer."""
         return value
 
-    # Start values, and the learning rate that goes with them.
+    # Initial values, and the learning rate that goes with them.
 
     def output_scale(self, sublayer: SublayerIndex) -> Float[Array, ""] | float:
-        """Factor on the start of a branch's output projection."""
+        """Factor on the initial values of a branch's output projection."""
         return 1.0
 
     def inner_scale(self, sublayer: SublayerIndex) -> Float[Array, ""] | float:
-        """Factor on the start of what a branch's output is linear in: attention's values, the MLP's up projection."""
+        """Factor on the initial values of the map that a branch's output is linear in: attention's values, the MLP's up
+        projection."""
         return 1.0
 
     def embedding_std(self, width: int) -> float:
-        """Standard deviation of the embedding's start, where no head shares the table.
+        """Standard deviation of the initial embedding, when no head shares the table.
 
-        At the scale of a normalised residual: from 1/sqrt(D) the first updates of an unscaled pre-norm model are
-        several times the embedding and drown it (experiments/LOG.md).
+        The default is the scale of a normalised residual. With 1/sqrt(D), the first updates of an unscaled pre-norm
+        model are several times as large as the embedding and drown it (experiments/LOG.md).
         """
         return 1.0
 
@@ -153,7 +154,7 @@ class Scheme(abc.ABC):
         return self.learning_rate * 64 / width
 
     def trained(self) -> "Scheme":
-        """The scheme of a further training: what this one does only as a training begins is over."""
+        """The scheme for further training: without what this one does only early in training."""
         return self
 
     def head_rows(self, table: Float[Array, "V D"]) -> Float[Array, "V D"]:
@@ -163,25 +164,25 @@ class Scheme(abc.ABC):
     # Mixture-of-Depths.
 
     def skip(self, stream: Stream, at: Boundary) -> Stream:
-        """The stream behind a sublayer that did not run. A stream that carries what is ready for one reader makes it
-        ready for the next one; the residual itself does not change."""
+        """The stream after a sublayer that did not run. The residual does not change; a stream that carries a
+        normalised input prepares it for the next reader."""
         return stream
 
     def advance_rows(
         self, stream: Stream, rows: Stream, update: Float[Array, "B k D"], at: Boundary, indices: Int[Array, "B k"]
     ) -> tuple[Stream, Float[Array, "#B #k #D"]]:
-        """`advance` for the tokens at the indices, whose rows of the stream are `rows`; `skip` for all others."""
+        """`advance` for the tokens at the indices, whose part of the stream is `rows`; `skip` for all others."""
         after, gate = self.advance(rows, update, at)
         return put(self.skip(stream, at), after, indices), gate
 
     def turn(self, stream: Stream, at: Boundary) -> Float[Array, "B T"]:
-        """tan of the angle the sublayer is going to turn each token. For a scheme that declares `turns`."""
-        raise UserError("scheme", self.name, "has no rotation angle that is known before a branch runs")
+        """tan of the angle by which the sublayer will rotate each token. Only for schemes that declare `turns`."""
+        raise UserError("scheme", self.name, "has no rotation angle that is known before a branch runs: use nag")
 
-    # Looking at depth, and changing it.
+    # Measuring depth, and changing it.
 
     def rebuild(self, residual: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        """The stream that has this residual, ready for the reader of `at`: what `lanes` took apart, put together."""
+        """The stream that has this residual, ready for the reader of `at`: the inverse of `lanes`."""
         return self.open(residual, at, ends)
 
 
@@ -201,11 +202,11 @@ def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> F
 def telemetry(
     scheme: Scheme, before: Stream, after: Stream, gate: Array, real: Bool[Array, "B T"] | None = None
 ) -> dict[str, Float[Array, ""]]:
-    """Telemetry of one sublayer, averaged over the `real` tokens, all unless given (float32 scalars).
+    """Telemetry of one sublayer, float32 scalars averaged over the `real` tokens (default: all).
 
-    turn: angle the residual turned, radians. ratio: length of the written step over the length of the residual it
-    was written on (NAG's |t|). growth: change of the residual's log RMS. log_norm: log RMS after the sublayer.
-    gate: mean gate. closed: share of tokens whose mean gate is below 0.05.
+    turn: angle between the residual before and after, radians. ratio: norm of the step over the norm of the residual
+    before it (NAG's |t|). growth: change of the residual's log RMS. log_norm: log RMS after the sublayer. gate: mean
+    gate. closed: share of tokens whose mean gate is below 0.05.
     """
     (d0, s0), (d1, s1) = scheme.lanes(before), scheme.lanes(after)
     step = jnp.exp(s1 - s0)[..., None] * d1 - d0
@@ -224,5 +225,5 @@ def telemetry(
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
-    """A parameter of the optimizer's gate group: no weight decay, the scheme's `gate_rate`."""
+    """A parameter of the optimizer's gate group: no weight decay, and the scheme's `gate_rate`."""
     return parameter(value, axes, "gate")

@@ -1,4 +1,4 @@
-"""Rows of a stream by index: what Mixture-of-Depths moves."""
+"""Takes and puts back tokens of a stream by index, for Mixture-of-Depths."""
 
 from typing import Any
 

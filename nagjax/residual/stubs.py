@@ -1,4 +1,4 @@
-"""What an editor and a type checker know of the modules that are made from schemes.
+"""Writes the stubs that tell editors and type checkers about the modules made from schemes.
 
 python -m nagjax.residual.stubs        # writes nagjax/__init__.pyi and nagjax/linen.pyi
 """
@@ -95,7 +95,7 @@ class MixtureOfDepths(nn.Module):
 
 
 def stubs() -> dict[Path, str]:
-    """Each stub file and what belongs in it."""
+    """Each stub file and its content."""
     known = sorted(schemes().values(), key=lambda scheme: scheme.name)
     known = [scheme for scheme in known if scheme.__module__.startswith("nagjax.")]
     imports = "\n".join(f"from {s.__module__} import {s.__name__} as _{s.__name__}" for s in known)

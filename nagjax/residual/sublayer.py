@@ -12,8 +12,8 @@ from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 
 class Result(NamedTuple):
-    """What a sublayer leaves behind. `gate` and `ran` are by token; `notes` by sequence, [B], float32: what routing did
-    (see `nagjax.mod.routed`), empty without it. `cache` is the branch's."""
+    """What a sublayer returns. `gate` and `ran` are per token. `notes` [B], float32, says per sequence what routing did
+    (see `nagjax.mod.routed`; empty without routing). `cache` is the branch's."""
 
     stream: Stream
     cache: Any
@@ -29,10 +29,10 @@ def run(
     at: Boundary,
     pin: Callable[[Array], Array] = lambda x: x,
 ) -> Result:
-    """One sublayer. `branch` maps what it reads to its update and its cache (None without one).
+    """Runs one sublayer. `branch` maps its input to its update and its cache (None without one).
 
-    Updates are pinned: left to choose, XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output split
-    over `tensor` and then combines it wrongly with a gate, without a word.
+    The sharding of updates is pinned. Otherwise XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output
+    split over `tensor` and then combines it wrongly with a gate, without an error.
     """
     x = scheme.read(stream)
     update, cache = branch(x)
@@ -42,7 +42,7 @@ def run(
 
 
 def following(entries: nnx.Module, last: nnx.Module) -> nnx.Module:
-    """The entry that reads after each block, stacked: those of the blocks [L, ...] one further, and the head's."""
+    """The `entry` of the reader after each block, stacked [L, ...]: the next block's, and the head's for the last."""
     leaves = zip(jax.tree.leaves(entries), jax.tree.leaves(last), strict=True)
     shifted = [jnp.concatenate([own[1:], end[None]]) for own, end in leaves]
     return jax.tree.unflatten(jax.tree.structure(entries), shifted)

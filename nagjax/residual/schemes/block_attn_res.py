@@ -1,4 +1,4 @@
-"""Block Attention Residuals: every reader attends over what blocks of sublayers have written."""
+"""Block Attention Residuals: every reader attends over the summed updates of blocks of sublayers."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -14,8 +14,8 @@ from nagjax.residual.schemes.plain import Plain
 
 
 class Sources(NamedTuple):
-    """`values`: the embedding, then the sum of what each block wrote, the running one's so far. `written`: 1 where
-    there is a value yet, else 0. `normed`: what the next reader reads."""
+    """`values`: the embedding, then the sum of each block's updates (so far, for the current block). `written`: 1 where
+    there is a value already, else 0. `normed`: what the next reader reads."""
 
     values: Float[Array, "B T N D"]
     written: Float[Array, "B T N"]
@@ -23,7 +23,7 @@ class Sources(NamedTuple):
 
 
 class Query(nnx.Module):
-    """w of the reader behind this sublayer, zeros."""
+    """w of the reader after this sublayer, zeros at first."""
 
     def __init__(self, width: int):
         self.query = gate_parameter(jnp.zeros((width,)), ("embed",))
@@ -31,14 +31,14 @@ class Query(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class BlockAttnRes(Plain):
-    """`x_l = RMSNorm_l(sum_i a_i v_i)`, `a = softmax_i(w_l . RMSNorm(v_i))` over the embedding, the sums of what the
-    blocks before wrote, and the partial sum of this one's; each `f_l(x_l)` is added to its block's sum. The head reads
-    in the same way. Kimi Team 2026, "Attention Residuals", arXiv:2603.15031, Block AttnRes.
+    """`x_l = RMSNorm_l(sum_i a_i v_i)`, `a = softmax_i(w_l . RMSNorm(v_i))` over the embedding, the summed updates of
+    each earlier block, and the partial sum of the current block; each `f_l(x_l)` is added to its block's sum. The head
+    reads in the same way. Kimi Team 2026, "Attention Residuals", arXiv:2603.15031, Block AttnRes.
 
-    A block is `ceil(sublayers / blocks)` sublayers, the last may be shorter; with no more sublayers than blocks this is
-    Full AttnRes. Queries start at zero: at its start a model reads in the direction of the ordinary residual. The
-    keys' norm has no gain, w would take it in. The first sublayer has one source and needs no w, so that a reader's w
-    is kept with the sublayer in front of it. Telemetry sees the sum of all sources, the ordinary residual.
+    A block is `ceil(sublayers / blocks)` sublayers; the last may be shorter. With no more sublayers than blocks this is
+    Full AttnRes. Queries start at zero, so a new model reads in the direction of the ordinary residual. The keys' norm
+    has no gain, since w could absorb it. The first sublayer has one source and needs no w; therefore a reader's w
+    is kept with the sublayer before it. Telemetry measures the sum of all sources, the ordinary residual.
     """
 
     name: ClassVar[str] = "block_attn_res"
@@ -51,7 +51,7 @@ class BlockAttnRes(Plain):
         return Query(width)
 
     def block_of(self, at: Boundary) -> Int[Array, ""]:
-        """1-based, of the committing sublayer."""
+        """The 1-based block of the sublayer whose update is committed."""
         size = (at.sublayers + self.blocks - 1) // self.blocks
         return (at.index - 1) // size + 1
 

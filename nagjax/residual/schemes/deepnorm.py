@@ -12,15 +12,15 @@ from nagjax.residual.schemes.post_ln import PostLN
 
 @dataclasses.dataclass(frozen=True)
 class DeepNorm(PostLN):
-    """`h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks. Wang et al. 2022, arXiv:2203.00555, its
-    rule for decoders alone; constants as in torchscale's decoder.
+    """`h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks. Wang et al. 2022, arXiv:2203.00555, the
+    rule for decoder-only models; constants as in torchscale's decoder.
 
-    Values, attention's output and both maps of the feed-forward branch start divided by `(8 L)^(1/4)`, queries and keys
-    do not. Elsewhere alpha is found fixed at 2.83 (right for 32 blocks) with a start *multiplied* by that factor, and
-    results of "DeepNorm" that are results of that. Choices where the source is silent: the undivided start is the
-    library's normal of variance 1/fan-in, not Xavier's; of a gated feed-forward branch the up projection is divided
-    and the gate is not, so that the branch at the start is 1/sqrt(8 L) of itself like attention (torchscale also
-    divides one of the two, the one inside the activation).
+    The initial values of attention's values and output and of both maps of the feed-forward branch are divided by
+    `(8 L)^(1/4)`; queries and keys are not. Some published "DeepNorm" results use something else: alpha fixed at 2.83
+    (right for 32 blocks) and initial values *multiplied* by that factor. Choices where the source is silent: before the
+    division, initial values are the library's normal of variance 1/fan-in, not Xavier's; in a gated feed-forward branch
+    only the up projection is divided, so that the branch starts scaled by 1/sqrt(8 L), as attention does (torchscale
+    also divides one of the two, the one inside the activation).
     """
 
     name: ClassVar[str] = "deepnorm"

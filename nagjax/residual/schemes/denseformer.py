@@ -1,4 +1,4 @@
-"""DenseFormer: now and then a block's output is averaged with those of earlier blocks."""
+"""DenseFormer: after some blocks, the output is averaged with the outputs of earlier blocks."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -14,9 +14,9 @@ from nagjax.residual.schemes.plain import Plain
 
 
 class History(NamedTuple):
-    """`past`: the embedding and the outputs of the blocks at the averaging points so far, zeros for those to come.
-    `weights`: alpha, row after row, the same for every token: what moves a stream has no other way to it. `hidden`:
-    the residual. `normed`: what the next reader reads."""
+    """`past`: the embedding and the block outputs at the averaging points so far; zeros for later points. `weights`:
+    alpha, flattened by rows, the same for every token; it is in the stream because `advance` cannot reach it otherwise.
+    `hidden`: the residual. `normed`: what the next reader reads."""
 
     past: Float[Array, "B T N D"]
     weights: Float[Array, "B T W"]
@@ -25,7 +25,7 @@ class History(NamedTuple):
 
 
 class Weights(nnx.Module):
-    """alpha [points, points + 1]; row m is that of point m + 1: 1 for its own block, 0 for what is before."""
+    """alpha [points, points + 1]; row m is for point m + 1 and starts at 1 for its own block, 0 for earlier ones."""
 
     def __init__(self, points: int):
         self.alpha = gate_parameter(jnp.eye(points, points + 1, 1), (None, None))
@@ -33,13 +33,13 @@ class Weights(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class DenseFormer(Plain):
-    """`X_i = block_i(Y_i-1)`, `Y_i = sum_j alpha_ij X_j`: the blocks are pre-norm; behind an averaging point the sum is
-    over the embedding X_0 and the points j <= i, elsewhere `Y_i = X_i`. Pagliardini et al. 2024, arXiv:2402.02622,
+    """`X_i = block_i(Y_i-1)`, `Y_i = sum_j alpha_ij X_j`. The blocks are pre-norm. At an averaging point the sum is
+    over the embedding X_0 and the points j <= i; elsewhere `Y_i = X_i`. Pagliardini et al. 2024, arXiv:2402.02622,
     Section 3.
 
-    alpha starts as 1 for j = i and 0 else: a pre-norm model. Every `ceil(blocks / points)`-th block is a point, which
-    is the paper's k x p form with the dilation k equal to the period p (the paper's 4 x 5 has them apart), so that
-    what has to be kept does not grow with depth; with no more blocks than points it is the dense form.
+    alpha starts at 1 for j = i and 0 otherwise, which is a pre-norm model. Every `ceil(blocks / points)`-th block is a
+    point: the paper's k x p form with dilation k equal to period p (the paper's 4 x 5 has k and p differ). So memory
+    for past outputs does not grow with depth. With no more blocks than points it is the dense form.
     """
 
     name: ClassVar[str] = "denseformer"
@@ -52,7 +52,7 @@ class DenseFormer(Plain):
         return Weights(self.points)
 
     def point(self, at: Boundary) -> tuple[Bool[Array, ""], Int[Array, ""]]:
-        """Whether the committing sublayer ends a block that is a point; the point's number, 1-based."""
+        """Whether this sublayer ends a block that is a point, and the point's 1-based number."""
         period = (at.blocks + self.points - 1) // self.points
         block = at.index // 2
         return (at.index % 2 == 0) & (block % period == 0), block // period
@@ -64,7 +64,7 @@ class DenseFormer(Plain):
         return History(past, weights, embedding, self.normalise(embedding, at))
 
     def kept(self, past: Float[Array, "B T N D"], hidden, at: Boundary) -> Float[Array, "B T N D"]:
-        """The past with this block's output, at a point."""
+        """The past; at a point, with this block's output added."""
         here, number = self.point(at)
         before = jax.lax.dynamic_index_in_dim(past, number, axis=2)
         own = jnp.where(here, hidden[..., None, :], before)

@@ -1,4 +1,4 @@
-"""Additive Highway residual: a gate that reads the state only."""
+"""Additive Highway residual: the gate reads only the state, not the update."""
 
 import dataclasses
 from typing import ClassVar
@@ -26,8 +26,8 @@ class StateGate(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Highway(PreNorm):
-    """`r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form that
-    arXiv:2606.31859 compares Review Residuals with."""
+    """`r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
+    arXiv:2606.31859 compares Review Residuals."""
 
     name: ClassVar[str] = "highway"
     title: ClassVar[str] = "Highway (additive)"
@@ -40,7 +40,7 @@ class Highway(PreNorm):
         return sublayer.sublayers**-0.5
 
     def carry(self, gate):
-        """What is kept of the old state."""
+        """The share of the old state that is kept."""
         return 1.0
 
     def advance(self, stream: PreNormStream, update, at: Boundary):

@@ -1,4 +1,4 @@
-"""Convex Highway residual: the instructive failure."""
+"""Convex Highway residual: a baseline that is known to fail in deep models."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Hyper-Connections: several residual streams, mixed by matrices that are learned and depend on the token."""
+"""Hyper-Connections: several residual streams, mixed by learned matrices that depend on the token."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ DYNAMIC_START = 0.01  # s
 
 
 class Reading(Gain):
-    """The norm's gain, and A_m as its difference from where it starts."""
+    """The norm's gain, and A_m as its difference from its initial value."""
 
     def __init__(self, width: int, streams: int):
         super().__init__(width)
@@ -42,10 +42,10 @@ class HyperConnections(MultiStream):
     """`H <- A_r^T H + B^T f_l(RMSNorm_l(A_m^T H))`, H [n, D], with `A = A_static + s tanh(norm(H) W)` for A_m [n, 1],
     A_r [n, n] and B [n]: dynamic Hyper-Connections (DHC), Zhu et al. 2024, arXiv:2409.19606, Section 2.
 
-    W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k reads stream k mod n: at its start every stream is the
+    Initially W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k reads stream k mod n, so that every stream is the
     ordinary pre-norm residual. Output projections start sqrt(n) larger, as in the paper. The head reads through
-    an A_m too, which starts as the paper's sum of all streams. `norm` has no gain: W would take it in. A_m has an s of
-    its own; the authors' code shares one between A_m and A_r.
+    an A_m too, which starts as the paper's sum of all streams. `norm` has no gain, since W could absorb it. A_m has its
+    own s; the authors' code shares one between A_m and A_r.
     """
 
     name: ClassVar[str] = "hyper_connections"

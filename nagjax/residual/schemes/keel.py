@@ -16,15 +16,15 @@ from nagjax.residual.protocol import Boundary, SublayerIndex
 class Keel(PreNorm):
     """`h <- N'_l(S h + f_l(N_l(h)))`, S the number of sublayers; N, N' are RMSNorms, each with a gain of its own.
 
-    Chen & Wei 2026, "Post-LayerNorm Is Back", arXiv:2601.19895. Of the first block, attention writes as in pre-norm,
-    `h <- h + f_1(N_1(h))`, and the MLP's skip has weight 1. Start values are ordinary ones: no branch is scaled.
+    Chen & Wei 2026, "Post-LayerNorm Is Back", arXiv:2601.19895. In the first block, attention writes as in pre-norm,
+    `h <- h + f_1(N_1(h))`, and the MLP's skip has weight 1. Initial values are ordinary: no branch is scaled.
 
     Choices where the source is silent: RMSNorm; the head reads the last state through a norm of its own, as every
-    sublayer does; the gain that the first attention has no norm for multiplies its update, which is a factor on the
-    columns of its output projection and no new function. In a pruned model S is the number before.
+    sublayer does; the first attention has no N', so its gain multiplies the update, which its output projection could
+    do as well. In a pruned model S is the number before pruning.
 
-    An update is about 1/S of the state it is added to: in bfloat16, which resolves 1/256, a state of some hundred
-    sublayers keeps only the coarse part of each.
+    An update is about 1/S of the state it is added to. With some hundred sublayers, bfloat16, which resolves 1/256,
+    keeps only the coarse part of each update.
     """
 
     name: ClassVar[str] = "keel"

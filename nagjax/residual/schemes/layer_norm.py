@@ -1,4 +1,4 @@
-"""Pre-norm by LayerNorm with gain and bias: GPT-2's residual."""
+"""Pre-norm with LayerNorm, its gain and bias: GPT-2's residual."""
 
 import dataclasses
 from typing import ClassVar
@@ -25,7 +25,7 @@ class Affine(nnx.Module):
 class LayerNorm(PreNorm):
     """`h <- h + f_l(LN_l(h))`, `LN(h) = gain (h - mean(h)) / sqrt(var(h) + epsilon) + bias`.
 
-    Ba, Kiros & Hinton 2016, arXiv:1607.06450; in this place, GPT-2 (Radford et al. 2019). The statistics are float32.
+    LayerNorm: Ba, Kiros & Hinton 2016, arXiv:1607.06450. As pre-norm: GPT-2 (Radford et al. 2019). Float32 statistics.
     """
 
     name: ClassVar[str] = "layer_norm"

@@ -1,4 +1,4 @@
-"""LayerScale: one learned factor per feature in front of every update."""
+"""LayerScale: every update is multiplied by one learned factor per feature."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,8 +22,8 @@ class Factors(nnx.Module):
 class LayerScale(PreNorm):
     """`h <- h + lambda_l * f_l(RMSNorm_l(h))`, lambda_l [D]. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
 
-    lambda starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond; all other start values are ordinary. The factors
-    learn at the matrices' rate and do not decay.
+    lambda starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond; all other initial values are ordinary. The factors
+    learn at the matrices' rate, without weight decay.
     """
 
     name: ClassVar[str] = "layer_scale"

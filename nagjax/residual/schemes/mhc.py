@@ -54,10 +54,10 @@ class MHC(MultiStream):
         H_pre = sigmoid(h_pre);  H_post = 2 sigmoid(h_post);  H_res = Sinkhorn(exp(h_res)), doubly stochastic
         h     = alpha (RMSNorm(flat X) phi) + b,  each with its own phi, alpha = 0.01 and b
 
-    Sinkhorn: 20 times the columns, then the rows, are divided by their sums. Where the paper is silent this is as in
-    MaxText's implementation: phi starts with variance 1/(n D) and b at 0, so that a model starts close to a pre-norm
-    one of which every stream is a copy. But the head, which there reads the sum of the streams, reads here through an
-    H_pre of its own, which starts as half of that.
+    Sinkhorn: 20 times, the columns and then the rows are divided by their sums. Where the paper is silent this follows
+    MaxText's implementation: phi starts with variance 1/(n D) and b at 0, so that every stream starts close to that of
+    a pre-norm model. One difference: MaxText's head reads the sum of the streams; here it reads through an H_pre of its
+    own, which starts at half of that sum.
     """
 
     name: ClassVar[str] = "mhc"
@@ -76,13 +76,13 @@ class MHC(MultiStream):
     def write_weights(self, hidden, at: Boundary):
         direction = unit(hidden, (-2, -1), self.epsilon)
         logits = at.gate.res(direction).reshape(*hidden.shape[:2], self.streams, self.streams)
-        # H_res mixes by its rows, `MultiStream` by columns.
+        # H_res mixes by its rows, but `MultiStream` by columns.
         return jnp.swapaxes(sinkhorn(logits), -1, -2), 2.0 * jax.nn.sigmoid(at.gate.post(direction))
 
 
 def sinkhorn(logits: Float[Array, "... N N"]) -> Float[Array, "... N N"]:
-    """`exp(logits)` made doubly stochastic: rows sum to 1, columns nearly. Divides in log space, where nothing
-    vanishes however far the logits are apart."""
+    """`exp(logits)` made doubly stochastic: rows sum to 1, columns nearly. Divides in log space, where no entry
+    underflows, however far apart the logits are."""
 
     def step(logs, _):
         return jax.nn.log_softmax(jax.nn.log_softmax(logs, axis=-2), axis=-1), None

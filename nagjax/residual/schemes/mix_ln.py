@@ -17,25 +17,25 @@ class MixLN(PreNorm):
     """`h <- gain * unit(h + f_l(h))` in the first floor(post L) of L blocks, `h <- h + f_l(gain_l * unit(h))` in the
     rest; the head reads `gain * unit(h)`. Li et al. 2024, arXiv:2412.13795.
 
-    One gain for each reader, as in plain pre-norm, is as many as the source has, and the same functions, though not
-    everywhere at the same place: a Post-LN sublayer's gain is that of the next reader's entry. So the first Pre-LN
-    sublayer, whose entry is already in use, reads `unit(h)`, and the first Post-LN sublayer's entry is a gain on the
-    embedding it reads; both are gains on a branch's input, which its matrices can take up.
+    There is one gain for each reader, as in plain pre-norm. These are as many gains as in the source and express the
+    same functions, but two are elsewhere: a Post-LN sublayer uses the gain in the next reader's entry. So the first
+    Pre-LN sublayer, whose entry is already used, reads `unit(h)`, and the first Post-LN sublayer's entry is a gain on
+    the embedding that it reads. Both are gains on a branch's input, which its matrices can absorb.
     """
 
     name: ClassVar[str] = "mix_ln"
     title: ClassVar[str] = "Mix-LN"
     learning_rate: ClassVar[float] = 2.5e-3  # 8e-3 was worse at 16 blocks x 32; no finer search
 
-    post: Share = 0.25  # share of the blocks, the first ones, that are Post-LN
+    post: Share = 0.25  # share of the blocks that are Post-LN: the first ones
 
     def border(self, at: Boundary) -> Int[Array, ""]:
         """The last Post-LN sublayer; 0 if there is none."""
         blocks = jnp.asarray(at.blocks, jnp.float32)
-        return 2 * jnp.floor(self.post * blocks + 1e-4).astype(jnp.int32)  # a product just below its integer counts
+        return 2 * jnp.floor(self.post * blocks + 1e-4).astype(jnp.int32)  # tolerates a product just below an integer
 
     def normalise(self, hidden: Float[Array, "B T D"], at: Boundary) -> Float[Array, "B T D"]:
-        """What the next reader reads of a residual that is made."""
+        """The next reader's input, given the residual."""
         reader, border = jnp.where(at.following == 0, at.sublayers + 1, at.following), self.border(at)
         own_gain: Bool[Array, ""] = (reader == 1) | (reader > border + 1)
         gain = jnp.where(own_gain, at.entry.gain[...], 1.0)

@@ -1,4 +1,4 @@
-"""NAG: the norm-agnostic residual. Direction and log-norm in separate lanes, every update a controlled rotation."""
+"""NAG, the norm-agnostic residual: direction and log-norm are kept apart, and every update is a controlled rotation."""
 
 import dataclasses
 import math
@@ -61,9 +61,9 @@ class NAG(Scheme):
         logits = exp(s_L + g) <r_L, W_v> / D,  rows W_v centred and of norm sqrt(D)
 
     Choices where the paper is silent: alpha rises linearly from 0 to its value over the first `ramp` of the training,
-    and all gate parameters learn at `gate_rate` of the matrices' rate without weight decay (both against early gate
-    collapse); the embedding is centred when it is looked up; the head's gain g is a learned scalar in log space that
-    starts where the first logits have a standard deviation of one half, at every width and depth.
+    and all gate parameters learn at `gate_rate` times the matrices' rate without weight decay (both prevent gates from
+    closing early); the embedding is centred when it is looked up; the head's gain g is a learned scalar in log space,
+    initialised so that the first logits have a standard deviation of one half at every width and depth.
     """
 
     name: ClassVar[str] = "nag"
@@ -90,7 +90,7 @@ class NAG(Scheme):
         return Modulator(width, self.directions, alpha, rngs)
 
     def embedding_std(self, width):
-        """Only the embedding's direction is read: its length just sets how fast the direction can learn."""
+        """Only the embedding's direction is read; its length just sets how fast the direction can learn."""
         return width**-0.5
 
     def ends(self, width, embedding_std, rngs):
@@ -118,7 +118,7 @@ class NAG(Scheme):
         return ramp * at.gate.alpha[...]
 
     def turn(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
-        """tan of the angle the sublayer is going to turn each token: known before its branch runs."""
+        """tan of the angle by which the sublayer will rotate each token: known before its branch runs."""
         return self.alpha(at) * at.gate(stream.direction)
 
     def advance(self, stream: NAGStream, update, at: Boundary):
@@ -133,7 +133,7 @@ class NAG(Scheme):
             jax.nn.softplus(own.beta[...]),
             self.alpha(at),
         )
-        # The gate again, for telemetry: dead code unless it is read.
+        # The gate again, for telemetry: the compiler removes it unless it is read.
         return NAGStream(direction, log_norm), own(stream.direction)[..., None]
 
     def advance_rows(self, stream: NAGStream, rows: NAGStream, update, at: Boundary, indices):

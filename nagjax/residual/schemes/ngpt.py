@@ -1,4 +1,4 @@
-"""nGPT: states and matrices on the sphere."""
+"""nGPT: hidden states and matrices are normalised to the hypersphere."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from nagjax.ranges import Range
 from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, gate_parameter, split_lanes
 
-TINY = 1e-12  # on a mean square: a row of zeros stays one
+TINY = 1e-12  # added to a mean square: a row of zeros stays zero
 
 
 def unit_rms(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -22,8 +22,8 @@ def unit_rms(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
 
 
 class Scaled(nnx.Module):
-    """A learned factor, kept at 1/sqrt(D) where it stands for its start: Adam's steps, whose size does not know the
-    parameter's, move it sqrt(D) times as fast (Section 2.5 there)."""
+    """A learned factor, stored so that 1/sqrt(D) stands for its initial value. The size of Adam's steps does not depend
+    on the parameter's size, so the factor learns sqrt(D) times as fast (Section 2.5 of the source)."""
 
     def __init__(self, shape: tuple[int, ...], axes: tuple[str | None, ...], width: int):
         self.scale = gate_parameter(jnp.full(shape, width**-0.5, jnp.float32), axes)
@@ -37,20 +37,20 @@ class NGPT(Scheme):
     """`h <- Norm(h + |alpha_l| (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows w_v.
 
     Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere",
-    arXiv:2410.01131. At the start and after every step, all matrices and both tables are normalised along their
-    embedding axis: what reads the residual by column, what writes to it, and the tables, by row. alpha starts at
-    `start`, s_z at 1, both kept at 1/sqrt(D) where they stand for their start.
+    arXiv:2410.01131. At initialisation and after every step, all matrices and both tables are normalised along their
+    embedding axis: matrices that read the residual by column; those that write to it, and the tables, by row. alpha
+    starts at `start`, s_z at 1; both are stored so that 1/sqrt(D) stands for the initial value.
 
-    The stream here has unit RMS, sqrt(D) times the source's unit length. So a column of length 1 reads it as a product
-    of spread 1: the factor sqrt(D) that the source puts before the MLP's nonlinearity is in the stream. What attention
-    and the MLP write may have any scale, as Norm follows. Unit queries and keys under the softmax scale sqrt(d_head)
-    are the library's QK-norm (on by default) under 1/sqrt(d_head); its learned factor s_qk is `block.qk_gain`.
+    The stream here has unit RMS, sqrt(D) times the source's unit length. So its product with a column of length 1 has
+    spread 1: the stream contains the factor sqrt(D) that the source puts before the MLP's nonlinearity. The outputs of
+    attention and MLP may have any scale, as Norm follows. The source's unit queries and keys with softmax scale
+    sqrt(d_head) are the library's QK-norm (on by default) with 1/sqrt(d_head); the factor s_qk is `block.qk_gain`.
 
     Weight decay does nothing to a matrix that is normalised after each step, except that the step becomes
-    1 / (1 - rate * decay) times as long. The source has neither decay nor warm-up; the latter is the optimizer's
-    option. Choices and omissions: s_z is one number and not one for every entry of the vocabulary, which a scheme
-    does not know; the factors s_u, s_v by hidden feature stay at 1. Gains and biases that a model's blocks may have
-    are not normalised.
+    1 / (1 - rate * decay) times as long. The source uses neither decay nor warm-up; warm-up is an option of the
+    optimizer. Choices and omissions: s_z is one number instead of one per vocabulary entry, since a scheme does not
+    know the vocabulary; the factors s_u, s_v per hidden feature stay at 1. Optional gains and biases of a block are not
+    normalised.
     """
 
     name: ClassVar[str] = "ngpt"
@@ -59,7 +59,7 @@ class NGPT(Scheme):
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
-    start: Annotated[float, Range(gt=0, le=1)] = 0.05  # of alpha, the share of the way to the update; the source's
+    start: Annotated[float, Range(gt=0, le=1)] = 0.05  # of alpha, the share of the way to the update
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scaled((width,), ("embed",), width)

@@ -1,4 +1,4 @@
-"""Orthogonal residual updates."""
+"""Orthogonal residual updates: the part of an update along the residual is removed."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,13 +13,13 @@ from nagjax.residual.schemes.plain import Plain
 
 @dataclasses.dataclass(frozen=True)
 class ORU(Plain):
-    """`h <- h + u - (<h, u> / (|h|^2 + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only what is new is written.
+    """`h <- h + u - (<h, u> / (|h|^2 + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
 
     Oh et al. 2025, "Revisiting Residual Connections: Orthogonal Updates for Stable and Efficient Deep Networks",
-    arXiv:2505.11881, the feature-wise form: by token, over its features; tried there on vision models. The residual's
-    length only grows, `|h'|^2 = |h|^2 + |u_perp|^2` up to epsilon.
+    arXiv:2505.11881, the feature-wise form: per token, over its features; tested there on vision models. The residual's
+    length only grows: `|h'|^2 = |h|^2 + |u_perp|^2` up to epsilon.
 
-    Choices where the source is silent: start values and norm are those of `plain`; products and lengths are float32.
+    Choices where the source is silent: initial values and norm are those of `plain`; products and lengths are float32.
     """
 
     name: ClassVar[str] = "oru"

@@ -14,7 +14,7 @@ from nagjax.residual.schemes.layer_norm import LayerNorm
 class Parallel(LayerNorm):
     """`h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-J; GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1).
 
-    What attention wrote is in the residual at once; the MLP's normalised input is of the residual before it.
+    Attention's update enters the residual at once; the MLP still reads the normalised residual from before it.
     """
 
     name: ClassVar[str] = "parallel"

@@ -1,4 +1,4 @@
-"""Peri-LN: norms around every branch, and around the model."""
+"""Peri-LN: norms before and after every branch, on the embedding and at the end."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ from nagjax.residual.schemes.sandwich import Sandwich
 class PeriLN(Sandwich):
     """`h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`. Kim et al. 2025, arXiv:2502.02732.
 
-    Sandwich-LN from a normalised embedding e, with a final norm. The outer norm is in front of the addition.
+    This is Sandwich-LN with a norm on the embedding e, and a final norm. The outer norm comes before the addition.
     """
 
     name: ClassVar[str] = "peri_ln"

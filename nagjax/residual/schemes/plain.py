@@ -1,4 +1,4 @@
-"""Plain pre-norm: the residual stream every other scheme is judged against."""
+"""Plain pre-norm: the baseline of all other schemes."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ class Plain(PreNorm):
     title: ClassVar[str] = "plain pre-norm"
     learning_rate: ClassVar[float] = 8e-3
 
-    # GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline here
+    # From GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline
     scaled_start: bool = True  # output projections start divided by the root of the number of sublayers
     epsilon: Fraction = 1e-6  # in the norm
 

@@ -1,4 +1,4 @@
-"""Post-LN: the norm behind the addition, as in the first Transformer."""
+"""Post-LN: the norm after the addition, as in the original Transformer."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,10 +15,10 @@ from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lane
 @dataclasses.dataclass(frozen=True)
 class PostLN(Scheme):
     """`h <- gain_l * unit(h + f_l(h))`, `unit(x) = x / sqrt(mean(x^2) + epsilon)`. Vaswani et al. 2017,
-    arXiv:1706.03762, with RMSNorm in LayerNorm's place.
+    arXiv:1706.03762, with RMSNorm in place of LayerNorm.
 
-    The first branch reads the embedding as it is, and the head the last state: there is no norm besides the sublayers'
-    own. Start values are ordinary.
+    The first branch reads the embedding and the head the last state, both without a further norm. Initial values are
+    ordinary.
     """
 
     name: ClassVar[str] = "post_ln"

@@ -1,4 +1,4 @@
-"""Progressive residual warm-up: deeper blocks are let in later."""
+"""Progressive residual warm-up: deeper blocks are switched on later."""
 
 import dataclasses
 from typing import ClassVar
@@ -17,26 +17,26 @@ class ProRes(PreNorm):
     t is the share of the training done.
 
     Chen et al. 2026, "Progressive Residual Warmup for Language Model Pretraining", arXiv:2603.05369, on pre-norm with
-    ordinary start values. There, `a = min(step / (T b), 1)` with T = 1000 steps (500 from 96 blocks on): the last
-    block is fully in after T L steps, whose share of the training is `ramp` here. So T steps per block in a training
-    of n steps is `ramp = T L / n`: 0.24 for T = 1000, 24 blocks and 100 000 steps.
+    ordinary initial values. There, `a = min(step / (T b), 1)` with T = 1000 steps (500 from 96 blocks on), so the last
+    block has full weight after T L steps. Here `ramp` is the share of the training that these steps take: T steps per
+    block in a training of n steps is `ramp = T L / n`, which is 0.24 for T = 1000, 24 blocks and 100 000 steps.
 
-    Choices where the source is silent: a ramp longer than the training is refused, so that a finished model is the
-    plain forward pass, and the scheme of a further training is this one without its ramp. `ramp` 0 is pre-norm from
-    the first step. The first step, with t = 0, moves only the embedding and the head.
+    Choices where the source is silent: a ramp longer than the training is refused, so that a finished model is plain
+    pre-norm; further training has no ramp. `ramp` 0 is pre-norm from the first step. The first step, with t = 0,
+    changes only the embedding and the head.
     """
 
     name: ClassVar[str] = "prores"
     title: ClassVar[str] = "ProRes"
     learning_rate: ClassVar[float] = 8e-3  # plain's; not tuned
 
-    ramp: Share = 0.25  # share of the training until the last block is fully in; the source's T L / steps
+    ramp: Share = 0.25  # share of the training until the last block has full weight; the source's T L / steps
 
     def trained(self):
         return dataclasses.replace(self, ramp=0.0)
 
     def weight(self, at: Boundary) -> Float[Array, ""]:
-        """What the sublayer's update is multiplied by at this point of the training."""
+        """The factor on the sublayer's update at this point of the training."""
         if not self.ramp:
             return jnp.float32(1.0)
         block, blocks = jnp.maximum((at.index + 1) // 2, 1), at.blocks

@@ -1,4 +1,4 @@
-"""The norm at a branch's end: OLMo 2's residual."""
+"""OLMo 2's residual: the norm is on a branch's output instead of its input."""
 
 import dataclasses
 from typing import ClassVar
@@ -17,8 +17,7 @@ from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lane
 class Reordered(Scheme):
     """`h <- h + gain_l * f_l(h) / rms(f_l(h))`; the head reads `gain * h / rms(h)`.
 
-    `rms(x) = sqrt(mean(x^2) + epsilon)`. OLMo 2 (2025), arXiv:2501.00656, Section 3.2: no branch's input is
-    normalised, its output is.
+    `rms(x) = sqrt(mean(x^2) + epsilon)`. OLMo 2 (2025), arXiv:2501.00656, Section 3.2.
     """
 
     name: ClassVar[str] = "reordered"

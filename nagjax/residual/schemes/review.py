@@ -26,7 +26,7 @@ class DenseGate(nnx.Module):
 
 
 class LowRankGate(nnx.Module):
-    """The same through a bottleneck: `W = A B`, A normal with variance 1/D, B zeros, so gates start at one half."""
+    """The same with low-rank matrices: `W = A B`, A normal with variance 1/D, B zeros, so gates start at one half."""
 
     def __init__(self, width: int, rank: int, rngs: nnx.Rngs):
         down = jax.random.normal(rngs.params(), (2, width, rank)) * width**-0.5
@@ -43,8 +43,8 @@ class LowRankGate(nnx.Module):
 class Review(PreNorm):
     """`r = sigmoid(W_h rms(h) + W_u rms(u) + b)`; `h <- h + r * u`, per channel.
 
-    Kramer 2026, arXiv:2606.31859. `rms()` has no gain; the matrix products act on the raw rows, because a row's
-    rms factors out: `rms(h) W = (h W) / rms(h)`. Output projections start scaled by 1/sqrt(number of sublayers).
+    Kramer 2026, arXiv:2606.31859. `rms()` is RMSNorm without a gain. It is applied after the matrix product: `h W`
+    divided by the root mean square of h. Output projections start scaled by 1/sqrt(number of sublayers).
     """
 
     name: ClassVar[str] = "review"
@@ -52,7 +52,7 @@ class Review(PreNorm):
     learning_rate: ClassVar[float] = 8e-3
     epsilon: ClassVar[float] = 1e-5
 
-    rank: Count | None = None  # None: the paper's dense gate; a number: that rank, ours, cheaper
+    rank: Count | None = None  # None: the paper's dense gate; a number: a cheaper gate of that rank (ours)
 
     def gate(self, width, sublayer, rngs):
         return DenseGate(width) if self.rank is None else LowRankGate(width, self.rank, rngs)
@@ -77,7 +77,7 @@ class Review(PreNorm):
 
 
 def _gate(state, update, from_state, from_update, bias, epsilon: float):
-    """The gate the fused update applied, recomputed for telemetry only (dead code unless it is read)."""
+    """The gate of the fused update, computed again for telemetry only (the compiler removes it unless it is read)."""
 
     def over_rms(product, row):
         mean_square = jnp.mean(row.astype(jnp.float32) ** 2, axis=-1, keepdims=True)

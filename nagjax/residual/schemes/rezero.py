@@ -1,4 +1,4 @@
-"""ReZero: no norm at all; every update has a learned factor that starts at zero."""
+"""ReZero: no norm; every update has a learned factor that starts at zero."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,8 +16,8 @@ class ReZero(Scheme):
     """`h <- h + a_l f_l(h)`, a_l a learned number per sublayer, 0 at the start; the head reads h. Bachlechner et al.
     2020, arXiv:2003.04887.
 
-    Theirs is one number for both sublayers of a block; here each has its own. The numbers learn at the matrices' rate
-    and do not decay.
+    In the source both sublayers of a block share one number; here each has its own. The numbers learn at the matrices'
+    rate, without weight decay.
     """
 
     name: ClassVar[str] = "rezero"

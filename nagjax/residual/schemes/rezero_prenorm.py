@@ -1,4 +1,4 @@
-"""ReZero in pre-norm form: branches read the normalised residual, the head the residual itself."""
+"""ReZero in pre-norm form: branches read the normalised residual, the head reads the residual itself."""
 
 import dataclasses
 from typing import ClassVar
@@ -18,12 +18,12 @@ from pallas_kernels import add_rms_norm
 @dataclasses.dataclass(frozen=True)
 class ReZeroPreNorm(PreNorm):
     """`h <- h + a_l f_l(h / rms(h))`, a_l a learned number per sublayer, 0 at the start; the head reads h, without a
-    norm. The gates are those of Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch Xiong et al.'s 2020,
-    arXiv:2002.04745; the head on the bare residual is this project's.
+    norm. The gates are from Bachlechner et al. 2020, arXiv:2003.04887, the norm in the branch from Xiong et al. 2020,
+    arXiv:2002.04745; the head without a norm is this project's.
 
-    The norm has no gain, which the matrices behind it could take up. The numbers learn at the matrices' rate and do not
-    decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, where a branch that reads a normalised input is bounded by its matrices:
-    what the residual can grow by is what the gates let in.
+    The norm has no gain, since the matrices after it could absorb it. The numbers learn at the matrices' rate, without
+    weight decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, and a branch with a normalised input is bounded by its matrices,
+    so the gates limit how much the residual can grow.
     """
 
     name: ClassVar[str] = "rezero_prenorm"

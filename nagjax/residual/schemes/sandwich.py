@@ -1,4 +1,4 @@
-"""Sandwich-LN: a norm at both ends of every branch."""
+"""Sandwich-LN: a norm before and after every branch."""
 
 import dataclasses
 from typing import ClassVar
@@ -13,7 +13,7 @@ from nagjax.residual.protocol import Boundary, SublayerIndex
 @dataclasses.dataclass(frozen=True)
 class Sandwich(PreNorm):
     """`h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, and a final norm. Ding et al. 2021 (CogView), arXiv:2105.13290,
-    with RMSNorm in LayerNorm's place. The outer norm is in front of the addition; its gain starts at 1.
+    with RMSNorm in place of LayerNorm. The outer norm comes before the addition; its gain starts at 1.
     """
 
     name: ClassVar[str] = "sandwich"

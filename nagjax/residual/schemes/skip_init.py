@@ -1,4 +1,4 @@
-"""SkipInit: one learned number in front of every update."""
+"""SkipInit: every update is multiplied by one learned number."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,9 +22,9 @@ class Scalar(nnx.Module):
 class SkipInit(PreNorm):
     """`h <- h + a_l f_l(RMSNorm_l(h))`, a_l a learned number per sublayer. De & Smith 2020, arXiv:2002.10444.
 
-    They have no norm in the branch and start at 0; this is the form in which arXiv:2502.05795 compares it, pre-norm and
-    started at 1/sqrt(L), L blocks. Where the sources are silent: the numbers learn at the matrices' rate, and do not
-    decay.
+    The original has no norm in the branch and starts at 0. This is the form that arXiv:2502.05795 compares with:
+    pre-norm, started at 1/sqrt(L) for L blocks. Choice where the sources are silent: the numbers learn at the matrices'
+    rate, without weight decay.
     """
 
     name: ClassVar[str] = "skip_init"
