@@ -1,4 +1,4 @@
-"""Softmax attention over given queries, keys and values, by the backend the machine has."""
+"""Softmax attention over given queries, keys and values, with the best implementation for the device."""
 
 import functools
 import math
@@ -29,23 +29,23 @@ def attend(
 ) -> Float[Array, "B Tq H Dh"]:
     """Causal attention within documents, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
 
-    `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "splash" (TPU, sequences of
-    whole 128-token blocks, equal queries and keys, no window); "auto" takes the fastest of these that applies here.
-    window: only so many tokens back, the own one included, are seen.
+    `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "splash" (TPU, sequences in
+    whole blocks of 128 tokens, as many queries as keys, no window); "auto" takes the fastest that applies. window: the
+    number of tokens that a query sees, counting back from its own.
 
-    Where the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
+    If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 
-    Raises UserError where a forced implementation cannot take the input.
+    Raises UserError if a named implementation cannot take the input.
     """
     placement = current_placement()
     split = placement if _parts(placement) > 1 else None
-    if split:  # else values are computed everywhere, from gathered activations
+    if split:  # otherwise every device computes all values, from gathered activations
         q, k, v = (_with_tokens(x, split, split.rows[1]) for x in (q, k, v))
     if implementation == "auto":
         implementation = _best(q, k, window)
     if implementation == "splash":
         if window is not None:
-            raise UserError("attention", "splash", f"does not do block.window = {window}: choose auto or xla")
+            raise UserError("attention", "splash", f"does not support block.window = {window}: choose auto or xla")
         return _splash(q, k, v, q_where, k_where)
     mask = causal_mask(q_where, k_where, window)
     if split:
@@ -62,7 +62,7 @@ def _parts(placement: Placement | None) -> int:
 
 
 def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Float[Array, "B T H Dh"]:
-    """With its tokens split over these mesh axes (None: whole), and all else as it is."""
+    """x with its tokens split over these mesh axes (None: not split), and otherwise as it is."""
     free = P.UNCONSTRAINED
     return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, P(free, axes, free, free)))
 
@@ -108,7 +108,7 @@ def _splash(q, k, v, q_where, k_where):
 
 
 def _splash_kernel(tokens: int, heads: int, parts: int):
-    """For this many heads; with several parts, what its queries see is to be split among as many devices."""
+    """The kernel for this many heads; with several parts, its mask is to be split among as many devices."""
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel,
         splash_attention_mask,

@@ -1,4 +1,4 @@
-"""The attention branch: grouped-query, causal within a document, with an optional key/value cache."""
+"""The attention branch: grouped-query attention, causal within a document, with an optional key/value cache."""
 
 from typing import NamedTuple
 
@@ -18,14 +18,14 @@ from nagjax.layers.where import Where, causal_mask, causal_mask_by_key
 
 
 class KVCache(NamedTuple):
-    """Keys and values by position. Slots at positions not yet reached are masked, whatever they hold."""
+    """Keys and values by position. Positions that are not filled yet are masked, whatever they hold."""
 
     keys: Float[Array, "B S K Dh"]
     values: Float[Array, "B S K Dh"]
 
     @property
     def where(self) -> Where:
-        """Of the slots."""
+        """Where the cached keys and values stand."""
         return Where.whole(*self.keys.shape[:2])
 
     def write(self, fresh: "KVCache", where: Where) -> "KVCache":
@@ -39,8 +39,8 @@ def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention; RoPE; optional QK-norm (Henry et al. 2020); biases and gains where `config.block` has
-    them."""
+    """Grouped-query attention with RoPE and optional QK-norm (Henry et al. 2020); `config.block` adds biases and
+    gains."""
 
     def __init__(self, config, scales: Scales, rngs: nnx.Rngs):
         self.config = config
@@ -125,5 +125,5 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T D"], where: Where, cache: KVCache | None = None
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """With a cache, the new keys and values are written at their positions and the queries see all of it."""
+        """The update and the cache. New keys and values are written into a cache, and queries see all of it."""
         return update_of(self, x, where, cache)

@@ -1,4 +1,4 @@
-"""What a branch can do. Every branch is a callable on rows; one whose tokens read each other says so by two methods."""
+"""Kinds of branches. Every branch is a callable; one in which tokens read each other has two more methods."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ from nagjax.layers.where import Where
 
 @runtime_checkable
 class Mixing(Protocol):
-    """A branch that takes queries apart from keys and values, so that the queries may be fewer: attention.
+    """A branch such as attention, which takes queries separately from keys and values, so that queries may be fewer.
 
     `keys_values(x [B, S, D], where) -> known`, any pytree of arrays [B, S, ...]; `mix(x [B, k, D], where, known, seen)
     -> update [B, k, D]`, the update of tokens that stand at `where` from keys and values that stand at `seen`.
@@ -23,7 +23,7 @@ class Mixing(Protocol):
 
 @runtime_checkable
 class MixingAtOnce(Mixing, Protocol):
-    """One that can do both in one go, which may be faster."""
+    """A branch that can do both steps in one call, which may be faster."""
 
     def between(
         self, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
@@ -40,8 +40,8 @@ def between(
 
 
 def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = None) -> tuple[Array, Any]:
-    """The update of all tokens by a branch of either kind, and its cache. With a cache, new keys and values are written
-    at their positions and the queries see all of it."""
+    """The update of all tokens by a branch of either kind, and its cache. New keys and values are written into a cache,
+    and queries see all of it."""
     if not isinstance(branch, Mixing):
         return branch(x), cache
     if cache is None:

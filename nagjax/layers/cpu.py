@@ -1,13 +1,13 @@
 """The two branches as XLA:CPU runs them fastest, each with its own backward pass.
 
 Why this exists: XLA:CPU turns every matrix product into a library call and everything between two products into loops.
-A loop that two others read is not kept but repeated in both, exponentials and all; a product whose operands lie
-otherwise than its library wants them gets a transposing copy; and what the backward pass needs is copied into and out
-of arrays stacked over depth. Here each exponential is taken once a pass, heads come first from the first loop on, and
-what is kept is as little as gives the gradient without another exponential.
+A loop whose result two others read is repeated in both, with its exponentials; an operand whose memory layout the
+library does not take is transposed by a copy; and what the backward pass needs is copied into and out of arrays stacked
+over depth. Here each exponential is computed once per pass, the head axis comes first from the first loop on, and as
+little is saved as the gradient needs without another exponential.
 Numerics: as of the formulas in `mlp` and `attend`, softmax and statistics in float32, all else in the dtype of x. A
 weight's gradient is summed in the dtype of x, as autodiff does.
-Backend: taken for a CPU without a mesh (`nagjax.layers.platform`); other compilers fuse these loops themselves.
+Backend: used on a CPU without a mesh (`nagjax.layers.platform`); other compilers fuse these loops themselves.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-once = jax.lax.optimization_barrier  # its value is computed once, whoever reads it
+once = jax.lax.optimization_barrier  # the value is computed once, however many read it
 
 
 def _product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
@@ -36,7 +36,7 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 
 @jax.custom_vjp
 def products(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
-    """`x W` with each of the weights, as one product with all of them."""
+    """`x W` for each of the weights, as one product with all of them."""
     return _products_forward(x, *weights)[0]
 
 

@@ -1,4 +1,4 @@
-"""Token (and learned position) embedding, and the head."""
+"""The embedding of tokens (and learned positions), and the head."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -9,12 +9,12 @@ from nagjax.layers.where import Where
 
 
 def head_std(width: int) -> float:
-    """Standard deviation at which rows read unit-RMS features as logits of spread 1/2."""
+    """Standard deviation of rows that gives unit-RMS features logits with a standard deviation of 1/2."""
     return 0.5 * width**-0.5
 
 
 class Embedding(nnx.Module):
-    """Rows [vocab, D], normal with standard deviation `std`; learned positions, if chosen, likewise."""
+    """Rows [vocab, D], normal with standard deviation `std`, and learned positions, if chosen, the same."""
 
     def __init__(self, config, std: float, rngs: nnx.Rngs):
         self.tokens = table(rngs, (config.vocab, config.width), std)
@@ -39,6 +39,6 @@ class Head(nnx.Module):
 def unembed(
     hidden: Float[Array, "B T D"], log_scale: Float[Array, "B T"], rows: Float[Array, "V D"]
 ) -> Float[Array, "B T V"]:
-    """`exp(log_scale) * hidden rows^T`, float32 logits from a product in hidden's dtype."""
+    """Logits `exp(log_scale) * hidden rows^T`: float32, from a product in hidden's dtype."""
     logits = jnp.einsum("btd,vd->btv", hidden, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return jnp.exp(log_scale)[..., None] * logits

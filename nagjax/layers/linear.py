@@ -13,7 +13,7 @@ def linear(x: Float[Array, "B T m"], weight: nnx.Param, added: nnx.Param | None)
 
 
 def linears(x: Float[Array, "B T m"], *maps: tuple[nnx.Param, nnx.Param | None]) -> tuple[Float[Array, "B T _"], ...]:
-    """Several of the same x, each a weight and a bias or None."""
+    """Several linear maps of the same x; each is a weight, and a bias or None."""
     weights = [weight[...].astype(x.dtype) for weight, _ in maps]
     found = cpu.products(x, *weights) if on_one_cpu() else [x @ weight for weight in weights]
     biases = (added for _, added in maps)

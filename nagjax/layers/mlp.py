@@ -1,4 +1,4 @@
-"""The feed-forward branch. `biases` adds one to each of its linear maps."""
+"""The feed-forward branch. With `biases`, each of its linear maps has a bias."""
 
 import jax
 from flax import nnx
@@ -29,7 +29,7 @@ class SwiGLU(nnx.Module):
 
 
 class GELU(nnx.Module):
-    """`gelu(x W_up) W_down`, by the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    """`gelu(x W_up) W_down`, with the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 
     approximate = True
 
@@ -45,7 +45,7 @@ class GELU(nnx.Module):
 
 
 class ExactGELU(GELU):
-    """The same by the error function."""
+    """The same with the exact GELU, which uses the error function."""
 
     approximate = False
 

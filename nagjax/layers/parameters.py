@@ -1,4 +1,4 @@
-"""Start values of the layers' parameters."""
+"""The layers' parameters and their initial values."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from nagjax.parameters import parameter
 
 
 class Scales(NamedTuple):
-    """Factors on a branch's start values, see `nagjax.residual.protocol.Scheme`."""
+    """Factors on a branch's initial values, see `nagjax.residual.protocol.Scheme`."""
 
     output: Float[Array, ""] | float = 1.0
     inner: Float[Array, ""] | float = 1.0
@@ -31,10 +31,10 @@ def table(rngs: nnx.Rngs, shape: tuple[int, int], std: float, rows: str | None =
 
 
 def bias(size: int, axis: str | None) -> nnx.Param:
-    """What a linear map adds: [size], float32, starts at 0."""
+    """The bias of a linear map: [size], float32, starts at 0."""
     return parameter(jnp.zeros((size,), jnp.float32), (axis,), "norm")
 
 
 def gain(size: int, axis: str | None) -> nnx.Param:
-    """A factor by feature: [size], float32, starts at 1."""
+    """A factor per feature: [size], float32, starts at 1."""
     return parameter(jnp.ones((size,), jnp.float32), (axis,), "norm")

@@ -1,4 +1,4 @@
-"""For which platform a program is being traced: what is fastest on a CPU is not what is fastest elsewhere."""
+"""The platform for which a program is being traced: a CPU is fastest with other code than a GPU or TPU."""
 
 import contextlib
 from collections.abc import Generator
@@ -14,7 +14,7 @@ _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 @contextlib.contextmanager
 def tracing_for(platform: str) -> Generator[None]:
-    """What is traced inside is for that platform (cpu, gpu, tpu), whatever this machine is."""
+    """Traces everything inside for that platform (cpu, gpu, tpu), whatever this machine is."""
     token = _platform.set(platform)
     try:
         yield
@@ -23,12 +23,12 @@ def tracing_for(platform: str) -> Generator[None]:
 
 
 def platform() -> str:
-    """cpu, gpu or tpu: the one named by `tracing_for`, else this machine's."""
+    """The platform (cpu, gpu, tpu) named by `tracing_for`, otherwise this machine's."""
     return _platform.get() or jax.default_backend()
 
 
 def platform_of(mesh: Mesh | AbstractMesh) -> str:
-    """cpu, gpu or tpu, also of devices that are only described; a mesh without any is for this machine's."""
+    """The platform (cpu, gpu, tpu) of a mesh, also of an abstract one; without devices, this machine's."""
     if isinstance(mesh, AbstractMesh):
         return jax.default_backend()
     name = mesh.devices.flat[0].platform

@@ -9,7 +9,7 @@ UNSCALED = RopeConfig()
 
 
 def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Array, " half"]:
-    """Radians per token of each pair of features, float32: `base ** (-i / half)`, stretched as `rope` says."""
+    """Radians per token of each pair of features, float32: `base ** (-i / half)`, scaled as `rope` says."""
     plain = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if rope.scaling == "none":
         return plain
@@ -23,7 +23,7 @@ def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Ar
 def turns(
     positions: Int[Array, "B T"], half: int, base: float, rope: RopeConfig = UNSCALED
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Cosine and sine of the angle by which each pair of features turns at each position, float32."""
+    """Cosine and sine of the rotation angle of each pair of features at each position, float32."""
     angle = positions[..., None].astype(jnp.float32) * frequencies(half, base, rope)
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -38,8 +38,8 @@ def rotary(
     """Rotates the halves of each head by position-dependent angles; float32 inside, returns x's dtype.
 
     `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)` with angle `position * base ** (-2i/Dh)`: Su et al. 2021,
-    arXiv:2104.09864, in the half-split layout of Llama checkpoints. Only the first `rotated` features (all of them
-    unless given) take part; their number must be even.
+    arXiv:2104.09864, in the half-split layout of Llama checkpoints. Only the first `rotated` features are rotated
+    (default: all); their number must be even.
     """
     rotated = x.shape[-1] if rotated is None else rotated
     half = rotated // 2

@@ -21,7 +21,7 @@ class Where(NamedTuple):
 
 
 def causal_mask_by_key(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tk Tq"]:
-    """`causal_mask` with its last axes swapped, and lying so in memory."""
+    """`causal_mask` with its last two axes swapped, in memory too."""
     same = queries.segments[:, None, :] == keys.segments[:, :, None]
     behind = queries.positions[:, None, :] - keys.positions[:, :, None]
     near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
@@ -29,8 +29,8 @@ def causal_mask_by_key(queries: Where, keys: Where, window: int | None = None) -
 
 
 def causal_mask(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tq Tk"]:
-    """True where the key is of the query's document, not after it, and less than `window` tokens before it. Padding
-    sees padding: no row is empty."""
+    """True where the key is in the query's document, not after the query, and less than `window` tokens before it.
+    Padding sees padding, so that no row is empty."""
     same = queries.segments[:, :, None] == keys.segments[:, None, :]
     behind = queries.positions[:, :, None] - keys.positions[:, None, :]
     near = behind >= 0 if window is None else (behind >= 0) & (behind < window)

@@ -1,4 +1,4 @@
-"""Shape of a model."""
+"""The shape of a model."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -15,19 +15,19 @@ def _round_up(value: float, multiple: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only Transformer. `depth` and `width` are the dial: what is left None follows from them."""
+    """The shape of a decoder-only Transformer. Fields that are None follow from `depth` and `width`."""
 
     depth: Count = 24  # blocks; each is an attention and an MLP sublayer
     width: Count = 64  # D, features of the residual
     heads: Count | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
     kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
     hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
-    context: Count = 128  # tokens a sequence holds
-    vocab: Annotated[Count, HIDDEN] = 257  # the commands take it from the corpus' tokenizer
+    context: Count = 128  # tokens of a sequence
+    vocab: Annotated[Count, HIDDEN] = 257  # the commands take it from the corpus's tokenizer
     mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"  # the feed-forward branch; gelu: in its tanh form
     positions: Literal["rotary", "learned"] = "rotary"  # how attention knows where a token stands
-    rope_base: Positive = 10_000.0  # of rotary: the longest wavelength is about 2 pi times it
-    qk_norm: bool = True  # queries and keys of unit RMS
+    rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
+    qk_norm: bool = True  # normalise queries and keys to unit RMS
     tied: bool = False  # one table for embedding and head
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
     # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
@@ -36,18 +36,18 @@ class ModelConfig:
     # implementation of the residual updates; auto: the device's own kernels where they fit, else xla
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
-    block: BlockConfig = BlockConfig()  # parts that models made elsewhere have
-    kept: Annotated[tuple[Natural, ...], HIDDEN] = ()  # of a pruned model: its blocks' places (0-based) before
-    depth_before: Annotated[Natural, HIDDEN] = 0  # blocks there were before any were cut; 0: none were
+    block: BlockConfig = BlockConfig()  # parts that imported models may need
+    kept: Annotated[tuple[Natural, ...], HIDDEN] = ()  # pruned model: its blocks' 0-based places before pruning
+    depth_before: Annotated[Natural, HIDDEN] = 0  # blocks before pruning; 0: the model is not pruned
 
     def __post_init__(self):
         check_fields(self)
         if self.kept and (len(self.kept) != self.depth or list(self.kept) != sorted({*self.kept})):
-            raise UserError("kept", self.kept, f"give {self.depth} places of blocks in ascending order, or none")
-        self.mod.rates(self.depth)  # its errors show here
+            raise UserError("kept", self.kept, f"give the places of {self.depth} blocks in ascending order, or none")
+        self.mod.rates(self.depth)  # raises its errors here
         fill = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731 (frozen: derived defaults)
         if self.sublayers_before < 2 * (self.places[-1] + 1):
-            raise UserError("depth_before", self.depth_before, f"give more than the last place, {self.places[-1]}")
+            raise UserError("depth_before", self.depth_before, f"give more than the last kept place, {self.places[-1]}")
         if self.heads is None:
             even = 2 if self.positions == "rotary" else 1
             wanted = (max(self.width // 64, 4), 4, 2, 1)
@@ -66,7 +66,7 @@ class ModelConfig:
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
             raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
         if self.block.qk_gain != "none" and not self.qk_norm:
-            raise UserError("block.qk_gain", self.block.qk_gain, "goes with qk_norm: turn that on, or leave this out")
+            raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
 
     @property
     def head_width(self) -> int:
@@ -74,12 +74,12 @@ class ModelConfig:
 
     @property
     def rotated_width(self) -> int:
-        """Features of each head that rotary turns."""
+        """Features of each head that rotary rotates."""
         return int(self.head_width * self.block.rotated)
 
     @property
     def compute_dtype(self):
-        """Of the computation; "auto" is bfloat16 on accelerators and float32 on CPU."""
+        """dtype of the computation; "auto" is bfloat16 on accelerators and float32 on CPU."""
         import jax
         import jax.numpy as jnp
 
@@ -93,7 +93,7 @@ class ModelConfig:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where each block stands (0-based) in the depth that its scheme's depth factors count."""
+        """Each block's 0-based place in the depth before pruning, which the scheme's depth factors use."""
         return self.kept or tuple(range(self.depth))
 
     @property
@@ -103,5 +103,5 @@ class ModelConfig:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Each sublayer's number (1-based) in that depth."""
+        """Each sublayer's 1-based number in that depth."""
         return tuple(index for place in self.places for index in (2 * place + 1, 2 * place + 2))

@@ -1,4 +1,4 @@
-"""Named sizes, from 1M to 7B parameters. Two numbers make each of them; everything else follows."""
+"""Named sizes from 1M to 7B parameters: a depth and a width each, from which everything else follows."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ from nagjax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """Depth and width of a deep, narrow model, and the context it is meant to train at."""
+    """Depth and width of a deep, narrow model, and the context to train it with."""
 
     depth: int
     width: int
     context: int
 
     def arguments(self) -> list[str]:
-        """As command-line options, to stand before the user's own."""
+        """The preset as command-line options, which come before the user's own."""
         fields = dataclasses.asdict(self).items()
         return [part for name, value in fields for part in (f"--{name}", str(value))]
 
@@ -34,7 +34,7 @@ PRESETS = {
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name, in any case."""
+    """The preset of this name, in upper or lower case. Raises UserError with the known names if there is none."""
     by_name = {known.lower(): preset for known, preset in PRESETS.items()}
     if name.lower() not in by_name:
         raise UserError("preset", name, f"known presets: {', '.join(PRESETS)}; or give --depth and --width")

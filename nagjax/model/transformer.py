@@ -1,4 +1,4 @@
-"""The Transformer. It never asks which residual scheme it has."""
+"""The Transformer. Its code is the same for every residual scheme."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -38,11 +38,11 @@ POLICIES = {
 
 
 class Output(NamedTuple):
-    """`hidden` and `log_scale` are what the head reads.
+    """Result of a forward pass; `hidden` and `log_scale` are what the head reads.
 
-    telemetry: by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
-    `nagjax.mod.routed`), None for a model that routes nothing. Padding counts in neither. paths: by sublayer and token,
-    [S, B, T], if mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual.
+    telemetry: per sublayer, arrays [S], if asked for. routing: what Mixture-of-Depths did, arrays [S] (see
+    `nagjax.mod.routed`); None in a model without routing. Padding counts in neither. paths: per sublayer and token,
+    [S, B, T], if asked for: `ran`, and `turn`, the angle in radians by which the sublayer rotated the token's residual.
     seen: what an intervention gathered, leaves [L, ...].
     """
 
@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
 
 class Sublayer(nnx.Module):
-    """A branch with the scheme's parameters at its two ends, and Mixture-of-Depths' at its door."""
+    """A branch with the scheme's parameters before and after it, and those of its Mixture-of-Depths router."""
 
     def __init__(
         self, kind: Literal["attention", "mlp"], branch, mod: MoD, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs
@@ -68,7 +68,7 @@ class Sublayer(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention, then MLP. `index` (0-based, may be traced) only sets start values."""
+    """Attention, then MLP. `index` (0-based, may be traced) only sets initial values."""
 
     def __init__(self, config: ModelConfig, mod: MoD, index: Int[Array, ""], rngs: nnx.Rngs):
         scheme, total = mod.scheme, config.sublayers_before
@@ -81,8 +81,8 @@ class Block(nnx.Module):
 
 
 class Layer(NamedTuple):
-    """One step of the scan over depth: a block, the entry of what reads after it, and where it stands: among the
-    blocks that are there (0-based), and by the numbers its sublayers had when all were (1-based)."""
+    """One step of the scan over depth: a block, the `entry` of the reader after it, its 0-based place among the blocks
+    of the model, and the 1-based numbers that its sublayers had before pruning."""
 
     block: Block
     entry: nnx.Module
@@ -93,7 +93,7 @@ class Layer(NamedTuple):
 
 
 class BlockCall(NamedTuple):
-    """One block as an intervention is handed it: `model.sublayers(stream, *call)` runs it."""
+    """The arguments of one block that an intervention gets: `model.sublayers(stream, *call)` runs the block."""
 
     layer: Layer
     ctx: ForwardContext
@@ -104,10 +104,10 @@ Intervention = Callable[["Transformer", Stream, BlockCall], tuple[Stream, Any]]
 
 
 class Observe(NamedTuple):
-    """What a forward pass tells besides its result."""
+    """What a forward pass returns besides its result."""
 
-    telemetry: bool = False  # by sublayer
-    paths: bool = False  # by sublayer and token
+    telemetry: bool = False  # per sublayer
+    paths: bool = False  # per sublayer and token
     intervene: Intervention | None = None
 
 
@@ -115,8 +115,8 @@ NOTHING = Observe()
 
 
 class Transformer(nnx.Module):
-    """Decoder-only Transformer over any residual scheme. Blocks are stacked: parameters [L, ...], run by scans, one
-    for every stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without it)."""
+    """Decoder-only Transformer with any residual scheme. Blocks are stacked, with parameters [L, ...], and run by
+    scans: one for each stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without it)."""
 
     def __init__(self, config: ModelConfig, scheme: Scheme, rngs: nnx.Rngs):
         self.config, self.scheme = config, scheme
@@ -136,7 +136,7 @@ class Transformer(nnx.Module):
         return f"Transformer({self.scheme.title}, {size}; nnx.display browses them)"
 
     def layers(self, cuts: Float[Array, " S"] | None = None) -> Layer:
-        """What the scans run over, stacked along depth."""
+        """The layers that the scans run over, stacked along depth."""
         shifted = following(self.blocks.attention.entry, self.entry)
         index = jnp.asarray(self.config.indices, jnp.int32)
         readers = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
@@ -145,7 +145,7 @@ class Transformer(nnx.Module):
         return Layer(self.blocks, shifted, *pairs, jnp.arange(self.config.depth, dtype=jnp.int32))
 
     def boundary(self, gate: nnx.Module | None, entry: nnx.Module, index, following, progress) -> Boundary:
-        """Where in this model's depth an update is committed; `gate` None and `index` 0 open a stream."""
+        """The boundary of this model at which an update is committed; `gate` None and `index` 0 open a stream."""
         places = jnp.asarray(index, jnp.int32), jnp.asarray(following, jnp.int32)
         return Boundary(gate, entry, *places, progress, self.config.sublayers_before)
 
@@ -157,7 +157,7 @@ class Transformer(nnx.Module):
         rates: tuple[float, float] = (0.0, 0.0),
         cache: Cache = None,
     ) -> tuple[Result, Result]:
-        """One block: what its attention and then its MLP leave behind."""
+        """Runs one block: the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
         attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
         think = lambda x: (mlp.branch(x), None)  # noqa: E731
@@ -184,8 +184,8 @@ class Transformer(nnx.Module):
         cache: Cache = None,
         observe: Observe = NOTHING,
     ):
-        """One block: the stream, the layer's new cache, and notes on its two sublayers, stacked: telemetry, routing,
-        paths."""
+        """Runs one block: the stream, the layer's new cache, and stacked notes on its two sublayers: telemetry,
+        routing, paths."""
         first, second = self.sublayers(stream, layer, ctx, rates, cache)
         real = ctx.where.segments > 0
         both = (self._notes(stream, first, observe, real), self._notes(first.stream, second, observe, real))
@@ -215,19 +215,18 @@ class Transformer(nnx.Module):
         intervene: Intervention | None = None,
         pin: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
-        """Tokens [B, T] to what the head reads.
+        """Maps tokens [B, T] to what the head reads.
 
-        `where` says which document and position each token is at; unless given, each row is one document. `progress`
-        is the share of the training done;
-        `cache` (from `empty_cache`) makes the pass incremental; `observed` adds telemetry by sublayer, `mapped` by
-        token as well; `intervene` takes the stream through each block in the model's place, and may look at it, change
-        it or pass the block by: it returns the stream behind the block and what it gathered; `pin` is applied to
+        `where` gives each token's document and position; by default each row is one document. `progress` is the share
+        of the training done. `cache` (from `empty_cache`) makes the pass incremental. `observed` adds telemetry per
+        sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or change
+        the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is applied to
         activations [B, T, ...] between blocks (the trainer pins their sharding with it).
 
-        Mixture-of-Depths: `causal` chooses tokens by the causal decider, which a pass with a cache needs, instead of
-        by top-k; `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
+        Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
+        it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
-        Raises UserError where `causal` needs cuts and there are none.
+        Raises UserError if `causal` needs cuts and there are none.
         """
         where = Where.whole(*tokens.shape) if where is None else where
         progress = jnp.asarray(progress, jnp.float32)
@@ -258,10 +257,10 @@ class Transformer(nnx.Module):
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen)
 
     def _scan(self, group: Group, stream, layers: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
-        """The blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an intervention
-        gathered, [repeats, pattern, ...]."""
+        """Runs the blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an
+        intervention gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
-        # By place in the pattern: what the body reads as it comes is not copied for the backward pass.
+        # One tree per place in the pattern: inputs that the body reads unsliced are not copied for the backward pass.
         places = [slice(group.start + i, group.stop, size) for i in range(size)]
         pattern = tuple(jax.tree.map(lambda x, place=place: x[place], layers) for place in places)
 
@@ -295,8 +294,8 @@ class Transformer(nnx.Module):
         return unembed(output.hidden, output.log_scale, self.head_rows())
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:
-        """For each group and block of its pattern: keys and values [repeats, B, tokens, K, Dh] in the computation's
-        dtype; where attention sees only selected tokens, as many of them as training lets in."""
+        """A cache for each group and block of its pattern: keys and values [repeats, B, tokens, K, Dh] in the
+        computation's dtype. If attention sees only selected tokens, it has room for as many as run in training."""
         config = self.config
 
         def one(group: Group, rate: float) -> Cache:
