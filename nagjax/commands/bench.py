@@ -1,4 +1,4 @@
-"""bench step | compile | mod: step times, compile time, what skipping saves."""
+"""bench step | compile | mod: step times, compile times, and what skipping tokens saves."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ def step(
     """Time whole training steps of several schemes against the first one.
 
     Args:
-        schemes: who is timed.
+        schemes: schemes to time.
         depth: blocks.
         width: features of the residual.
         batch: sequences per step.
         context: tokens of a sequence.
-        rounds: each times every scheme once, so that noise meets all of them.
-        steps: in a row per round.
-        out: also write the result there, as JSON.
+        rounds: each round times every scheme once, so that noise affects all of them.
+        steps: steps in a row per round.
+        out: also write the result to this file, as JSON.
     """
     say(f"timing steps of {', '.join(schemes)}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     keep_freed_memory()
@@ -46,17 +46,17 @@ def compile(
     rounds: Count = 3,
     out: Path | None = None,
 ) -> None:
-    """Time tracing and compiling one training step at two depths: scanned layers should make them alike.
+    """Time tracing and compiling one training step at two depths: scanned layers should make both take equally long.
 
     Args:
-        schemes: who is timed.
-        shallow: blocks of the one model.
-        deep: blocks of the other.
+        schemes: schemes to time.
+        shallow: blocks of the shallow model.
+        deep: blocks of the deep model.
         width: features of the residual.
         batch: sequences per step.
         context: tokens of a sequence.
-        rounds: each compiles everything once.
-        out: also write the result there, as JSON.
+        rounds: each round compiles everything once.
+        out: also write the result to this file, as JSON.
     """
     say(f"timing the compilation of {', '.join(schemes)}: {shallow} and {deep} blocks x {width}")
     from nagjax.measure.step_times import CompileTimes, compile_times
@@ -77,20 +77,20 @@ def mod(
     steps: Count = 1,
     out: Path | None = None,
 ) -> None:
-    """Time a routed training step against the dense one, and set it beside the FLOPs saved.
+    """Time a routed training step against the dense one, and compare the time saved with the FLOPs saved.
 
     Args:
         scheme: the residual scheme.
         rate: share of the tokens that skip each sublayer.
-        router: who chooses them, as --mod.router of nagjax train.
+        router: what chooses them, as --mod.router of nagjax train.
         kv: tokens whose keys and values attention sees, as --mod.kv of nagjax train.
         depth: blocks.
         width: features of the residual.
         batch: sequences per step.
         context: tokens of a sequence.
-        rounds: each times both steps once, so that noise meets both.
-        steps: in a row per round.
-        out: also write the result there, as JSON.
+        rounds: each round times both steps once, so that noise affects both.
+        steps: steps in a row per round.
+        out: also write the result to this file, as JSON.
     """
     say(f"timing routed and dense steps of {scheme}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     from nagjax.measure.routing_times import RoutingTimes, routing_times

@@ -27,22 +27,22 @@ def main(
 ) -> None:
     """Train residual schemes side by side: same text, seed and number of tokens, each at its own default learning rate.
 
-    Interrupted and started again, it continues. The report is OUT/report.html.
+    If it was interrupted, the same command continues it. The report is OUT/report.html.
 
     Args:
         depth: blocks.
         width: features of the residual.
-        steps: of training, for each scheme.
+        steps: training steps of each scheme.
         batch: sequences per step.
         context: tokens of a sequence.
-        schemes: who is trained.
-        seed: of the start values and the order of the data.
-        data: stdlib, or a folder made by nagjax data prepare.
+        schemes: schemes to train.
+        seed: of the initial values and the order of the data.
+        data: stdlib (the sources of Python's standard library), or a folder made by nagjax data prepare.
         out: folder of the runs and of the report.
-        fresh: start over.
+        fresh: delete earlier runs in OUT and start over.
     """
     if not schemes or len(set(schemes)) < len(schemes):
-        raise UserError("schemes", schemes, "name at least one scheme, and each once")
+        raise UserError("schemes", schemes, "name at least one scheme, and no scheme twice")
     shared = {"depth": depth, "width": width, "context": context, "steps": steps, "batch": batch, "seed": seed}
     shared |= {"eval_every": max(steps // 8, 1), "eval_batches": 24, "save_every": 50, "keep": 1}
     runs = [read_options(shared | {"scheme": name, "data.path": data, "data.seed": seed}) for name in schemes]

@@ -1,4 +1,4 @@
-"""How much of a model's depth is used, and which blocks could go: a report."""
+"""Report how much of a model's depth is used, and which blocks could be removed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,15 +16,15 @@ def main(
     skip_batches: Count = 4,
     curve_batches: Count = 8,
 ) -> None:
-    """How much of a model's depth is used, and which of its blocks could go: diagnosis.html and diagnosis.json.
+    """Report how much of a model's depth is used, and which blocks could be removed: diagnosis.html, diagnosis.json.
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        out: where the two files go; the run's folder by default.
+        out: folder for the two files; the run's folder by default.
         data: another corpus with the same tokenizer; the run's own by default.
-        batches: of the run's size, for what one pass shows.
-        skip_batches: for leaving out each block; one pass of twice the length for each block and batch.
-        curve_batches: for the loss without several blocks.
+        batches: batches (of the run's size) for the statistics of one forward pass.
+        skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.
+        curve_batches: batches for the loss without several blocks.
     """
     say(f"diagnosing {run}, into {out or run}")
     from nagjax.interop.load import load

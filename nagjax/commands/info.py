@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and memory of a run or a model."""
+"""Show parameters, FLOPs and memory of a run or a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +11,16 @@ from nagjax.options import RunOptions
 def main(
     options: RunOptions, given: Given, run: Annotated[Path | None, POSITIONAL] = None, kernels: bool = False
 ) -> None:
-    """Parameters by part, FLOPs and memory of a run (nagjax info RUN), or of any model (nagjax info --depth 96 ...).
+    """Show parameters by part, FLOPs and memory of a run (nagjax info RUN) or any model (nagjax info --depth 96 ...).
 
     Args:
         run: a run folder.
-        kernels: show instead which implementation every fused operation takes at the model's width on every platform,
-            and why not another.
+        kernels: show instead which implementation every fused operation uses at the model's width on every platform,
+            and why others cannot be used.
     """
     if run is not None and given - {"run", "kernels"}:
         named = ", ".join(sorted(given - {"run", "kernels"}))
-        raise UserError("info", named, "a run has all its options already: give its folder alone")
+        raise UserError("info", named, "a run already has all its options: give only its folder")
     from rich.console import Console
 
     from nagjax.runs.opening import read_config

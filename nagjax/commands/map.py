@@ -1,4 +1,4 @@
-"""Which sublayers each token of a text goes through."""
+"""Draw which sublayers each token of a text goes through."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,13 @@ from nagjax.arguments import POSITIONAL
 def main(
     run: Annotated[Path, POSITIONAL], text: str | None = None, file: Path | None = None, top_k: bool = False
 ) -> None:
-    """Draw which sublayers each token of a text goes through, coloured by angle: map.png in the run's folder.
+    """Draw which sublayers each token of a text goes through, coloured by rotation angle: map.png in the run's folder.
 
     Args:
         run: a run folder.
         text: the text.
         file: a file with the text.
-        top_k: choose tokens by capacity, as in training, instead of by the causal decider.
+        top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
     """
     from nagjax.generate.paths import read_text, token_paths
     from nagjax.report.maps import write_map

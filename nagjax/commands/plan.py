@@ -1,4 +1,4 @@
-"""Does a run fit a TPU slice or GPU box, and what would it cost: compiled without one."""
+"""Find out whether a run fits a TPU slice or GPU machine, and what it would cost, without having one."""
 
 import os
 from json import dumps
@@ -22,25 +22,25 @@ def main(
     minutes: Positive = 15.0,
     json: Path | None = None,
 ) -> None:
-    """Compile a run's training step for a TPU slice or GPU box that is not there: memory, FLOPs, bytes and
-    collectives, a lower bound of the step time and what it costs; and what to change when it does not fit.
+    """Compile a run's training step for a TPU slice or GPU machine without having one. Shows memory, FLOPs, bytes,
+    collectives, a lower bound of the step time and the cost, and what to change if the run does not fit.
 
-    Options are those of nagjax train; without --mesh.* everything is sharded over all chips (fsdp), without --batch
+    Takes the options of nagjax train. Without --mesh.* everything is sharded over all chips (fsdp); without --batch
     every chip gets about 8192 tokens.
 
     Args:
-        topology: the machine, as v5e:4x4 or h200x8.
+        topology: the machine, such as v5e:4x4 or h200x8.
         vocab: tokens in the vocabulary.
         dollars_per_hour: price of one chip.
         search: try meshes, batches and rematerialisation, and rank what fits.
-        tries: programs that a search compiles, at most.
-        minutes: for one compilation, at most.
-        json: also write the result there.
+        tries: most programs that a search compiles.
+        minutes: time limit of one compilation.
+        json: also write the result to this file.
     """
     from nagjax.plan.topology import parse, require, summary
 
     if options.start:
-        raise UserError("start", options.start, "a plan is of options, not of a run: leave it out")
+        raise UserError("start", options.start, "nagjax plan takes options, not a run: leave --start out")
     if topology is None:
         raise UserError("topology", None, f"give --topology; known: {summary()}")
     machine = parse(topology)
@@ -61,7 +61,7 @@ def main(
     if search:
         results = sort(search_all(config, machine, one, tries))
         if not results:
-            fix = f"is divisible by no mesh of {machine.size} chips: try {machine.size}"
+            fix = f"no mesh of {machine.size} chips divides it: try {machine.size}"
             raise UserError("batch", config.train.batch, fix)
         print(ranking(results))
     else:

@@ -1,4 +1,4 @@
-"""Trace a few training steps and tell which part of the model takes how long."""
+"""Trace a few training steps and show how long each part of the model takes."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from nagjax.ranges import Count
 
 
 def main(options: RunOptions, traced: Count = 5, out: Path = Path("runs/profile")) -> None:
-    """Trace a few training steps of a fresh model and tell which part of it the time goes to: embedding, attention,
-    mlp, residual update, routing, head, optimizer.
+    """Trace a few training steps of a fresh model and show how long each part takes: embedding, attention, mlp,
+    residual update, routing, head, optimizer.
 
     Args:
-        traced: steps in the trace.
-        out: folder of the trace, for TensorBoard or XProf.
+        traced: number of steps in the trace.
+        out: folder for the trace, which TensorBoard or XProf can open.
     """
     say(f"{options}: compiling, then {traced} traced steps")
     from nagjax.measure.profile import profile, report

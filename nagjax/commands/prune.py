@@ -1,4 +1,4 @@
-"""Take blocks out of a trained model, by rule or by list; what is left is a run."""
+"""Remove blocks from a trained model, by rule or by list; the rest is a new run."""
 
 import json
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ def main(
     data: str | None = None,
     batches: Count = 8,
 ) -> None:
-    """Take blocks out of a model for good: the rest is a run of its own. The blocks that stay keep their place in
-    depth; the source is left as it is.
+    """Remove blocks from a model and save the rest as a new run. The blocks that stay keep their place in depth, and
+    the source run is not changed.
 
     Args:
-        runs: a run folder, also one that nagjax import has written; with --curve one or two.
-        out: the new run's folder; with --curve, where curve.json and curve.png go.
-        rule: who goes: the deepest; least influence; the neighbours that turn least; least loss alone.
-        count: how many.
-        blocks: which ones instead, counted from 1, the block nearest to the embedding: 4,8,21-24.
-        heal_steps: training steps afterwards, at the rate --lr.
-        lr: learning rate of the healing.
-        curve: remove nothing; show the loss without more and more blocks, by every rule.
+        runs: a run folder, which nagjax import may have written; with --curve one or two.
+        out: the new run's folder; with --curve, the folder of curve.json and curve.png.
+        rule: blocks to remove: the deepest; least influence; consecutive ones that turn least; least added loss alone.
+        count: number of blocks to remove.
+        blocks: the blocks to remove instead of a rule, counted from 1, nearest to the embedding, such as 4,8,21-24.
+        heal_steps: training steps after the removal.
+        lr: learning rate of these steps.
+        curve: remove nothing; show the loss as more and more blocks are left out, by every rule.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: validation batches for each loss.
     """
@@ -56,7 +56,7 @@ def main(
 
 def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
     if not 1 <= len(runs) <= 2:
-        raise UserError("runs", [str(run) for run in runs], "a curve is of one run, or of two side by side")
+        raise UserError("runs", [str(run) for run in runs], "--curve takes one run, or two side by side")
     say(f"loss without more and more blocks of {' and '.join(map(str, runs))}, into {out}")
     from nagjax.files import write_bytes, write_text
     from nagjax.report.curve import pruning_curve
@@ -77,7 +77,7 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> N
 
 
 def block_list(text: str) -> list[int]:
-    """4,8,21-24 as numbers, of blocks counted from 1. Raises UserError."""
+    """The numbers of a list of blocks such as 4,8,21-24, counted from 1. Raises UserError for any other text."""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
         if any(len(pair) > 2 or pair[0] > pair[-1] or pair[0] < 1 or pair[-1] > 10**6 for pair in ends):

@@ -1,1 +1,1 @@
-"""Measures of what depth does, as plain functions on arrays; one file per family."""
+"""Measures of how a model uses its depth, as plain functions on arrays; one file per family."""

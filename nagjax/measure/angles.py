@@ -1,5 +1,5 @@
-"""Angles between residuals of one token at different depths. `h` [L+1, ..., D]: in front of every block, and behind
-the last."""
+"""Angles between residuals of one token at different depths. `h` [L+1, ..., D] are the residuals before every block and
+after the last."""
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,16 @@ from nagjax.measure.norms import TINY, cosine, norm
 
 
 def angle(a: Float[Array, "*n D"], b: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """Angle in radians, in [0, pi]: `2 atan2(|a' - b'|, |a' + b'|)` of the unit vectors, `arccos <a', b'>` without its
-    loss of digits at small angles (Kahan). Of the residual around a sublayer it is the turn; NAG's is `arctan t`."""
+    """Angle in radians, in [0, pi]: `2 atan2(|a' - b'|, |a' + b'|)` of the unit vectors, which equals `arccos <a', b'>`
+    but is exact at small angles (Kahan). Between the residuals before and after a sublayer it is the turn, for NAG
+    `arctan t`."""
     a, b = (x.astype(jnp.float32) / jnp.maximum(norm(x), TINY)[..., None] for x in (a, b))
     return 2.0 * jnp.arctan2(norm(a - b), norm(a + b))
 
 
 def angular_distances(h: Float[Array, "L+1 N D"]) -> Float[Array, "L+1 L+1"]:
-    """`d(l, m) = mean_n angle(h_l, h_m) / pi` between all pairs of depths, in [0, 1] (Gromov et al. 2024,
-    arXiv:2403.17887; they take the last token only)."""
+    """Angular distance of all pairs of depths, `d(l, m) = mean_n angle(h_l, h_m) / pi`, in [0, 1] (Gromov et al. 2024,
+    arXiv:2403.17887, who use the last token only)."""
     row = lambda one: jnp.mean(angle(one[None], h), axis=1) / jnp.pi  # noqa: E731
     return jax.lax.map(row, h)
 

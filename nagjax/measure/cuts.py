@@ -1,4 +1,4 @@
-"""Which blocks a model can spare: the rules, and losses without blocks."""
+"""Rules that choose blocks to remove, and the loss without them."""
 
 import functools
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from nagjax.train.loss import Batch, cross_entropy
 RULES = {
     "late": "the deepest blocks",
     "influence": "the blocks of least influence, 1 - cos(h_l, h_l+1) (ShortGPT)",
-    "angle": "the run of neighbours over which the residual turns least (Gromov et al.)",
+    "angle": "the consecutive blocks over which the residual turns least (Gromov et al.)",
     "drop": "the blocks whose removal alone adds least to the loss",
 }
-ROWS = 8  # sequences of a batch that angles between residuals are taken on
+ROWS = 8  # sequences of a batch on which angles between residuals are measured
 
 
 def choose(
@@ -31,8 +31,8 @@ def choose(
     angle: Float[np.ndarray, "L+1 L+1"],
     damage: Float[np.ndarray, " L"] | None = None,
 ) -> list[int]:
-    """The blocks to remove, in ascending order, given mean cosines and angles between the residuals around them, and,
-    for the rule "drop", what each one's removal adds to the loss."""
+    """Chooses the blocks to remove, in ascending order, from mean cosines and angles between the residuals around
+    them. The rule "drop" needs what each block's removal adds to the loss."""
     depth = len(cosine) - 1
     if rule == "late":
         return list(range(depth - count, depth))
@@ -46,8 +46,8 @@ def choose(
 def forward_without(
     model: Transformer, batch: Batch, stays: Bool[Array, " L"], **options
 ) -> tuple[Float[Array, "B T V"], Float[Array, "L+1 b T D"]]:
-    """Logits of the model without some of its blocks; and for the first sequences the direction of the residual around
-    every block. A removed block passes the residual on; the others keep their place in depth."""
+    """Logits of the model without some of its blocks, and, for the first sequences, the residual's direction before and
+    after every block. A removed block passes the residual on; the others keep their place in depth."""
     leave_out = without(stays)
     direction = lambda stream: model.scheme.lanes(stream)[0][:ROWS]  # noqa: E731
 
@@ -63,8 +63,7 @@ def forward_without(
 def cosines_and_angles(
     directions: Float[Array, "L+1 b T D"], weights: Float[Array, "b T"]
 ) -> tuple[Float[Array, "L+1 L+1"], Float[Array, "L+1 L+1"]]:
-    """Weighted means over tokens of the cosine, and of the angle over pi, between unit-RMS directions at all pairs of
-    depths."""
+    """Cosine, and angle over pi, between unit-RMS directions at all pairs of depths: weighted means over tokens."""
     cosines = jnp.einsum("lbtd,mbtd->lmbt", directions, directions) / directions.shape[-1]
     cosines = jnp.clip(cosines, -1.0, 1.0)
     weights = weights / jnp.sum(weights)
@@ -73,7 +72,7 @@ def cosines_and_angles(
 
 
 class Cutter:
-    """An open run whose blocks can be left out, on batches of its own kind: one program for all choices."""
+    """An open run whose blocks can be left out. One compiled program serves every choice of blocks."""
 
     def __init__(self, run: OpenRun):
         graph, self.params = nnx.split(run.model)
@@ -83,7 +82,7 @@ class Cutter:
         self._look = jax.jit(functools.partial(_look, graph, options))
 
     def stays(self, gone: Sequence[int]) -> Bool[np.ndarray, " L"]:
-        """Raises UserError for a block that is not there, or all of them."""
+        """True for each block that stays. Raises UserError for a block that does not exist, or if none would stay."""
         if not set(gone) <= set(range(self.depth)) or len(set(gone)) == self.depth:
             fix = f"blocks are 1 to {self.depth}, and at least one has to stay"
             raise UserError("blocks", sorted(block + 1 for block in set(gone)), fix)

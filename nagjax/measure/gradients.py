@@ -1,4 +1,4 @@
-"""How much of the gradient reaches which depth."""
+"""Size of the gradient at every depth."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 
 def stacked_norms(gradient: Any) -> Float[Array, " L"]:
-    """`||dL/dtheta_l||` by block, of a tree of gradients whose leaves are stacked [L, ...]."""
+    """`||dL/dtheta_l||` of each block, from a tree of gradients whose leaves are stacked [L, ...]."""
     squares = [
         jnp.sum(leaf.astype(jnp.float32) ** 2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradient)
     ]
@@ -18,8 +18,8 @@ def stacked_norms(gradient: Any) -> Float[Array, " L"]:
 
 @jax.custom_vjp
 def tap(h: Float[Array, "*n D"], meter: Float[Array, ""]) -> Float[Array, "*n D"]:
-    """`h` as it is. The gradient of `meter`, whatever its value, comes out as `||dL/dh||^2`, so that a scan over depth
-    tells the gradients' norms at every depth without keeping the gradients."""
+    """Returns `h` unchanged, and makes `||dL/dh||^2` the gradient of `meter`, whose value does not matter. So a scan
+    gives the norm of the gradient at every depth without keeping the gradients."""
     return h
 
 
@@ -37,7 +37,7 @@ tap.defvjp(_tap, _tapped)
 def spike_score(values: Float[np.ndarray, " N"], window: int = 1000, deviations: float = 7.0) -> float:
     """Share of the steps whose value (a loss or gradient norm) lies at least 7 standard deviations from the mean of
     the `window` steps before it (OLMo 2, arXiv:2501.00656, Section 3). Steps before a full window do not count; NaN
-    where none does."""
+    if there are no others."""
     values = np.asarray(values, np.float64)
     if len(values) <= window:
         return float("nan")

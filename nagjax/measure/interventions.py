@@ -1,4 +1,4 @@
-"""Visitors of a forward pass: what takes the stream through a block in the model's place (`Transformer.__call__`)."""
+"""Interventions: functions that run each block instead of the model (`intervene` of `Transformer.__call__`)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +11,30 @@ from nagjax.residual import Scheme, Stream
 
 
 def residual(scheme: Scheme, stream: Stream) -> Float[Array, "B T D"]:
-    """The ordinary residual of any scheme, float32: before the final norm."""
+    """The ordinary residual of any scheme, before the final norm, float32."""
     direction, log_rms = scheme.lanes(stream)
     return jnp.exp(log_rms)[..., None] * direction
 
 
 def through(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
-    """The stream behind the block."""
+    """The stream after the block."""
     return model.sublayers(stream, *call)[1].stream
 
 
 def past(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
-    """The stream behind a block that was left out: the same residual, made ready for the next reader."""
+    """The stream after a block that is left out: the same residual, prepared for the next reader."""
     return through(model, stream, call._replace(rates=(1.0, 1.0)))
 
 
 def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
-    """The stream in front of a block, from its residual."""
+    """The stream before a block, built from its residual."""
     layer = call.layer
     at = model.boundary(None, layer.block.attention.entry, 0, layer.index[0], call.ctx.progress)
     return model.scheme.rebuild(h.astype(model.config.compute_dtype), at, model.ends)
 
 
 def without(stays: Bool[Array, " L"]) -> Intervention:
-    """Leaves blocks out; gathers nothing."""
+    """Leaves blocks out and gathers nothing."""
 
     def intervene(model, stream, call):
         run, skip = (lambda s: through(model, s, call)), (lambda s: past(model, s, call))
@@ -44,7 +44,7 @@ def without(stays: Bool[Array, " L"]) -> Intervention:
 
 
 def tapped(meters: Float[Array, " L"]) -> Intervention:
-    """The pass as it is; the gradient of `meters` [L] is `||dL/dh_l||^2` in front of every block."""
+    """Changes nothing; the gradient of `meters` [L] is `||dL/dh_l||^2` before every block."""
 
     def intervene(model, stream, call):
         h = tap(residual(model.scheme, stream), meters[call.layer.block_index])
@@ -54,8 +54,8 @@ def tapped(meters: Float[Array, " L"]) -> Intervention:
 
 
 def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
-    """Puts the mean residual of the counted tokens in every token's place in front of one block (residual erasure,
-    Csordas et al. 2025, arXiv:2505.13898)."""
+    """Replaces every token's residual before one block by the mean over the counted tokens (residual erasure, Csordas
+    et al. 2025, arXiv:2505.13898)."""
 
     def intervene(model, stream, call):
         h = residual(model.scheme, stream)
@@ -69,12 +69,12 @@ def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
 
 
 def skipping(block: Int[Array, ""], before: int | None = None, local: bool = False) -> Intervention:
-    """For a batch whose second half repeats the first: the second half goes without one block. Gathers by later block
-    how much its update changes, `skip_effect` by token [L, B, T], comparing the halves as they go.
+    """Skips one block in the second half of a batch that repeats the first half. Gathers for each later block how much
+    its update changes between the halves: `skip_effect` per token, [L, B, T].
 
-    before: only tokens in front of this place of the row skip it, so that behind it the effect is one on the future.
-    local: each later block is shown the whole model's residual less what the block left out had written, so that the
-    effect is the direct one, not that through other blocks.
+    before: only tokens before this position skip the block, so that later positions show the effect on future tokens.
+    local: each later block reads the whole model's residual minus the skipped block's update, which gives the direct
+    effect without that through other blocks.
     """
 
     def intervene(model, stream, call):
@@ -99,7 +99,7 @@ def skipping(block: Int[Array, ""], before: int | None = None, local: bool = Fal
 
 
 def _behind(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
-    """The stream behind a block, from its residual."""
+    """The stream after a block, built from its residual."""
     layer = call.layer
     at = model.boundary(None, layer.entry, 0, layer.following[1], call.ctx.progress)
     return model.scheme.rebuild(h.astype(model.config.compute_dtype), at, model.ends)

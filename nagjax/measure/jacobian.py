@@ -1,4 +1,4 @@
-"""How far a map of residuals is from doing nothing, and how much each depth adds along a path."""
+"""Distance of a block's Jacobian from the identity, and integrated gradients."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,12 @@ from nagjax.measure.norms import norm
 def identity_distance(
     f: Callable[[Array], Array], h: Float[Array, "*n D"], key: PRNGKeyArray, samples: int = 1
 ) -> Float[Array, " *n"]:
-    """Estimate of `||J - I||_F^2 / D`, `J = df/dh`, by row: the mean of `||J^T v - v||^2` over random unit rows v.
+    """Unbiased estimate of `||J - I||_F^2 / D` per row, `J = df/dh`: the mean of `||J^T v - v||^2` over random unit
+    rows v.
 
-    Its mean over tokens, and then the square root, is the distance of a block's Jacobian to the identity (Sun et al.
-    2025, arXiv:2502.05795, Fig. 5 shows J itself). The transpose has the same norm, and the fused kernels have reverse
-    derivatives only. Where a row of f depends on other rows of h, those parts of J count too. Unbiased.
+    The square root of its mean over tokens is the distance of a block's Jacobian from the identity (Sun et al. 2025,
+    arXiv:2502.05795, Fig. 5 shows J itself). J^T has the same norm, and the fused kernels only have reverse-mode
+    derivatives. If a row of f depends on other rows of h, those parts of J count too.
     """
     value, back = jax.vjp(f, h)
 
@@ -31,8 +32,8 @@ def identity_distance(
 def integrated_gradients(
     f: Callable[[Array], Array], h: Float[Array, "*n D"], baseline: Float[Array, "*n D"], steps: int = 256
 ) -> Float[Array, "*n D"]:
-    """`(h - b) * mean_k df/dh(b + (k - 1/2)/steps (h - b))` for a scalar f: sums to `f(h) - f(b)` as steps grow
-    (Sundararajan et al. 2017, arXiv:1703.01365). Csordas et al. take 256 steps from the tokens' mean residual.
+    """`(h - b) * mean_k df/dh(b + (k - 1/2)/steps (h - b))` for a scalar f. Its sum approaches `f(h) - f(b)` with more
+    steps (Sundararajan et al. 2017, arXiv:1703.01365). Csordas et al. take 256 steps from the tokens' mean residual.
     """
     places = (jnp.arange(steps) + 0.5) / steps
     gradient = jax.grad(f)

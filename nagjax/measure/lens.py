@@ -1,4 +1,4 @@
-"""What the head would say if it read the residual earlier. Logits and losses in nats."""
+"""Predictions of the head if it read the residual at an earlier depth (logit lens). Losses in nats."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,14 @@ from jaxtyping import Array, Float, Int
 
 
 def lens_divergence(logits: Float[Array, "*n V"], last: Float[Array, "*n V"]) -> Float[Array, " *n"]:
-    """`KL(p_l || p_L)`, p = softmax(logits): nats between the prediction read at depth l and the model's own
-    (logit lens, nostalgebraist 2020; as in Csordas et al. 2025, arXiv:2505.13898)."""
+    """`KL(p_l || p_L)` in nats, p = softmax(logits), between the prediction at depth l and the model's own (logit lens,
+    nostalgebraist 2020; as in Csordas et al. 2025, arXiv:2505.13898)."""
     early, final = jax.nn.log_softmax(logits.astype(jnp.float32)), jax.nn.log_softmax(last.astype(jnp.float32))
     return jnp.sum(jnp.exp(early) * (early - final), axis=-1)
 
 
 def top_overlap(logits: Float[Array, "*n V"], last: Float[Array, "*n V"], top: int = 5) -> Float[Array, " *n"]:
-    """Share of the model's `top` likeliest tokens that are among those read at depth l (arXiv:2505.13898)."""
+    """Share of the model's `top` most likely tokens that are also among the `top` at depth l (arXiv:2505.13898)."""
     top = min(top, last.shape[-1])
     early, final = jax.lax.top_k(logits, top)[1], jax.lax.top_k(last, top)[1]
     found = jnp.any(early[..., :, None] == final[..., None, :], axis=-2)

@@ -1,4 +1,4 @@
-"""Health of NAG's modulators, the gates that set how far each sublayer turns the residual."""
+"""Health of NAG's modulators, the gates that decide how far each sublayer rotates the residual."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,11 +10,11 @@ CLOSED, OPEN = 0.05, 0.95
 def health(
     turn: Float[Array, "*n"], modulator: Float[Array, "*n"], counted: Float[Array, "*n"]
 ) -> dict[str, Float[Array, ""]]:
-    """Of one sublayer over tokens of weight `counted`; `turn` is t = alpha m, the tangent of the angle, m in [0, 1]
-    (Figliolia & Millidge 2026, arXiv:2606.16112, Eq. 13-16).
+    """Health of one sublayer's modulator over tokens of weight `counted`; `turn` is t = alpha m, the tangent of the
+    angle, m in [0, 1] (Figliolia & Millidge 2026, arXiv:2606.16112, Eq. 13-16).
 
-    turn: mean |t|. modulator: mean m. spread: standard deviation of m over tokens; 0 is a gate that does not look at
-    its token. closed, open: shares of the tokens with m below 0.05 and above 0.95. dead: 1 where mean |t| < 0.05.
+    turn: mean |t|. modulator: mean m. spread: standard deviation of m over tokens; 0 means that the gate ignores its
+    token. closed, open: shares of the tokens with m below 0.05 and above 0.95. dead: 1 if mean |t| < 0.05, else 0.
     """
     counted = counted / jnp.maximum(jnp.sum(counted), 1.0)
     mean = lambda x: jnp.sum(counted * x.astype(jnp.float32))  # noqa: E731

@@ -1,4 +1,4 @@
-"""Features and tokens that stick out."""
+"""Outlier features, and tokens that attract attention."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -17,21 +17,21 @@ def kurtosis(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
 
 
 def massive_ratio(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """`max |h| / median |h|` over features (Sun et al. 2024, Massive Activations, arXiv:2402.17762, whose threshold is
-    1000 with max |h| above 100)."""
+    """`max |h| / median |h|` over features (Sun et al. 2024, Massive Activations, arXiv:2402.17762; massive there means
+    above 1000, with max |h| above 100)."""
     size = jnp.abs(h.astype(jnp.float32))
     return jnp.max(size, axis=-1) / jnp.maximum(jnp.median(size, axis=-1), TINY)
 
 
 def peak(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """`max |x - mu| / sd` over features: how many standard deviations the largest lies out, at most sqrt(D - 1)."""
+    """`max |x - mu| / sd` over features: the largest deviation in standard deviations, at most sqrt(D - 1)."""
     x = h.astype(jnp.float32)
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     return jnp.max(jnp.abs(x), axis=-1) / jnp.sqrt(jnp.maximum(jnp.mean(x**2, axis=-1), TINY))
 
 
 def offset(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """`|mu| / sd` over features: 0 where they are centred on zero."""
+    """`|mu| / sd` over features: 0 if they are centred on zero."""
     x = h.astype(jnp.float32)
     return jnp.abs(jnp.mean(x, axis=-1)) / jnp.sqrt(jnp.maximum(jnp.var(x, axis=-1), TINY))
 
@@ -39,8 +39,8 @@ def offset(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
 def first_token_attention(
     weights: Float[Array, "B H T T"], first: Bool[Array, "B T"], counted: Bool[Array, "B T"]
 ) -> Float[Array, " H"]:
-    """`alpha_1` by head: the attention that the counted queries give to first tokens, on average; `weights` are rows of
-    softmax attention, zero where a query may not look (Gu et al. 2024, arXiv:2410.10781, Section 3)."""
+    """`alpha_1` of each head: the mean attention of the counted queries to first tokens. `weights` are softmax
+    attention, zero where a query may not attend (Gu et al. 2024, arXiv:2410.10781, Section 3)."""
     given = jnp.einsum("bhqk,bk->bhq", weights.astype(jnp.float32), first.astype(jnp.float32))
     counted = counted.astype(jnp.float32)[:, None]
     return jnp.sum(given * counted, axis=(0, 2)) / jnp.maximum(jnp.sum(counted), 1.0)

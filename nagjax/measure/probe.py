@@ -1,4 +1,4 @@
-"""One compiled pass that looks at the residual around every sublayer."""
+"""Measures the residual before and after every sublayer in one compiled pass."""
 
 import functools
 import math
@@ -21,25 +21,25 @@ from nagjax.train.distributed.mesh import BATCH, pin_rows, row_axes
 from nagjax.train.loss import Batch
 from pallas_kernels.placement import shard_rows
 
-ROWS = 2  # sequences that Jacobians are estimated on; more where the batch is split over more devices
+ROWS = 2  # sequences for estimating Jacobians; more if the batch is split over more devices
 GROUPS = ("rest", "first")  # tokens inside a document, and first tokens of documents
 
 
 class Probe(NamedTuple):
-    """What one pass shows. Means over the counted tokens, float32; G is `GROUPS`: first tokens are apart, because they
-    tend to be sinks and outliers. S sublayers, L blocks, N sampled tokens (none of them first).
+    """Results of one pass: means over the counted tokens, float32. G is `GROUPS`: first tokens are separate, because
+    they tend to be sinks and outliers. S sublayers, L blocks, N sampled tokens (none of them first).
 
-    sublayers: by sublayer [S, G]: norm and variance of the residual in front of it; contribution ||u||/||h|| and cosine
-    of its update u with the residual; turn (radians); kurtosis and massive (max |h| / median |h|) behind it; ran, the
-    share of the tokens that Mixture-of-Depths let in.
+    sublayers: per sublayer [S, G]: norm and variance of the residual before it; contribution ||u||/||h|| and cosine
+    of its update u with the residual; turn (radians); kurtosis and massive (max |h| / median |h|) after it; ran, the
+    share of the tokens that did not skip it.
     blocks: the same contribution, cosine and turn of whole blocks, and influence 1 - cos(h_l, h_l+1), [L, G].
-    massive_max: the largest ratio of any counted token behind the sublayer, [S, G].
+    massive_max: the largest max |h| / median |h| of any counted token after the sublayer, [S, G].
     attention: share of its attention that each head gives to first tokens, [L, H].
     jacobian: ||J - I||_F / sqrt(D) of each block, [L].
-    gates: NAG's modulators, each [S] (`measures.modulators.health`); None for other schemes.
-    sample: residuals of the sampled tokens in front of each block and behind the last, before the final norm,
-    [L+1, N, D]. lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
-    before, after: the residual around every sublayer, [S, B, T, D], on request, else None.
+    gates: health of NAG's modulators, each [S] (`nagjax.measure.modulators.health`); None for other schemes.
+    sample: residuals of the sampled tokens before each block and after the last, before the final norm, [L+1, N, D].
+    lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
+    before, after: the residual before and after every sublayer, [S, B, T, D], if asked for, else None.
     """
 
     sublayers: dict[str, Float[Array, "S G"]]
@@ -66,10 +66,10 @@ def probe(
     causal: bool = False,
     mesh: Mesh | None = None,
 ) -> Probe:
-    """Looks at the stream around every sublayer in one compiled pass, with Mixture-of-Depths as it runs.
+    """Measures the stream before and after every sublayer in one compiled pass, with routing if the model has it.
 
-    Statistics are made inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
-    depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch stay split as they are.
+    Statistics are computed inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
+    depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
     `progress`, `cuts` and `causal` are those of `Transformer.__call__`.
     """
     weights = np.asarray(jax.device_get(batch.weights)) > 0
@@ -155,7 +155,7 @@ def _rows(x: Float[Array, "B T ..."], chosen: Int[Array, " N"]) -> Float[Array, 
 
 
 def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, Array]:
-    """What the head would read in front of this block, of the sampled tokens."""
+    """What the head would read before this block, for the sampled tokens."""
     rows = jax.tree.map(lambda x: _rows(x, chosen)[None], stream)
     at = model.boundary(None, model.entry, 0, 0, call.ctx.progress)
     hidden, log_scale = model.scheme.close(model.scheme.skip(rows, at), model.ends)
@@ -163,7 +163,7 @@ def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, A
 
 
 def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array, " H"]:
-    """One head at a time, so that no more than one [B, T, T] is there at once."""
+    """Attention to first tokens, one head at a time, so that memory holds only one [B, T, T]."""
     branch, where = call.layer.block.attention.branch, call.ctx.where
     x = model.scheme.read(stream)
     q, k = branch.queries(x, where), branch.keys_values(x, where).keys
@@ -179,7 +179,7 @@ def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array,
 
 
 def _jacobian(model: Transformer, h, call: BlockCall, counted) -> Float[Array, ""]:
-    """Of the block as a map of some sequences' residuals."""
+    """||J - I||_F / sqrt(D) of the block as a map of residuals, on some sequences."""
     where = jax.tree.map(lambda x: x[: len(h)], call.ctx.where)
     own = call._replace(ctx=call.ctx._replace(where=where))
     block = lambda h: residual(model.scheme, through(model, rebuilt(model, h, own), own))  # noqa: E731

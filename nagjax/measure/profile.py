@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by the names that the model gives its parts.
+"""Time of a training step by part of the model.
 
 The profiler names instructions of the compiled step; the compiled step says which `jax.named_scope` each came from.
 An instruction that the compiler fused from several parts counts for the part it is named after.
@@ -56,7 +56,7 @@ def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str
 
 
 def profile(config: RunConfig, folder: Path, steps: int) -> dict:
-    """`trace_steps` of a fresh model on a batch of its corpus."""
+    """Runs `trace_steps` for a fresh model on a batch of its corpus."""
     config = resolve(config)
     blueprint = Blueprint.of(config, make_mesh(config.mesh))
     check_batch(config.train.batch, config.train.accumulate, blueprint.mesh)
@@ -67,15 +67,15 @@ def profile(config: RunConfig, folder: Path, steps: int) -> dict:
 def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) -> dict:
     """Traces `steps` training steps from fresh parameters into `folder`: milliseconds per step and device by part.
 
-    Returns `steps`, `devices`, `milliseconds` (a step by the clock), `scopes` (part to milliseconds of its
-    instructions; on a CPU they run side by side, and may add up to more than the step). Raises UserError for less than
-    one step, or where the profiler recorded no instructions.
+    Returns `steps`, `devices`, `milliseconds` (wall time of a step), `scopes` (each part with the milliseconds of its
+    instructions; on a CPU they run in parallel and may add up to more than the step). Raises UserError for less than
+    one step, or if the profiler recorded no instructions.
     """
     if steps < 1:
         raise UserError("traced", steps, "trace at least 1 step")
     state = blueprint.create()
     step = jit_train_step(blueprint).lower(state, batch).compile()
-    state, metrics = step(state, batch)  # the first one sets things up
+    state, metrics = step(state, batch)  # the first one is slower and is not traced
     jax.block_until_ready(metrics)
     before = set(folder.rglob("*.xplane.pb"))
     with jax.profiler.trace(folder):
@@ -94,7 +94,7 @@ def trace_steps(blueprint: Blueprint, batch: Batch, folder: Path, steps: int) ->
 
 
 def report(result: dict) -> str:
-    """The result as a table, the longest part first."""
+    """The result as a table, the slowest part first."""
     total = sum(result["scopes"].values())
     rows = sorted(result["scopes"].items(), key=lambda row: -row[1])
     return "\n".join(

@@ -1,7 +1,7 @@
-"""Arrays as they come back from being stored in few bits: what quantisation does to them, whatever the hardware.
+"""The error of quantisation, on any hardware: arrays are rounded to few bits and back.
 
-Scales are the largest size over `axes` (all unless given), so that nothing is cut off and one outlier makes the grid
-coarse for everything that shares its scale. Computed in float32; shape and dtype are the array's own.
+Scales are the largest magnitude over `axes` (default: all). So nothing is clipped, and one outlier makes the grid
+coarse for everything that shares its scale. Computed in float32; shape and dtype stay the same.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ FLOAT8_MAX = 448.0  # of e4m3: 4 bits of exponent, 3 of mantissa, no infinities 
 
 def integer_round_trip(x: Float[Array, "*n"], bits: int = 8, axes: Sequence[int] | None = None) -> Float[Array, "*n"]:
     """`s round(x / s)`, `s = max |x| / (2^(bits-1) - 1)`: symmetric absmax quantisation (Dettmers et al. 2022,
-    arXiv:2208.07339, Section 2), to the nearest step, of two equally near to the even one."""
+    arXiv:2208.07339, Section 2), rounding half to even."""
     wide, most = x.astype(jnp.float32), 2.0 ** (bits - 1) - 1.0
     step = _largest(wide, axes) / most
     return (step * jnp.round(wide / step)).astype(x.dtype)
 
 
 def float8_round_trip(x: Float[Array, "*n"], axes: Sequence[int] | None = None) -> Float[Array, "*n"]:
-    """`s e4m3(x / s)`, `s = max |x| / 448`, in the 8-bit floating point of Micikevicius et al. 2022, arXiv:2209.05433:
-    steps grow with size, 1/8 to 1/16 of it, down to 2^-9 of the unit where the exponent ends."""
+    """`s e4m3(x / s)`, `s = max |x| / 448`, in the 8-bit floating point of Micikevicius et al. 2022, arXiv:2209.05433.
+    A step is 1/8 to 1/16 of the value, and at least 2^-9 s."""
     wide = x.astype(jnp.float32)
     scale = _largest(wide, axes) / FLOAT8_MAX
     stored = jnp.clip(wide / scale, -FLOAT8_MAX, FLOAT8_MAX).astype(jnp.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""What Mixture-of-Depths saves, in FLOPs by the compiler's count and in time."""
+"""What Mixture-of-Depths saves, in time and in FLOPs counted by the compiler."""
 
 import dataclasses
 import statistics
@@ -19,7 +19,7 @@ from nagjax.train.step import train_step
 
 @dataclasses.dataclass(frozen=True)
 class RoutingTimes:
-    """Time a routed training step against the dense one, and set it beside the FLOPs saved."""
+    """Time a routed training step against the dense one, and compare the time saved with the FLOPs saved."""
 
     scheme: str = "nag"
     rate: Fraction = 0.5
@@ -29,7 +29,7 @@ class RoutingTimes:
     width: int = 256
     batch: int = 1
     context: int = 1024
-    rounds: int = 5  # each round times both steps once, so that noise meets both
+    rounds: int = 5  # each round times both steps once, so that noise affects both
     steps: int = 1  # steps in a row per round
     out: Path | None = None  # also write the result as JSON
 
@@ -47,8 +47,8 @@ class RoutingTimes:
 
 
 def compiled_flops(bench: RoutingTimes, mod: ModConfig) -> float:
-    """XLA's count for one whole training step, from the compiled steps of one and two blocks with their scans
-    unrolled (it counts a loop's body once), continued to the depth: every further block costs the same."""
+    """XLA's FLOPs of one whole training step, extrapolated from compiled steps of one and two blocks: every further
+    block costs the same. Their scans are unrolled, since XLA counts a loop's body once."""
     one, two = (_unrolled(bench.blueprint(mod, depth)) for depth in (1, 2))
     return one + (bench.depth - 1) * (two - one)
 

@@ -1,4 +1,4 @@
-"""How alike two sets of residuals are, and in how many directions one set spreads. Rows are tokens."""
+"""Similarity of two sets of residuals, and the effective dimension of one set. Rows are tokens."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,18 +8,18 @@ from nagjax.measure.norms import TINY
 
 
 def linear_cka(x: Float[Array, "N D"], y: Float[Array, "N E"]) -> Float[Array, ""]:
-    """`||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` of column-centred X and Y, in [0, 1]: 1 for equal up to rotation and
-    one scale (Kornblith et al. 2019, arXiv:1905.00414, Section 3)."""
+    """`||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` of column-centred X and Y, in [0, 1]; 1 if they are equal up to
+    rotation and one scale (Kornblith et al. 2019, arXiv:1905.00414, Section 3)."""
     x, y = (z.astype(jnp.float32) - jnp.mean(z.astype(jnp.float32), axis=0) for z in (x, y))
     size = lambda a, b: jnp.sqrt(jnp.sum((a.T @ b) ** 2))  # noqa: E731
     return size(y, x) ** 2 / jnp.maximum(size(x, x) * size(y, y), TINY)
 
 
 def cka_matrix(h: Float[Array, "L N D"]) -> Float[Array, "L L"]:
-    """`linear_cka` between all pairs, through `||Y^T X||_F^2 = <X X^T, Y Y^T>`."""
+    """`linear_cka` between all pairs, computed by `||Y^T X||_F^2 = <X X^T, Y Y^T>`."""
     h = h.astype(jnp.float32)
     h = h - jnp.mean(h, axis=1, keepdims=True)
-    h = h / jnp.maximum(jnp.sqrt(jnp.mean(h**2, axis=(1, 2), keepdims=True)), TINY)  # late residuals overflow squares
+    h = h / jnp.maximum(jnp.sqrt(jnp.mean(h**2, axis=(1, 2), keepdims=True)), TINY)  # else squares may overflow
     grams = jnp.einsum("lnd,lmd->lnm", h, h).reshape(len(h), -1)
     size = jnp.sqrt(jnp.sum(grams**2, axis=-1))
     return (grams @ grams.T) / jnp.maximum(jnp.outer(size, size), TINY)
@@ -40,8 +40,8 @@ def stable_rank(x: Float[Array, "N D"]) -> Float[Array, ""]:
 
 
 def linear_map_error(h: Float[np.ndarray, "N D"], other: Float[np.ndarray, "N E"]) -> float:
-    """`min_W ||h - other W||_F / ||h||_F` by least squares, in [0, 1]: 0 where `h` can be read off another model's
-    residual `other` of the same tokens linearly (Csordas et al. 2025, arXiv:2505.13898). Needs more tokens than E."""
+    """`min_W ||h - other W||_F / ||h||_F` by least squares, in [0, 1]; 0 if `h` is a linear function of another model's
+    residual `other` of the same tokens (Csordas et al. 2025, arXiv:2505.13898). Needs more tokens than E."""
     h, other = np.asarray(h, np.float64), np.asarray(other, np.float64)
     fitted = other @ np.linalg.lstsq(other, h, rcond=None)[0]
     return float(np.linalg.norm(h - fitted) / max(np.linalg.norm(h), TINY))

@@ -1,4 +1,4 @@
-"""Step times of residual schemes, and compile times over depth, always as ratios within one process."""
+"""Step times of residual schemes, and compile times at two depths, always as ratios within one process."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ class StepTimes:
     width: int = 256
     batch: int = 4
     context: int = 256
-    rounds: int = 7  # each round times every scheme once, so that noise meets all of them
+    rounds: int = 7  # each round times every scheme once, so that noise affects all of them
     steps: int = 2  # steps in a row per round
     out: Path | None = None  # also write the result as JSON
 
@@ -56,7 +56,7 @@ class Racer:
 
 
 def race(racers: dict[str, Racer], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds per step of each, by round; they take turns, after two steps to warm up."""
+    """Seconds per step of each, by round: they alternate, after two steps of warm-up."""
     for racer in racers.values():
         racer.seconds(2)
     times = {name: [] for name in racers}
@@ -67,7 +67,7 @@ def race(racers: dict[str, Racer], rounds: int, steps: int) -> dict[str, list[fl
 
 
 def step_times(bench: StepTimes) -> dict:
-    """Prints, and returns, milliseconds per step and the ratio to the first scheme (median over rounds)."""
+    """Prints and returns milliseconds per step and the ratio to the first scheme (median over rounds)."""
     shape = (bench.depth, bench.width, bench.batch, bench.context)
     racers = {name: Racer(blueprint_of(name, *shape), bench.batch, bench.context) for name in bench.schemes}
     times = race(racers, bench.rounds, bench.steps)
@@ -88,7 +88,7 @@ def step_times(bench: StepTimes) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class CompileTimes:
-    """Time tracing and compiling one training step at two depths: scanned layers should make them alike."""
+    """Time tracing and compiling one training step at two depths: scanned layers should make both take equally long."""
 
     schemes: tuple[str, ...] = ("plain", "nag")
     shallow: int = 12
@@ -101,7 +101,7 @@ class CompileTimes:
 
 
 def compile_times(bench: CompileTimes) -> dict:
-    """Prints, and returns, seconds to a compiled step at both depths and their ratio (median over rounds)."""
+    """Prints and returns the seconds of tracing and compiling at both depths, and their ratio (median over rounds)."""
     rows, facts = {}, None
     for name in bench.schemes:
         seconds = {bench.shallow: [], bench.deep: []}
@@ -122,14 +122,14 @@ def compile_times(bench: CompileTimes) -> dict:
 
 
 def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, mod: ModConfig = DENSE) -> Blueprint:
-    """A model of this shape on the embedded corpus, on all devices."""
+    """The blueprint of a model of this shape on the built-in corpus, on all devices."""
     model = ModelConfig(depth=depth, width=width, context=context, mod=mod)
     config = resolve(RunConfig(find_scheme(scheme)(), model, train=TrainConfig(steps=10_000, batch=batch)))
     return Blueprint.of(config, make_mesh(config.mesh))
 
 
 def record(name: str, bench, rows: dict, facts: dict) -> dict:
-    """The result with everything it was measured on; written to `bench.out` if given."""
+    """The result with the device, versions and settings of the measurement; written to `bench.out` if given."""
     origin = {key: facts[key] for key in ("device", "devices", "cpu", "versions", "commit", "date")}
     options = {key: value for key, value in dataclasses.asdict(bench).items() if key != "out"}
     result = {"bench": name, **options, "results": rows, **origin}

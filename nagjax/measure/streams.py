@@ -1,4 +1,4 @@
-"""Streams that multiply."""
+"""Measures of schemes with several residual streams."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -219,9 +219,9 @@ class Transformer(nnx.Module):
 
         `where` gives each token's document and position; by default each row is one document. `progress` is the share
         of the training done. `cache` (from `empty_cache`) makes the pass incremental. `observed` adds telemetry per
-        sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or change
-        the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is applied to
-        activations [B, T, ...] between blocks (the trainer pins their sharding with it).
+        sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or
+        change the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is
+        applied to activations [B, T, ...] between blocks (the trainer pins their sharding with it).
 
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
@@ -260,7 +260,7 @@ class Transformer(nnx.Module):
         """Runs the blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an
         intervention gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
-        # One tree per place in the pattern: inputs that the body reads unsliced are not copied for the backward pass.
+        # One tree per place in the pattern: inputs that the body need not slice are not copied for the backward pass.
         places = [slice(group.start + i, group.stop, size) for i in range(size)]
         pattern = tuple(jax.tree.map(lambda x, place=place: x[place], layers) for place in places)
 

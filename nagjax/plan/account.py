@@ -1,13 +1,13 @@
-"""What one execution of a compiled program costs one device, loops counted as often as they run.
+"""The cost of one execution of a compiled program on one device, with loops counted as often as they run.
 
 `cost_analysis()` counts the body of a loop once and is empty for GPUs, so the program's text is read instead:
 
-- FLOPs of every matrix product (a TPU program calls them convolutions) and of the attention kernels; elementwise work
-  and the row kernels are not counted, and masked blocks that a kernel skips are not either.
+- FLOPs of every matrix product (a TPU program calls them convolutions) and of the attention kernels. Elementwise work,
+  the row kernels, and masked blocks that a kernel skips are not counted.
 - Bytes between main memory and the chip: every fusion, kernel and copy reads its operands and writes its results once.
-  What a TPU keeps on chip is free, and of a buffer that is only sliced or updated in place, only the slice counts.
-- Bytes each device sends in collectives, as the ring algorithms do: (n - 1)/n of the whole for a gather or a scatter,
-  twice that for a reduction to all.
+  What a TPU keeps on chip is free. Of a buffer that is only sliced or updated in place, only the slice counts.
+- Bytes that each device sends in collectives with ring algorithms: (n - 1)/n of the whole for an all-gather or a
+  reduce-scatter, twice that for an all-reduce.
 """
 
 import collections
@@ -27,7 +27,7 @@ WRAPPERS = ("call", "async-start", "map")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """`count` executions, and the bytes one device sends in all of them."""
+    """The number of executions of a collective, and the bytes that one device sends in all of them."""
 
     count: int = 0
     sent: float = 0.0
@@ -60,7 +60,7 @@ class Account:
 
 
 def account(program: Program, devices: int) -> Account:
-    """The cost of the entry computation to one of `devices` devices."""
+    """The cost of the entry computation on one of `devices` devices."""
     return _Walk(program, devices).computation(program.entry)
 
 
@@ -76,7 +76,7 @@ class _Walk:
         return total
 
     def _instruction(self, one: Instruction, home: Computation) -> tuple[Account, int]:
-        """The account of one execution, and how many there are."""
+        """The cost of one execution, and the number of executions."""
         if one.opcode == "while":
             inside = self.computation(one.attribute("body")).plus(self.computation(one.attribute("condition")))
             return inside, trip_count(one, self.program)
@@ -91,7 +91,7 @@ class _Walk:
         return Account(flops_of(one, home), self._bytes(one, home), kinds, _kernel(one)), 1
 
     def _inside(self, names: tuple[str, ...]) -> Account:
-        """FLOPs, collectives and kernels inside a fusion; what moves there stays on chip."""
+        """FLOPs, collectives and kernels inside a fusion; bytes moved there stay on chip and do not count."""
         total = Account()
         for name in names:
             home = self.program.computations[name]
@@ -106,7 +106,7 @@ class _Walk:
         kind = one.opcode.removesuffix("-start")
         if kind not in COLLECTIVES or one.opcode.endswith("-done") or _continued(one, home):
             return {}
-        if home.name.startswith("all-reduce-scatter"):  # how a TPU program spells it
+        if home.name.startswith("all-reduce-scatter"):  # the form in a TPU program
             kind = "reduce-scatter"
         n = group_size(one.attributes, self.devices)
         given = sum(size(home.type_of(o), everywhere=True) for o in one.operands)
@@ -145,7 +145,7 @@ class _Walk:
         )
 
     def _read(self, home: Computation, name: str) -> float:
-        """Bytes a fused computation reads of one of its parameters, at most."""
+        """An upper bound of the bytes that a fused computation reads of one of its parameters."""
         total = 0.0
         for user in home.users[name]:
             if user.opcode == "bitcast":
@@ -153,18 +153,18 @@ class _Walk:
             elif user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
                 total += size(user.type, everywhere=True)
             elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-                continue  # the rest stays where it is
+                continue  # the rest is not read
             elif user.opcode == "fusion":
                 inner = self.program.computations[user.called[0]]
                 total += sum(self._read(inner, inner.parameters[i]) for i, o in enumerate(user.operands) if o == name)
             elif user is home.root and user.opcode == "tuple" or _continued(user, home):
-                continue  # handed on
+                continue  # passed on
             else:
                 return math.inf
         return total
 
     def _written(self, home: Computation, one: Instruction) -> float:
-        """Bytes a fused computation writes of one of its results, at most."""
+        """An upper bound of the bytes that a fused computation writes of one of its results."""
         while one.opcode == "bitcast" and one.operands:
             one = home.by_name[one.operands[0]]
         if one.opcode == "dynamic-update-slice":
@@ -181,8 +181,8 @@ class _Walk:
 
 
 def trip_count(loop: Instruction, program: Program) -> int:
-    """How often a while loop runs: what the compiler noted, else the bound its condition compares with over the step of
-    its counter (a TPU program may take two steps of a loop in one turn). Counters start at 0.
+    """Iterations of a while loop: the compiler's annotation, else the bound in its condition divided by its counter's
+    increment (a TPU program may do two steps in one iteration). Counters start at 0.
     """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(noted[1])
@@ -198,7 +198,7 @@ def trip_count(loop: Instruction, program: Program) -> int:
 
 
 def _step(condition: Computation, body: Computation) -> int:
-    """What a turn adds to the counter that the condition compares."""
+    """The increment, per iteration, of the counter that the condition compares."""
     counters = [
         i for i in condition.instructions if i.opcode == "get-tuple-element" and re.match(r"[su]\d+\[\]", i.type)
     ]
@@ -230,7 +230,7 @@ def group_size(attributes: str, devices: int) -> int:
 
 
 def _continued(one: Instruction, home: Computation) -> bool:
-    """Whether this only carries on a collective that another fusion started (TPU: it runs beside products)."""
+    """Whether this only continues a collective that another fusion started (on a TPU, it overlaps with products)."""
     if _target(one) == "AsyncCollectiveDone":
         return True
     if one.opcode not in COLLECTIVES or "chain_id=" not in one.attributes:
@@ -251,7 +251,7 @@ def _target(one: Instruction) -> str:
 
 
 def _kernel(one: Instruction) -> dict[str, int]:
-    """The Pallas kernel an instruction calls, by the name it was given."""
+    """The name of the Pallas kernel that an instruction calls, with a count of one."""
     if _target(one) not in ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2"):
         return {}
     named = re.search(r'op_name="([^"]*)/pallas_call"', one.attributes)

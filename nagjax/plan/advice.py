@@ -1,4 +1,4 @@
-"""What to change when a run does not fit, with what each change would save."""
+"""Suggests changes for a run that does not fit, with the memory that each would save."""
 
 import itertools
 
@@ -9,7 +9,7 @@ AGAIN = {"dots": "everything but matrix products", "block": "every block"}
 
 
 def advise(result: dict) -> list[str]:
-    """Options to change, what saves most first. `result` is a plan whose program is larger than the memory."""
+    """Options to change, the largest saving first. `result` is a plan whose program is larger than the memory."""
     by_axis = _sharding(result), _tensor(result), _sequence(result)
     parts = (*by_axis, _recomputation(result), _batch(result), _chips(result))
     found = sorted(itertools.chain(*parts), key=lambda advice: -advice[0])
@@ -43,7 +43,7 @@ def _recomputation(result: dict) -> list[tuple[int, str]]:
 
 
 def _rows(result: dict) -> int:
-    """Sequences a device works on at once."""
+    """Sequences that a device processes at once."""
     train, mesh = result["config"]["train"], result["mesh"]
     return train["batch"] // train["accumulate"] // (mesh["data"] * mesh["fsdp"])
 

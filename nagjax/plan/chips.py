@@ -1,4 +1,4 @@
-"""The chips a plan can be made for: published peaks, each with its source, and what a compiler must be told."""
+"""The chips that plans can be made for: published peaks with their sources, and what the compiler needs to know."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ TPU_SOURCE = "https://docs.cloud.google.com/tpu/docs/{}"
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Peaks of one chip. `egress` is what it can send to other chips, over all its links, in one direction."""
+    """Peaks of one chip. `egress` is its bandwidth to other chips, over all its links, in one direction."""
 
     name: str
     title: str
@@ -16,11 +16,11 @@ class Chip:
     memory: int  # bytes a program can have
     bandwidth: float  # main memory, bytes/s
     egress: float  # bytes/s
-    links: int  # that egress is spread over; 1 where every chip reaches every other at full rate
-    shapes: tuple[str, ...]  # published slices, or numbers of chips in a box
+    links: int  # links that share the egress; 1 if every chip reaches every other at full rate
+    shapes: tuple[str, ...]  # published slices, or numbers of chips in a machine
     source: str
     memory_note: str
-    description: str = ""  # GPUs: what XLA must be told of the device, as a text proto
+    description: str = ""  # GPUs: XLA's description of the device, as a text proto
 
     def spelled(self, shape: str) -> str:
         """The topology's full name."""
@@ -30,7 +30,7 @@ class Chip:
 def gpu_description(name: str, memory: int, bandwidth: float) -> str:
     """A Hopper GPU in the form XLA's compiler reads (GpuTargetConfigProto).
 
-    Limits of compute capability 9.0 from the CUDA C programming guide's tables; the rest is the board's.
+    Limits of compute capability 9.0 are from the tables of the CUDA C programming guide, the rest from the board.
     """
     return f"""
 gpu_device_info {{
@@ -86,7 +86,7 @@ def _tpu(name, title, flops, memory, bandwidth, egress, links, shapes, page) -> 
     )
 
 
-GPU_SHARE = 0.75  # of the memory, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+GPU_SHARE = 0.75  # of the memory: JAX's default for XLA_PYTHON_CLIENT_MEM_FRACTION
 
 
 def _gpu(name, title, flops, memory, bandwidth, source) -> Chip:

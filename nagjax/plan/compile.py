@@ -1,4 +1,4 @@
-"""Plans one run: starts a compiler process, holds it to a time limit, and adds bounds and advice to what it found."""
+"""Plans one run: starts a compiler process with a time limit, and adds bounds and advice to its result."""
 
 import dataclasses
 import json
@@ -29,11 +29,11 @@ def plan(
     seconds: float,
     dollars_per_hour: float | None = None,
 ) -> dict:
-    """Everything known of this run on this topology, as plain JSON values; figures are per device unless named
-    otherwise. `dollars_per_hour` is the price of one chip.
+    """Plans this run on this topology: plain JSON values, per device unless named otherwise. `dollars_per_hour` is the
+    price of one chip.
 
-    Raises UserError for input no compiler needs to see, for a missing compiler, and for one that crashed or took longer
-    than `seconds`. A run that does not fit is a result, with advice.
+    Raises UserError for bad options, for a missing compiler, and for one that crashed or took longer than `seconds`. A
+    run that does not fit is no error: its result has advice.
     """
     shape = mesh_shape(config, topology)
     require(topology.chip)
@@ -65,7 +65,7 @@ def plan(
 
 
 def bounds(found: dict, topology: Topology, tokens: int, dollars_per_hour: float | None) -> dict:
-    """The roofline of what was compiled, and what follows from it."""
+    """The roofline of the compiled step, and the throughput and cost that follow from it."""
     roofline = Roofline.of(topology, found["flops"], found["moved"], found["sent"])
     rate = throughput(roofline.seconds, tokens, topology.size, dollars_per_hour)
     return {
@@ -78,10 +78,7 @@ def bounds(found: dict, topology: Topology, tokens: int, dollars_per_hour: float
 
 
 def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) -> dict:
-    """The worker's answer to an order.
-
-    Raises UserError if it fails, dies, or takes longer than `seconds`.
-    """
+    """The worker's answer to an order. Raises UserError if it fails, dies, or takes longer than `seconds`."""
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     environment = os.environ | ENVIRONMENT | {"PYTHONPATH": paths}
@@ -99,7 +96,7 @@ def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) 
             )
         except subprocess.TimeoutExpired:
             raise UserError(
-                "plan", f"{seconds:g} s", "the compiler was stopped at its time limit: give it more with --minutes"
+                "plan", f"{seconds:g} s", "the compiler was stopped at its time limit: raise it with --minutes"
             ) from None
         if not answer.exists():
             raise UserError(
@@ -115,10 +112,10 @@ def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) 
 def _ending(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    hint = ", perhaps by a machine short of memory" if code == -signal.SIGKILL else ""
+    hint = ", perhaps because the machine ran out of memory" if code == -signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{hint}"
 
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "it said nothing"
+    return lines[-1][:500] if lines else "it printed nothing"

@@ -1,4 +1,4 @@
-"""What is to be compiled: a run's config made explicit for the platform it will run on."""
+"""The order to a compiler process: a run's config with every default resolved for its platform."""
 
 import dataclasses
 import json
@@ -11,12 +11,12 @@ from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
 from nagjax.train.distributed.mesh import check_sequence
 
-TOKENS_PER_CHIP = 8192  # of a batch that is not given
+TOKENS_PER_CHIP = 8192  # of the default batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What `auto` comes to on the platform, and where the compiled program differs from what would run there."""
+    """What `auto` means on the platform, and how the compiled program differs from the one that would run there."""
 
     dtype: str
     attention: str
@@ -24,7 +24,7 @@ class Choices:
 
 
 def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
-    """The config to compile, and what it comes to on the platform. "auto" attention is left to the worker for a TPU."""
+    """The config to compile, and its choices on the platform. For a TPU the worker decides "auto" attention."""
     model, notes = config.model, []
     dtype = "bfloat16" if model.dtype == "auto" else model.dtype
     attention = model.attention
@@ -34,8 +34,8 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
         fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0 and config.mesh.sequence == 1
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
             notes.append(
-                "a GPU run takes cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
-                "writes all scores out, so memory and bytes are upper bounds"
+                "a GPU run uses cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
+                "writes all scores to memory, so memory and bytes are upper bounds"
             )
         attention = taken = "xla"
     model = dataclasses.replace(model, dtype=dtype, attention=attention)
@@ -43,7 +43,7 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
 
 
 def _on_tpu(model: ModelConfig, parts: int) -> str:
-    """What "auto" attention takes there for sequences in so many parts, in words."""
+    """The attention that "auto" chooses on a TPU for sequences in so many parts, in words."""
     if model.context % (parts * SPLASH_BLOCK):
         return "xla"
     skips = any(0.0 < rate < 1.0 for rate, _ in model.mod.rates(model.depth))
@@ -51,8 +51,8 @@ def _on_tpu(model: ModelConfig, parts: int) -> str:
 
 
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
-    """The config with this vocabulary, and with the batch and the mesh filled in where they were not given: everything
-    sharded over all chips, and some thousand tokens for each."""
+    """The config with this vocabulary, and with defaults for a batch and a mesh that were not given: everything is
+    sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens."""
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
     if not mesh_given:
         config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=topology.size))
@@ -65,7 +65,7 @@ def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool,
 def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
     """Devices along every axis of the run's mesh, in its order.
 
-    Raises UserError where the mesh does not fill the topology, or batch or context are not divisible by it.
+    Raises UserError if the mesh does not fill the topology, or does not divide batch or context.
     """
     given = {field.name: getattr(config.mesh, field.name) for field in dataclasses.fields(config.mesh)}
     rest = math.prod(size for size in given.values() if size is not None)
@@ -74,7 +74,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
         raise UserError(
             "mesh",
             tuple(shape.values()),
-            f"{topology.name} has {topology.size} chips: {' x '.join(shape)} must be {topology.size}",
+            f"{topology.name} has {topology.size} chips: the product {' x '.join(shape)} must be {topology.size}",
         )
     shards, train = shape["data"] * shape["fsdp"], config.train
     if train.batch // train.accumulate % shards:
@@ -87,7 +87,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
 
 
 def options(config: RunConfig, shape: dict[str, int]) -> str:
-    """The run's command line: size, batch and mesh, and whatever else is not its default."""
+    """The run's command line: size, batch and mesh, and every other option that is not the default."""
     model = config.model
     plain = ModelConfig(model.depth, model.width, mlp=model.mlp, positions=model.positions)
     default = to_dict(RunConfig(type(config.scheme)(), plain))
@@ -112,5 +112,5 @@ def _flag(name: str, value: object) -> str:
 
 
 def encoded(config: dict, topology: Topology, alternatives: bool) -> str:
-    """The order as a compiler process reads it."""
+    """The order in the form that a compiler process reads."""
     return json.dumps({"topology": topology.name, "config": config, "alternatives": alternatives})

@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products in a compiled program, however the compiler spells them."""
+"""FLOPs of matrix products in a compiled program, in all forms that the compilers give them."""
 
 import json
 import math
@@ -14,7 +14,7 @@ SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 
 
 def flops_of(one: Instruction, home: Computation) -> float:
-    """2 per multiply-add; 0 for anything that is no matrix product."""
+    """FLOPs of an instruction: 2 per multiply-add of a matrix product, 0 for anything else."""
     if one.opcode == "dot":
         lhs = _shape(home, one.operands[0])
         contracted = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
@@ -31,7 +31,7 @@ def flops_of(one: Instruction, home: Computation) -> float:
 
 
 def _convolution(one: Instruction, home: Computation) -> float:
-    """Multiply-adds that meet an element of the input: padding and holes of dilation cost nothing."""
+    """FLOPs of a convolution: only multiply-adds with an element of the input count, not padding or dilation."""
     (lhs, rhs), out = (_shape(home, o) for o in one.operands[:2]), arrays(one.type)[0][1]
     lhs_labels, rhs_labels, out_labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes).groups()
     window = re.search(r"window=\{([^}]*)\}", one.attributes)
@@ -53,7 +53,7 @@ def _convolution(one: Instruction, home: Computation) -> float:
 
 
 def _positions(given: int, kernel: int, out: int, stride: int, padding: int, base: int, spread: int) -> int:
-    """Pairs of an output and a kernel position that meet an element of the input."""
+    """Pairs of output and kernel positions that use an element of the input."""
     met = 0
     for k in range(kernel):
         at = np.arange(out) * stride + k * spread - padding

@@ -1,4 +1,4 @@
-"""A plan on the console."""
+"""Plans as text for the console."""
 
 from nagjax.plan.units import gigabytes, milliseconds, scaled
 
@@ -31,7 +31,7 @@ def report(result: dict) -> str:
 
 
 def ranking(results: list[dict]) -> str:
-    """Plans that fit, the fastest bound first; then those that do not."""
+    """Plans as a ranking: those that fit, the fastest bound first; then those that do not fit."""
     lines = []
     for place, result in enumerate(sort(results), 1):
         if result.get("fits"):
@@ -46,7 +46,7 @@ def ranking(results: list[dict]) -> str:
 
 
 def sort(results: list[dict]) -> list[dict]:
-    """By the bound of the step time per token; what does not fit comes last."""
+    """Sorts plans by the lower bound of step time per token; those that do not fit come last."""
     return sorted(
         results,
         key=lambda r: (not r.get("fits"), r["bound"]["seconds"] / r["tokens_per_step"] if r.get("fits") else 0.0),

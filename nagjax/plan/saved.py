@@ -1,4 +1,4 @@
-"""What the layer scan keeps for the backward pass: known from tracing, before anything is compiled."""
+"""Memory that the layer scan keeps for the backward pass, from tracing alone, without compiling."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.Space.Device) -> int:
-    """Bytes per device that forward scans stack up for their backward scans.
+    """Bytes per device that forward scans save for their backward scans.
 
-    `rows` is the batch one scan works on. Arrays with that batch are split over the axes of batch and tokens, all
-    others (casts of parameters) over the axes of the parameters. What a policy keeps on the host is in another `space`.
+    `rows` is the batch of one scan. Arrays with that batch are split over the axes of batch and tokens, all others
+    (casts of parameters) over the axes of the parameters. What a policy keeps on the host is in another `space`.
     """
     batch = shards.get("data", 1) * shards.get("fsdp", 1) * shards.get("sequence", 1)
     parameters = shards.get("fsdp", 1) * shards.get("tensor", 1)

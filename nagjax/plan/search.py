@@ -1,4 +1,4 @@
-"""Tries meshes, remat policies and numbers of parts, and ranks what fits."""
+"""Tries meshes, remat policies and numbers of parts of a batch (`--accumulate`), and ranks what fits."""
 
 import dataclasses
 import itertools
@@ -12,13 +12,13 @@ from nagjax.runs.config import MeshConfig, RunConfig
 REMATS = ("none", "dots", "block")  # the least recomputation first
 TENSORS = (1, 2, 4, 8)
 SEQUENCES = (1, 2, 4, 8)
-LEAST_TOKENS = 2048  # of a sequence on one device: shorter parts are not worth gathering keys and values for
+LEAST_TOKENS = 2048  # of a sequence on one device: gathering keys and values is not worth it for shorter parts
 PARTS = (1, 2, 4, 8, 16)
 
 
 def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
-    """Meshes worth trying, those with the fewest axes first; tensor parallelism no wider than the heads, and long
-    sequences alone in parts."""
+    """Meshes worth trying, those with the fewest axes first. Tensor parallelism is at most the number of heads, and
+    only long sequences are split."""
     found, model = [], config.model
     for tensor, sequence in itertools.product(TENSORS, SEQUENCES):
         if topology.size % (tensor * sequence) or model.heads % tensor:
@@ -34,7 +34,7 @@ def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
 
 
 def candidates(config: RunConfig, mesh: MeshConfig, topology: Topology) -> Iterator[list[RunConfig]]:
-    """For each policy, its configs with more and more parts, until a device has one sequence at a time."""
+    """For each policy, its configs with more and more parts, until a device processes one sequence at a time."""
     for remat in REMATS:
         ladder = []
         for parts in PARTS:
@@ -60,8 +60,8 @@ def search(
 ) -> list[dict]:
     """Plans of at most `tries` candidates.
 
-    On each mesh the policies are tried from no recomputation to most of it, and each in as few parts as fit: more of
-    either than needed only costs time. The state alone being too large skips a mesh.
+    On each mesh the policies are tried from the least recomputation to the most, each with the fewest parts that fit:
+    more recomputation or parts than needed only cost time. A mesh is skipped if the state alone is too large.
     """
     found: list[dict] = []
     for mesh in meshes(config, topology):

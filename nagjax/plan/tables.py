@@ -1,4 +1,4 @@
-"""Tables of plans in Markdown, and where they go in a document."""
+"""Tables of plans in Markdown, and a function that puts them into a document."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def standard(results: Iterable[dict]) -> str:
-    """One line per model and machine."""
+    """A table with one line per model and machine."""
     head = (
         "model, machine, mesh, tokens/step, state, saved, peak of capacity, FLOP, moved, sent, step at least, bound by"
     )
@@ -46,7 +46,7 @@ def _standard_row(result: dict) -> list[str]:
 
 
 def remat(results: Iterable[dict]) -> str:
-    """One line per policy: what it keeps, what it computes again."""
+    """A table with one line per remat policy: what it keeps, and what it recomputes."""
     results = list(results)
     least = min((r["flops"] for r in results if "flops" in r), default=1.0)
     head = "policy, saved for the backward pass, peak of capacity, matrix products, moved, step at least"
@@ -66,7 +66,7 @@ def remat(results: Iterable[dict]) -> str:
 
 
 def insert(document: str, name: str, text: str) -> str:
-    """The document with what stands between its two `<!-- name -->` marks replaced."""
+    """The document with the text between its two `<!-- name -->` marks replaced."""
     mark = f"<!-- {name} -->"
     pattern = re.compile(f"{re.escape(mark)}\n.*?{re.escape(mark)}", re.S)
     if len(pattern.findall(document)) != 1:

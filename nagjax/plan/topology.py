@@ -1,4 +1,4 @@
-"""Names of machines: `v5e:4x4` is a TPU slice by its shape, `h200x8` a box of GPUs by their number."""
+"""Names of machines: `v5e:4x4` is a TPU slice with its shape, `h200x8` a machine with 8 GPUs."""
 
 import dataclasses
 import difflib
@@ -14,7 +14,7 @@ INSTALL = "pip install -e '.[aot]'"
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Chips and how they are laid out; a GPU box has one dimension."""
+    """Chips and their layout; a GPU machine has one dimension."""
 
     chip: Chip
     shape: tuple[int, ...]
@@ -29,15 +29,15 @@ class Topology:
 
     @property
     def egress(self) -> float:
-        """Bytes/s one chip can send here: a torus dimension of two chips has one link instead of two, one of one
-        chip none."""
+        """Bytes/s that one chip can send in this layout: a torus dimension has two links, but only one if it has two
+        chips, and none if it has one."""
         if self.chip.links == 1:
             return self.chip.egress
         used = sum(min(size - 1, 2) for size in self.shape)
         return self.chip.egress * used / self.chip.links
 
     def devices(self) -> list:
-        """Descriptions to compile for; needs the compilers, in a process that has their environment."""
+        """Device descriptions to compile for; needs the compilers and a process with their environment."""
         from jax.experimental import topologies
 
         if self.chip.platform == "tpu":
@@ -49,15 +49,12 @@ class Topology:
 
 
 def known() -> list[str]:
-    """All names, chip by chip."""
+    """All names, grouped by chip."""
     return [chip.spelled(shape) for chip in CHIPS.values() for shape in chip.shapes]
 
 
 def parse(name: str) -> Topology:
-    """The topology of that name, in any case.
-
-    Raises UserError with the nearest known name.
-    """
+    """The topology of this name, in upper or lower case. Raises UserError with the nearest known name."""
     found = re.fullmatch(r"(tpu-)?(\w+?)(?::(\d+(?:x\d+)*)|x(\d+))", name.strip().lower())
     chip = CHIPS.get(found[2]) if found else None
     if chip:
@@ -73,7 +70,7 @@ def summary() -> str:
 
 
 def missing(chip: Chip) -> str | None:
-    """What must be installed before this chip can be compiled for, or None."""
+    """What must be installed to compile for this chip, or None."""
     if chip.platform == "tpu" and not _installed("libtpu"):
         return "the TPU compiler (libtpu)"
     if chip.platform == "cuda" and not _installed("jax_plugins.xla_cuda13"):
@@ -95,7 +92,7 @@ def _installed(module: str) -> bool:
 
 
 def _nearest(name: str) -> str:
-    """The known name most like it: of the same chip the nearest in size, else the nearest in spelling."""
+    """The nearest known name: of the same chip by size, otherwise by spelling."""
     chip = next((chip for chip in CHIPS.values() if name.startswith(chip.name)), None)
     numbers = [int(n) for n in re.findall(r"\d+", name.replace(chip.name, "", 1))] if chip else []
     if numbers and all(numbers):

@@ -1,8 +1,8 @@
-"""Figures as people read them."""
+"""Numbers formatted for people."""
 
 
 def gigabytes(size: float) -> str:
-    """Bytes in GiB, or MiB where that is clearer."""
+    """Bytes in GiB, or in MiB if that is clearer."""
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:,.1f} MiB"
 
 

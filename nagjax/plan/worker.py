@@ -1,7 +1,7 @@
 """Compiles one training step for one topology, in a process of its own: `python -m nagjax.plan.worker RESULT`.
 
-Reads the order from standard input and writes one JSON object to the file RESULT. Whoever started it ends it when it
-takes too long.
+Reads the order from standard input and writes one JSON object to the file RESULT. The process that started it stops it
+when it takes too long.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> dict:
-    """Everything that is known of the compiled step, per device; with `needed` instead of figures where the compiler
-    ran out of the chip's memory."""
+    """Figures of the compiled step, per device. If it does not fit into the chip's memory, `needed` says how much it
+    would take instead of the compiler's figures."""
     devices = topology.devices()
     step, args, mesh = training_step(config, devices)
     state, batch = args
@@ -90,7 +90,7 @@ def _measured(compiled, memory: dict, topology: Topology) -> dict:
 
 
 def needed(message: str) -> int | None:
-    """Bytes a program wanted, as the compiler's refusal states them."""
+    """Bytes that a program needs according to the compiler's error message."""
     for pattern in (
         r"[Uu]sed ([\d.]+)([KMGT]?) of",
         r"temporaries \(([\d.]+)([KMGT]?)\)",
@@ -106,7 +106,7 @@ def _saved(config: RunConfig, traced, mesh, space=jax.memory.Space.Device) -> in
 
 
 def _saved_by_remat(config: RunConfig, devices: list) -> dict[str, int]:
-    """What the scan would keep under every policy."""
+    """Bytes that the scan would keep with each remat policy."""
     found = {}
     for remat in ("none", "dots", "block"):
         other = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
@@ -127,7 +127,7 @@ def main() -> None:
     config = from_dict(RunConfig, order["config"])
     try:
         result = compile_step(config, parse_topology(order["topology"]), order["alternatives"])
-    except Exception as error:  # every way a compiler can fail is an answer
+    except Exception as error:  # every failure of a compiler is an answer
         result = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
     Path(sys.argv[1]).write_text(json.dumps(result))
 

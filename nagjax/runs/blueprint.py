@@ -1,4 +1,4 @@
-"""A model and its parameters, without their values, on a mesh: all that opening a run takes."""
+"""A model and its parameters on a mesh, without their values: what is needed to open a run."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """What is known of one parameter without its value."""
+    """Everything about one parameter except its value."""
 
     axes: tuple[str | None, ...]
     role: str
@@ -27,7 +27,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class ModelBlueprint:
-    """The static side of a run's model: its graph and its parameters' metadata, placed on a mesh."""
+    """The static part of a run's model: its graph and its parameters' metadata, on a mesh."""
 
     config: RunConfig
     mesh: Mesh
@@ -36,7 +36,7 @@ class ModelBlueprint:
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "ModelBlueprint":
-        """Raises UserError for a model whose sequences cannot be split as the mesh does."""
+        """The blueprint of a config's model. Raises UserError if the mesh cannot split the model's sequences."""
         check_sequence(config.model, mesh.shape)
         graph, abstract = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
         described = jax.tree.map(
@@ -57,16 +57,16 @@ class ModelBlueprint:
         return nnx.merge(self.graph, params)
 
     def init_params(self, seed: int) -> Tree:
-        """Start values, a nested dict of float32 arrays; trace it under jit."""
+        """Initial values, a nested dict of float32 arrays; call it under jit."""
         return self.constrained(nnx.to_pure_dict(nnx.state(build_model(self.config, seed))))
 
     def create_params(self) -> Tree:
-        """The run's start values, each shard made where it lives."""
+        """The run's initial values; each shard is made on its own device."""
         make = jax.jit(lambda: self.init_params(self.config.train.seed), out_shardings=self.parameter_shardings())
         return make()
 
     def constrained(self, params: Tree) -> Tree:
-        """The parameters where the scheme wants them to lie."""
+        """The parameters, projected by the scheme's `constrain`."""
         bring = self.config.scheme.constrain
         return jax.tree.map(lambda value, known: bring(value, known.axes, known.role), params, self.parameters)
 
@@ -74,7 +74,7 @@ class ModelBlueprint:
         return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
 
     def init_mod(self) -> dict[str, jax.Array]:
-        """The state of Mixture-of-Depths before the first step: `cuts` [S], -inf before the first; empty without it."""
+        """The state of Mixture-of-Depths before the first step: `cuts` [S], all -inf; empty without routing."""
         model = self.config.model
         return {"cuts": jnp.full(model.sublayers, -jnp.inf, jnp.float32)} if model.mod.active else {}
 
@@ -87,7 +87,7 @@ class ModelBlueprint:
         )
 
     def abstract_use(self) -> dict[str, Tree]:
-        """What of a checkpoint it takes to use the model: `step`, `params` and `mod`, as `abstract_params`."""
+        """The parts of a checkpoint that using the model needs: `step`, `params` and `mod`, as `abstract_params`."""
         whole = replicated(self.mesh)
         rest = jax.eval_shape(lambda: {"step": jnp.int32(0), "mod": self.init_mod()})
         rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), rest)

@@ -1,4 +1,4 @@
-"""What is known of a run's model without running it, and what it runs on: the content of a run's info.json."""
+"""The content of a run's info.json: facts about its model, and the machine and versions it runs on."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import INFO
 from pallas_kernels.origin import commit, now, processor, versions
 
-# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; MFU is not given on other devices.
+# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; other devices have no MFU.
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
@@ -27,13 +27,12 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 FLOP/s of one device, or None where not known."""
+    """Peak dense bfloat16 FLOP/s of one device, or None if not known."""
     return next((peak for name, peak in PEAK_FLOPS.items() if device_kind.startswith(name)), None)
 
 
 def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
-    """Parameter counts: embedding, attention, mlp, residual (entries, gates, ends of the scheme), routing (of
-    Mixture-of-Depths), head."""
+    """Parameter counts: embedding, attention, mlp, residual (the scheme's), routing (Mixture-of-Depths), head."""
     parts = dict.fromkeys(("embedding", "attention", "mlp", "residual", "routing", "head"), 0)
     for path, parameter in jax.tree_util.tree_leaves_with_path(blueprint.parameters):
         names = [key.key for key in path]
@@ -46,7 +45,7 @@ def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
 
 
 def model_costs(blueprint: ModelBlueprint) -> Costs:
-    """FLOPs, executed parameters and cache per token, with what Mixture-of-Depths skips left out."""
+    """FLOPs, executed parameters and cache per token, without what Mixture-of-Depths skips."""
     mod = MoD.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
     return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name)
 
@@ -74,7 +73,7 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
 
 
 def changed_surroundings(folder: Path, facts: dict) -> str:
-    """In which versions and devices `facts` differ from the run's info.json, in words; "" where in none."""
+    """The versions and devices in which `facts` differ from the run's info.json, in words; "" if none."""
     try:
         old = read_json(folder / INFO)
         flat_old, flat_new = (_surroundings(values) for values in (old, facts))

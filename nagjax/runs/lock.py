@@ -1,11 +1,12 @@
-"""One writer of a run's folder at a time: training, `--fresh`, and whatever else changes what the run is.
+"""A lock that allows one writer of a run's folder at a time: training, `--fresh`, and whatever else changes the run.
 
-A lock of the operating system on `lock.json` decides between processes of one machine; it ends with the process,
-however that ends. Between machines, and where the file system has no such locks, the file itself does: its writer
-renews it every `BEAT` seconds, and one that was not renewed for `STALE` seconds belongs to nobody. Ages are taken by
-the file system's clock and by waiting, never by comparing the clocks of two machines.
+Between processes of one machine, an operating-system lock on `lock.json` decides; it ends with its process. Between
+machines, and on file systems without such locks, the file itself decides: its writer renews it every `BEAT` seconds,
+and a file that was not renewed for `STALE` seconds belongs to nobody. Ages are measured by the file system's clock
+and by waiting, never by comparing the clocks of two machines.
 
-Readers take no lock. Nor does a report (a map, a diagnosis, results of tasks): it is written whole, under its own name.
+Readers take no lock. Reports (a map, a diagnosis, results of tasks) take none either: each is written atomically, under
+its own name.
 """
 
 import contextlib
@@ -28,16 +29,16 @@ from nagjax.runs.names import LOCK
 from nagjax.train.distributed.consensus import from_first
 
 BEAT, STALE = 20.0, 120.0  # seconds
-LOOK = 1.0  # seconds between two looks at another machine's file
-WIDTH = 512  # bytes of the file: renewing it needs no room on the disk
-NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems without them
+LOOK = 1.0  # seconds between two checks of another machine's file
+WIDTH = 512  # bytes of the file, always the same: renewing it needs no free disk space
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
 
 class WriterLock:
-    """Holds the folder, which is made if need be, for as long as the context lasts; of several hosts the first does.
+    """Context manager that locks a folder, which it creates if needed; of several hosts only the first locks it.
 
-    `doing` is what refused processes are told. Raises UserError where somebody else holds it, naming process, machine
-    and start, and where the folder cannot be written.
+    Processes that are refused are told `doing`. Raises UserError if another process holds the lock, naming process,
+    machine and start, or if the folder cannot be written.
     """
 
     def __init__(self, folder: str | os.PathLike, doing: str, field: str = "out"):
@@ -69,15 +70,15 @@ class WriterLock:
         self._file.close()
 
     def holds(self, run: str) -> None:
-        """Notes the id of the run in the folder."""
+        """Records the id of the run in the folder."""
         self._me["run"] = run
         if self._file is not None:
             self._write(self._file)
 
     def check(self) -> None:
-        """Raises UserError where another machine has taken the folder over since (this one having slept, say)."""
+        """Raises UserError if another machine has taken the folder over, for example while this one was suspended."""
         if self._lost is not None:
-            fix = f"was taken over while this process stood still, by {_told(self._lost)}: nothing more is written"
+            fix = f"was taken over by {_told(self._lost)} while this process was suspended: nothing more is written"
             raise UserError(self.field, str(self.folder), fix)
 
     def _acquire(self) -> None:
@@ -96,7 +97,7 @@ class WriterLock:
             if locked is False:
                 raise self._refusal(holder)
             if not self._is(file):
-                return  # its last holder has just removed it
+                return  # its last holder has just deleted it
             if holder and not (locked and holder["boot"] == self._me["boot"]) and not self._abandoned(file, holder):
                 return
             self._write(file)
@@ -106,7 +107,7 @@ class WriterLock:
             stack.pop_all()
 
     def _abandoned(self, file, holder: dict) -> bool:
-        """Whether the holder on another machine is gone; waits for that. Raises UserError once it has stirred."""
+        """Waits until the holder on another machine counts as gone. Raises UserError as soon as it renews the file."""
         with tempfile.TemporaryFile(dir=self.path.parent) as probe:
             age = os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
         if age < STALE:
@@ -145,7 +146,7 @@ class WriterLock:
                 self._write(self._file)
 
     def _replaced(self) -> bool:
-        """Whether somebody else's name stands in the file."""
+        """Whether the file names another holder."""
         holder = _read(self.path)
         return bool(holder) and holder["token"] != self._me["token"]
 
@@ -156,7 +157,7 @@ class WriterLock:
 
 
 def _flock(file) -> bool | None:
-    """True: locked. False: another process has it. None: there are no locks here."""
+    """Tries to lock. True: locked. False: another process holds it. None: the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -177,7 +178,7 @@ def _parsed(file) -> dict:
 
 
 def _read(path: Path) -> dict | None:
-    """Who holds it; None where the file is gone."""
+    """The holder that the file names; None if there is no file."""
     try:
         return _checked(read_json(path))
     except FileNotFoundError:
@@ -203,7 +204,7 @@ def _now() -> str:
 
 
 def _boot() -> str:
-    """Of this machine since it was started: equal for all its processes, in containers too."""
+    """The id of this machine's current boot: equal for all its processes, in containers too."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
@@ -211,14 +212,14 @@ def _boot() -> str:
 
 @contextlib.contextmanager
 def _said(folder: Path, field: str):
-    """What may be wrong with a folder that is to be written."""
+    """Turns errors of writing to the folder into UserErrors."""
     other = "choose another --out" if field == "out" else "choose another folder"
     try:
         yield
     except PermissionError:
         raise UserError(field, str(folder), f"no permission to write there; {other}") from None
     except (FileExistsError, NotADirectoryError):
-        raise UserError(field, str(folder), f"is a file, or lies under one; {other}") from None
+        raise UserError(field, str(folder), f"it or one of its parents is a file; {other}") from None
     except OSError as error:
         fix = f"cannot be written ({os.strerror(error.errno) if error.errno else error}); {other}"
         raise UserError(field, str(folder), fix) from None

@@ -1,4 +1,4 @@
-"""A folder that is there when it is whole: what import, export and prune write."""
+"""A folder that appears only when it is complete, for import, export and prune."""
 
 import contextlib
 import os
@@ -18,15 +18,15 @@ def check_free(out: str | os.PathLike) -> None:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError("out", str(out), "is not empty: choose another --out, or remove it")
     if out.is_symlink() and not out.exists():
-        raise UserError("out", str(out), "is a link that leads nowhere: choose another --out, or remove it")
+        raise UserError("out", str(out), "is a broken link: choose another --out, or remove it")
 
 
 @contextlib.contextmanager
 def new_folder(out: str | os.PathLike, doing: str) -> Generator[Path]:
-    """A folder beside `out` to write into, which takes its place when the block ends. Where it fails nothing is left of
-    it; what a kill leaves is in nobody's way, and the next attempt removes it.
+    """Gives a folder beside `out` to write into, which is renamed to `out` when the `with` block ends. If the block
+    fails, the folder is removed; if the process is killed, the next attempt removes it.
 
-    Raises UserError where `out` is in use, or the same is being written by another process.
+    Raises UserError if `out` is in use, or another process is writing it.
     """
     check_free(out)
     place = Path(out).resolve()
@@ -53,7 +53,7 @@ def _take_place(building: Path, place: Path) -> None:
         (place / LOCK).unlink(missing_ok=True)
         sync_folder(place.parent)
     except OSError as error:
-        fix = f"cannot be put there ({error.strerror}): choose a folder that does not exist yet"
+        fix = f"the finished folder cannot be moved there ({error.strerror}): choose a folder that does not exist yet"
         raise UserError("out", str(place), fix) from None
 
 

@@ -1,4 +1,4 @@
-"""What a run is about to do, and whether the memory there is can hold it: told and checked before anything is made."""
+"""Announces a run in one line and checks that the devices have enough memory, before anything is created."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def announce(blueprint: Blueprint, title: str) -> None:
-    """One line: parameters, devices, tokens of a step, memory needed and there."""
+    """Prints one line: parameters, devices, tokens per step, memory needed and memory free."""
     config, mesh = blueprint.config, blueprint.mesh
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(blueprint.parameters))
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
@@ -27,19 +27,19 @@ def announce(blueprint: Blueprint, title: str) -> None:
 
 
 def check_memory(blueprint: Blueprint) -> None:
-    """Raises UserError where a device has less memory than the run needs at the very least."""
+    """Raises UserError if a device has less free memory than the lower bound of what the run needs."""
     needed, free = least_bytes(blueprint), available_bytes(blueprint.mesh)
     if free is not None and needed > free:
         fix = (
-            f"the least that this run needs on a device, where {free / GIB:.2f} GiB are free: make the model or the "
-            "batch smaller, take the batch in parts (--accumulate), split the model (--mesh.fsdp), or --force"
+            f"the run needs at least this on each device, where {free / GIB:.2f} GiB are free: make the model or the "
+            "batch smaller, process the batch in parts (--accumulate), split the model (--mesh.fsdp), or use --force"
         )
         raise UserError("memory", f"{needed / GIB:.2f} GiB", fix)
 
 
 def least_bytes(blueprint: Blueprint) -> int:
-    """A lower bound of a training step's memory on one device: parameters, moments and gradients in float32, the
-    residual that the backward pass keeps of every block, and the logits; what lies between them comes on top."""
+    """A lower bound of a training step's memory on one device: parameters, moments and gradients in float32, each
+    block's residual for the backward pass, and the logits. Other activations come on top."""
     config, mesh = blueprint.config, blueprint.mesh
     model, train = config.model, config.train
     leaves = jax.tree.leaves(blueprint.parameters)
@@ -53,7 +53,7 @@ def least_bytes(blueprint: Blueprint) -> int:
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int | None:
-    """Free memory of a device of this process; None where nobody says. Devices that are a CPU share the machine's."""
+    """Free memory of a device of this process; None if unknown. CPU devices share the machine's memory."""
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     if local[0].platform == "cpu":
         free = host_bytes()
@@ -63,7 +63,7 @@ def available_bytes(mesh: jax.sharding.Mesh) -> int | None:
 
 
 def host_bytes() -> int | None:
-    """Memory that the machine, and the container this process is in, have left; None where nobody says."""
+    """Free memory of the machine and of this process's container; None if unknown."""
     found = []
     for line in _text(Path("/proc/meminfo")).splitlines():
         name, _, value = line.partition(":")
@@ -72,7 +72,7 @@ def host_bytes() -> int | None:
     limit, used = _text(CGROUP / "memory.max").strip(), _text(CGROUP / "memory.current").strip()
     if limit.isdigit() and used.isdigit():
         stat = dict(line.split() for line in _text(CGROUP / "memory.stat").splitlines())
-        cache = int(stat.get("inactive_file", 0))  # given back when it is needed
+        cache = int(stat.get("inactive_file", 0))  # the system frees it when needed
         found.append(max(int(limit) - int(used) + cache, 0))
     return min(found, default=None)
 

@@ -1,4 +1,4 @@
-"""The training batches of a run by step, and the record of those that are left out."""
+"""The training batch of every step, and the record of batches that are left out."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from nagjax.train.distributed.consensus import from_first
 
 
 class Skipped:
-    """Numbers of the batches a run leaves out since it was rolled back from them, in `skipped.json` of its folder.
+    """Numbers of the batches that a run leaves out after rolling back, kept in `skipped.json` of its folder.
 
-    The file is on disk before the run goes on: what was once skipped stays skipped after any number of kills.
+    The file is on disk before the run continues, so a skipped batch stays skipped, however often the run is killed.
     """
 
     def __init__(self, folder: Path, *, fresh: bool):
@@ -39,21 +39,21 @@ class Skipped:
         from_first(lambda: write_json(self.path, {"batches": self.batches}))
 
     def batch_of(self, step: int) -> int:
-        """Number, from 0, of the batch that step `step` (from 1) takes."""
+        """The number of the batch (from 0) that a step (from 1) takes."""
         batch = step - 1
         for left_out in self.batches:
             batch += left_out <= batch
         return batch
 
     def after(self, step: int) -> int:
-        """How many batches are left out after the one that `step` took."""
+        """The number of batches that are left out right after the one of this step."""
         taken = self.batch_of(step) if step else -1
         return sum(batch > taken for batch in self.batches)
 
 
 class TrainBatches:
-    """Batches in the order of steps. Where it stands follows from the step and the skipped batches alone, whatever
-    the number of processes or workers."""
+    """Batches in the order of steps. The position depends only on the step and the skipped batches, not on the number
+    of processes or workers."""
 
     def __init__(self, dataset: Dataset, batch: int, context: int, **share: Any):
         self._open = lambda start: batches(dataset, batch=batch, context=context, start=start, **share)
@@ -61,7 +61,7 @@ class TrainBatches:
         self._next = 0
 
     def take(self, number: int) -> dict:
-        """This process' part of batch `number`; cheap if it is the one after the last, or soon after it."""
+        """This process's part of batch `number`; cheap for the batch after the last one taken, or one soon after it."""
         if not self._next <= number < self._next + 16:
             self.close()
             self._rows, self._next = self._open(number), number
@@ -72,7 +72,7 @@ class TrainBatches:
         return next(self._rows)
 
     def close(self) -> None:
-        """Ends the workers, if any; nothing can be taken any more."""
+        """Ends the workers, if any. After this no batch can be taken."""
         if hasattr(self._rows, "close"):
             self._rows.close()
-        self._rows = None  # ends now, not in the middle of the interpreter's end
+        self._rows = None  # ends now, not while the interpreter shuts down

@@ -1,4 +1,4 @@
-"""The training loop: batches in, steps, evaluations, metrics and checkpoints out; resumes by itself."""
+"""The training loop: steps, evaluations, metrics and checkpoints; it resumes by itself."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -42,26 +42,27 @@ def train(
     force: bool = False,
     callback: Callable[[dict], None] | None = None,
 ) -> Path:
-    """Trains, or goes on training, the run in `folder` and returns it.
+    """Trains the run in `folder`, or continues its training, and returns the folder.
 
-    Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is left as it is. SIGINT and SIGTERM
-    save and end it; the same call goes on where it stopped, and ends with the same parameters, optimizer state and
-    metrics (`nagjax.runs.metrics.comparable`) as if it had never stopped, to the bit, however it stopped.
+    Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT and
+    SIGTERM it saves and stops. However a run stopped, the same call continues it and ends, bit for bit, with the
+    parameters, optimizer state and metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
 
-    A model that does not fit into the devices' memory is an error, unless `force` says to try. `callback` is called
-    with each record of metrics.jsonl as it is written, on the first host.
+    A model that does not fit into the devices' memory is an error unless `force` is set. On the first host, `callback`
+    is called with each record of metrics.jsonl after it was written.
 
-    A newest checkpoint that is damaged is an error, or, with `skip_damaged`, named, put aside and passed over.
+    If the newest checkpoint is damaged, this is an error, unless `skip_damaged` is set: then it is reported, moved
+    aside, and an older one is used.
 
-    In a run of several processes every one calls this; they share `folder`, and the first one writes the metrics.
+    In a run of several processes every process calls this; they share `folder`, and the first one writes the metrics.
 
-    Raises UserError for bad input (naming field, value and fix), for a save that failed, and for bad steps as
-    `config.train.on_bad_step` has it; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
+    Raises UserError for bad input (naming field, value and fix), for a save that failed, and for bad steps according to
+    `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
     """
     folder = Path(folder)
     setup = together(lambda: set_up(config))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
-    finished = options.steps in steps_saved(folder / CHECKPOINTS)  # then it is opened and left as it is
+    finished = options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
     if not (force or finished):
         together(lambda: check_memory(blueprint))
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
@@ -98,18 +99,18 @@ def train(
 
 
 def _renew_facts(folder: Path, facts: dict) -> str:
-    """Writes info.json; returns what of the machine and the libraries is not as it was, in words."""
+    """Writes info.json; returns in words which versions and devices have changed."""
     changed = changed_surroundings(folder, facts)
     write_json(folder / INFO, facts)
     return f" under {changed}" if changed else ""
 
 
 class Loop:
-    """A run in motion: what happens after which step, and what is done about a bad one.
+    """A run that is training: decides what happens after each step, and what to do about a bad one.
 
-    Holds `state` after `done` steps; `owed` says that the evaluation due at this step was not made yet.
+    `state` is the state after `done` steps; `owed` means that the evaluation due at this step was not made yet.
 
-    No step is saved, and no evaluation made, before its own metrics were read: what is saved was judged good.
+    A step is saved and evaluated only after its own metrics were read, so every saved step was judged good.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Loop:
         self.clock = SaveClock(self.config)
 
     def go(self, resumed: int | None) -> None:
-        """From the checkpoint `resumed` (None: the start) to the end, or to where it is asked to stop."""
+        """Runs from the checkpoint `resumed` (None: the start) to the end, or until it is asked to stop."""
         self._return_to(resumed)
         while True:
             score = None
@@ -169,7 +170,7 @@ class Loop:
         return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed)
 
     def _asked(self) -> Ballot:
-        """What any host asks for: now if this is the only one, else as of the last step whose ballots were read."""
+        """What any host asks for: at once with a single host, else as of the last step whose ballots were read."""
         asked = self._ballot() if self.alone else self.take_step.known
         self.stopper.asked = self.stopper.asked or asked.signal
         return asked
@@ -183,7 +184,7 @@ class Loop:
         return self.log.add(self.done, metrics)
 
     def _evaluate(self) -> float | None:
-        """The validation loss; None, and still owed, if it was interrupted."""
+        """The validation loss; None if it was interrupted, and then it is still owed."""
         self.log.pause()
         try:
             scores, depth = self.evaluator(
@@ -202,7 +203,7 @@ class Loop:
             return
         self.log.pause()
         together(self.lock.check)
-        self.writers.sync()  # a checkpoint's metrics are on disk before it is
+        self.writers.sync()  # metrics are on disk before their checkpoint
         self.checkpoints.save(self.done, self.state, {"score": score, "evaluated": not self.owed})
         self.clock.restart()
         self.log.restart_clock()
@@ -210,7 +211,7 @@ class Loop:
             self.take_step.saved()
 
     def _judge(self, bad: list[BadStep]) -> bool:
-        """Deals with bad steps as the config has it; whether the run was rolled back."""
+        """Handles bad steps as `on_bad_step` says. Returns whether the run was rolled back."""
         for step in bad:
             what = f"step {step.step} was bad, {step.field} = {step.value} ({step.reason})"
             if self.config.on_bad_step == "rollback":
@@ -218,14 +219,14 @@ class Loop:
                 return True
             self.writers.write("event", step.step, message=f"{what}: nothing was changed")
             if self.config.on_bad_step == "raise":
-                fix = f"{step.reason} at step {step.step}: train anew with a lower --lr, or see --on-bad-step"
+                fix = f"{step.reason} at step {step.step}: start a new run with a lower --lr, or see --on-bad-step"
                 raise UserError(step.field, step.value, f"{fix}; the last checkpoint is kept")
             if step.in_a_row > self.config.max_bad_steps:
-                self._give_up(f"{step.in_a_row} bad steps in a row, at last {what}")
+                self._give_up(f"{step.in_a_row} bad steps in a row; last: {what}")
         return False
 
     def _roll_back(self, bad: BadStep, what: str) -> None:
-        """To the newest checkpoint, or the start; the bad step's batch is left out from now on."""
+        """Goes back to the newest checkpoint, or to the start; the bad step's batch is left out from now on."""
         jax.block_until_ready(self.state)
         self.checkpoints.wait()
         target = self.checkpoints.newest()
@@ -237,9 +238,9 @@ class Loop:
         message = f"{what}: back to step {self.done}, and batch {batch} is left out"
         self.writers.write("event", self.done, message=message)
         if self.skipped.after(self.done) > self.config.max_bad_steps:
-            self._give_up(f"{self.skipped.after(self.done)} rollbacks to step {self.done}, at last because {what}")
+            self._give_up(f"{self.skipped.after(self.done)} rollbacks to step {self.done}; last: {what}")
         self.log.restart_clock()
 
     def _give_up(self, what: str) -> None:
-        fix = f"{what}: train anew with a lower --lr; the last checkpoint is kept"
+        fix = f"{what}: start a new run with a lower --lr; the last checkpoint is kept"
         raise UserError("max_bad_steps", self.config.max_bad_steps, fix)

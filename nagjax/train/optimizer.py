@@ -1,4 +1,4 @@
-"""Optimizer by parameter role, and the learning-rate schedule."""
+"""The optimizer, by role of each parameter, and the learning-rate schedule."""
 
 from typing import Any
 
@@ -33,7 +33,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """AdamW, or Muon for the matrices.
 
-    `roles` is a tree of role names like the parameters: only "matrix" decays, "gate" learns at `gate_rate`.
+    `roles` is a tree of role names, shaped like the parameters: only "matrix" has weight decay; "gate" learns at
+    `gate_rate` times the learning rate.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, eps=1e-8)
     if config.optimizer == "muon":
@@ -55,8 +56,8 @@ def make_optimizer(
 def _muon() -> optax.GradientTransformation:
     """Orthogonalised momentum of every matrix, scaled to AdamW's update size.
 
-    Matrices are stacked over depth, [L, in, out]; left to itself the library would take only two-dimensional
-    arrays for matrices, which here are the tables and stacked vectors. So the two axes are named.
+    The two axes of a matrix are named, because matrices are stacked over depth, [L, in, out]: by default optax would
+    take two-dimensional arrays for matrices, which here are tables and stacked vectors.
     """
     matrix = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
     orthogonal = optax.contrib.scale_by_muon(

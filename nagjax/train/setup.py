@@ -1,4 +1,4 @@
-"""What a training run reads before it begins; what is wrong with it shows before anything is written."""
+"""Reads everything that a training run needs, so that errors show before anything is written."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ PLATFORM_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A run's blueprint with its whole config, its corpus, its batches, and what evaluates it."""
+    """A run's blueprint with its whole config, its corpus, its batches and its evaluator."""
 
     blueprint: Blueprint
     corpus: Dataset
@@ -30,7 +30,7 @@ class Setup:
 
 
 def set_up(config: RunConfig) -> Setup:
-    """Raises UserError for what does not fit together or cannot be read."""
+    """The setup of a run. Raises UserError for options that do not fit together and for data that cannot be read."""
     config = resolve(config)
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)
@@ -42,7 +42,7 @@ def set_up(config: RunConfig) -> Setup:
 
 
 def check_platform(config: RunConfig, mesh: Mesh) -> None:
-    """Raises UserError for an implementation that was forced and does not run on the mesh's devices."""
+    """Raises UserError for an implementation that was chosen by name and does not run on the mesh's devices."""
     there = mesh.devices.flat[0].platform
     for field, platforms in PLATFORM_OF.items():
         value = getattr(config.model, field)

@@ -1,4 +1,4 @@
-"""The state of a run as one pytree, and how it is born on a mesh."""
+"""The state of a run as one pytree, and its creation on a mesh."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,25 +17,25 @@ from nagjax.train.safety.guard import Guard, new_guard
 
 
 class TrainState(NamedTuple):
-    """Everything a run needs to go on; where it stands in the data follows from the step (see `TrainBatches`)."""
+    """Everything a run needs to continue; its position in the data follows from the step (see `TrainBatches`)."""
 
     step: Int[Array, ""]  # steps done
     params: Tree  # nested dict of float32 arrays
     optimizer: Tree
     rng: UInt32[Array, "2"]  # key data
     mod: dict[str, Array]  # of Mixture-of-Depths: `cuts` [S], the average top-k cuts, -inf before the first; or empty
-    guard: Guard  # what steps are judged by
+    guard: Guard  # judges steps
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Blueprint(ModelBlueprint):
-    """The static side of a run: its model's, and the optimizer."""
+    """The static part of a run: that of its model, and the optimizer."""
 
     optimizer: optax.GradientTransformation
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
-        """Raises UserError for a model whose sequences cannot be split as the mesh does."""
+        """The blueprint of a config. Raises UserError if the mesh cannot split the model's sequences."""
         model = ModelBlueprint.of(config, mesh)
         optimizer = make_optimizer(
             config.optimizer,
@@ -47,7 +47,7 @@ class Blueprint(ModelBlueprint):
         return cls(config, mesh, model.graph, model.parameters, optimizer)
 
     def init(self, seed: int) -> TrainState:
-        """A fresh state; trace it under jit."""
+        """A fresh state; call it under jit."""
         return self._around(self.init_params(seed), seed)
 
     def _around(self, params: Tree, seed: int) -> TrainState:
@@ -80,5 +80,5 @@ class Blueprint(ModelBlueprint):
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
 
     def create(self) -> TrainState:
-        """A fresh state, each shard made where it lives."""
+        """A fresh state; each shard is made on its own device."""
         return jax.jit(lambda: self.init(self.config.train.seed), out_shardings=self.shardings())()

@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, jitted on the run's mesh."""
+"""The training step and the evaluation step, jitted on the run's mesh."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,12 +27,12 @@ class StepMetrics(NamedTuple):
     grad_norm: Float[Array, ""]
     lr: Float[Array, ""]
     count: Float[Array, ""]
-    bad: Int[Array, ""]  # 0: a good step; n: the n-th bad one in a row, which changed nothing
+    bad: Int[Array, ""]  # 0: a good step; n: the n-th bad step in a row
 
 
 class EvalSums(NamedTuple):
-    """Totals of one evaluation batch: `bytes` are those the counted targets decode to; and means over its `tokens`
-    that are no padding: `telemetry` is by sublayer, [S], `routing` what Mixture-of-Depths did."""
+    """Totals of one evaluation batch, where `bytes` is the decoded size of the counted targets, and means over its
+    `tokens` without padding: `telemetry` per sublayer, [S], and `routing`, what Mixture-of-Depths did."""
 
     sums: Sums
     bytes: Float[Array, ""]
@@ -47,19 +47,19 @@ def progress(blueprint: ModelBlueprint, step: Int[Array, ""]) -> Float[Array, ""
 
 
 def noise(state: TrainState) -> UInt32[Array, ""]:
-    """What the random router draws in this step."""
+    """The random router's seed in this step."""
     return jax.random.bits(jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step))
 
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
-    """Weighted cross-entropy of a trained causal decider, mean over sublayers and over tokens, nats."""
+    """Weighted cross-entropy of a trained causal decider: mean over sublayers and tokens, nats."""
     if output.routing is None or not model.mod.decider.trained:
         return 0.0
     return model.config.mod.aux_weight * jnp.mean(output.routing["loss"])
 
 
 class Cuts(NamedTuple):
-    """Of the sequences that have a cut: their cuts' sum, and their number."""
+    """Sum of the top-k cuts, and number of the sequences that have one."""
 
     total: Float[Array, " S"]
     rows: Float[Array, " S"]
@@ -73,9 +73,9 @@ def _cuts(output: Output) -> dict[str, Cuts]:
 
 
 def _averaged(state: TrainState, cuts: dict[str, Cuts], decay: float) -> dict[str, Array]:
-    """Exponential moving averages over at most as many good steps as there have been: early cuts, made while NAG's
-    angles still rise, are soon forgotten. decay_t = min(decay, t / (t + 10)). A batch without a cut leaves the average
-    as it is; one that is not finite (none yet) is replaced."""
+    """Exponential moving averages of cuts, with decay_t = min(decay, t / (t + 10)) after t good steps: early cuts, from
+    when NAG's angles still rise, are soon forgotten. A batch without a cut does not change the average; an average
+    that is not finite (no cut yet) is replaced."""
     done = state.guard.good.astype(jnp.float32)
     kept = jnp.minimum(decay, done / (done + 10.0))
 
@@ -88,9 +88,9 @@ def _averaged(state: TrainState, cuts: dict[str, Cuts], decay: float) -> dict[st
 
 
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """The update as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
+    """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
-    With accumulation the batch is worked through in parts; the gradient is that of the whole batch's mean.
+    With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean.
     """
     train, mesh = blueprint.config.train, blueprint.mesh
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
@@ -104,8 +104,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(output))
 
     def gradient(params, part: Batch, state: TrainState, share):
-        """Every gradient where its parameter lives: summed over devices and scattered, not kept whole. `share` is the
-        batch's targets by its tokens: parts weigh by tokens in the auxiliary loss, by targets in the others."""
+        """Gradients, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
+        targets divided by its tokens: it weighs parts by tokens in the auxiliary loss, by targets in the others."""
         grads, rest = jax.grad(summed_loss, has_aux=True)(params, part, state, share)
         return jax.lax.with_sharding_constraint(grads, blueprint.parameter_shardings()), rest
 
@@ -139,12 +139,12 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
 
 
 def _parts(x: Array, n: int) -> Array:
-    """[B, ...] to [n, B/n, ...], every part spread over the same devices as the whole."""
+    """Reshapes [B, ...] to [n, B/n, ...], with every part spread over the same devices as the whole."""
     return x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
 
 
 def jit_train_step(blueprint: Blueprint):
-    """The step compiled for the mesh; the old state's memory is reused for the new one."""
+    """The jitted training step on the mesh; it reuses the old state's memory for the new one."""
     shardings = blueprint.shardings()
     return jax.jit(
         train_step(blueprint),
@@ -155,9 +155,9 @@ def jit_train_step(blueprint: Blueprint):
 
 
 def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
-    """`(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
+    """The jitted evaluation step: `(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
 
-    Routed tokens are chosen by top-k, or with `causal` by the run's causal decider.
+    Tokens are routed by top-k, or with `causal` by the run's causal decider.
     """
     mesh = blueprint.mesh
 

@@ -30,7 +30,7 @@ def test_warnings_of_the_partitioner_are_counted():
     "code, words",
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "short of memory"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ran out of memory"),
         ("print('check failed: x', file=sys.stderr); sys.exit(3)", "exit code 3.*check failed: x"),
         ("pathlib.Path(sys.argv[1]).write_text(json.dumps({'error': 'ValueError: no'}))", "ValueError: no"),
     ],

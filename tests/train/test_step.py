@@ -97,7 +97,7 @@ def test_sharding_rules():
 
 @pytest.mark.parametrize("wrong", [MeshConfig(data=3, fsdp=3), MeshConfig(fsdp=3), MeshConfig(tensor=16)])
 def test_a_mesh_that_does_not_fit(wrong):
-    with pytest.raises(UserError, match="there are 8 devices: data x fsdp x tensor x sequence must fill them"):
+    with pytest.raises(UserError, match="data x fsdp x tensor x sequence must be 8, the number of devices"):
         make_mesh(wrong)
     with pytest.raises(UserError, match="at least 1"):
         MeshConfig(tensor=0)

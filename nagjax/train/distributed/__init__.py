@@ -1,1 +1,1 @@
-"""Several devices and several hosts as one: the mesh, the hosts, and how they come to one decision."""
+"""Several devices and hosts as one run: the mesh, the hosts, and how hosts reach the same decision."""

@@ -1,6 +1,6 @@
-"""How the hosts of a run come to the same decision: each of these is called by all of them, in the same order.
+"""Functions that give all hosts of a run the same result. All hosts must call them, in the same order.
 
-No step may be under way meanwhile. With one process nothing is sent.
+No step may be running meanwhile. With one process nothing is sent.
 """
 
 import json
@@ -17,11 +17,12 @@ BLOCK = 1024  # bytes
 
 
 class OtherHost(RuntimeError):
-    """What went wrong on another host."""
+    """An error on another host."""
 
 
 def together[Result](do: Callable[[], Result]) -> Result:
-    """`do()` on every host. If it fails on one of them, all raise: those its own error, the others that of the first.
+    """Calls `do` on every host. If it fails on any, all raise: hosts that failed their own error, the others the error
+    of the first host that failed.
 
     `do` must not itself wait for other hosts.
     """
@@ -41,7 +42,7 @@ def together[Result](do: Callable[[], Result]) -> Result:
 
 
 def from_first(do: Callable[[], Any]) -> Any:
-    """`do()` on the first host only: its result (JSON values) on all, or its error."""
+    """Calls `do` on the first host only, and returns its result (JSON values) or raises its error on all hosts."""
     if jax.process_count() == 1:
         return do()
     failure, message = None, None
@@ -62,7 +63,7 @@ def _exchange(message: Any) -> list[Any]:
     """The messages (JSON values) of all hosts."""
     content = np.frombuffer(json.dumps(message).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(content.size)).reshape(-1)
-    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)  # few sizes: each is compiled
+    padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)  # each size is compiled: few of them
     padded[: content.size] = content
     rows = multihost_utils.process_allgather(padded)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Several hosts as one run: who they are is read from the environment, and `jax.distributed` connects them."""
+"""Connects the hosts of a run with `jax.distributed`, from options or from the environment."""
 
 import dataclasses
 import importlib.util
@@ -12,13 +12,13 @@ import jax
 from nagjax.errors import UserError
 from nagjax.train.distributed.hosts_config import HostsConfig
 
-HEARTBEAT = 60  # seconds after which a host that fell silent ends the others
-FAREWELL = 20  # seconds a host that ends waits for the others to end
+HEARTBEAT = 60  # seconds without a sign of life from a host, after which the others end
+FAREWELL = 20  # seconds that a host waits at its end for the others to end
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where this process stands: all three, or nothing where jax finds it out by itself."""
+    """This process's place in the run: all three fields, or none if jax finds them out by itself."""
 
     coordinator: str | None = None
     count: int | None = None
@@ -26,11 +26,11 @@ class Place:
 
 
 def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -> Place | None:
-    """What `jax.distributed` is told; None for a run of one process.
+    """The arguments of `jax.distributed`; None for a run of one process.
 
-    In this order: the options, or COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID (in a Kubernetes indexed job
-    JOB_COMPLETION_INDEX instead of the last); SLURM, with a process per task; Cloud TPU, on Compute Engine or GKE, one
-    slice or several, where the machines know. Raises UserError naming the option or variable that is wrong or missing.
+    Sources, in this order: the options, or COORDINATOR_ADDRESS, NUM_PROCESSES and PROCESS_ID (JOB_COMPLETION_INDEX in a
+    Kubernetes indexed job); SLURM, with one process per task; Cloud TPU, on Compute Engine or GKE, with one slice or
+    several, which jax detects. Raises UserError naming the option or variable that is wrong or missing.
     """
     coordinator = _given(config.coordinator, "hosts.coordinator", environment, "COORDINATOR_ADDRESS")
     count = _given(config.count, "hosts.count", environment, "NUM_PROCESSES")
@@ -43,7 +43,7 @@ def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -
         return _spelled_out(coordinator, count, index)
     if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_JOB_ID" in environment:
         if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
-            fix = "start the command by srun, once per task; or give --hosts.count 1 for a run of one process"
+            fix = "start the command with srun, once per task; or give --hosts.count 1 for a run of one process"
             raise UserError("SLURM_NTASKS", environment["SLURM_NTASKS"], fix)
         return Place()
     return Place() if cloud_tpu else None
@@ -51,7 +51,7 @@ def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """A value with the name it was given under."""
+    """A value, and the name of the option or variable that gave it."""
 
     name: str
     value: str | int
@@ -74,17 +74,17 @@ def _spelled_out(coordinator: _Given | None, count: _Given | None, index: _Given
     wanted = {
         "COORDINATOR_ADDRESS": (coordinator, "--hosts.coordinator ADDRESS:PORT of process 0"),
         "NUM_PROCESSES": (count, "--hosts.count, the number of processes"),
-        "PROCESS_ID": (index, "--hosts.index, this process' number from 0"),
+        "PROCESS_ID": (index, "--hosts.index, this process's number from 0"),
     }
     for variable, (found, option) in wanted.items():
         if found is None:
             there = ", ".join(f"{given.name} = {given.value!r}" for given, _ in wanted.values() if given)
-            raise UserError(variable, None, f"is missing beside {there}: set it, or give {option}")
+            raise UserError(variable, None, f"is missing, but {there} is given: set it, or give {option}")
     assert coordinator and count and index
     processes, number = int(count.value), int(index.value)
     host, _, port = str(coordinator.value).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(coordinator.name, coordinator.value, "give ADDRESS:PORT, as in 10.0.0.2:8476")
+        raise UserError(coordinator.name, coordinator.value, "give ADDRESS:PORT, such as 10.0.0.2:8476")
     if processes < 1:
         raise UserError(count.name, count.value, "give a number of processes of at least 1")
     if not 0 <= number < processes:
@@ -94,10 +94,10 @@ def _spelled_out(coordinator: _Given | None, count: _Given | None, index: _Given
 
 
 def connect(config: HostsConfig) -> None:
-    """Joins the other hosts, if there are any. To be called before jax looks for devices.
+    """Connects to the other hosts, if there are any. Must be called before jax looks for devices.
 
-    When a host dies the others end too, after `HEARTBEAT` seconds at most: the launcher starts them all again.
-    Raises UserError if the environment is incomplete, or if process 0 is not there within `timeout` seconds.
+    If a host dies the others end too, within `HEARTBEAT` seconds, so that the launcher can restart all of them. Raises
+    UserError if the environment is incomplete, or if process 0 cannot be reached within `timeout` seconds.
     """
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:
@@ -118,7 +118,7 @@ def connect(config: HostsConfig) -> None:
 
 
 def _wait_for_first(coordinator: str, config: HostsConfig) -> None:
-    """Until process 0 listens: jax itself would end the process with a stack trace."""
+    """Waits until process 0 listens: jax itself would end the process with a stack trace."""
     host, _, port = coordinator.rpartition(":")
     deadline = time.monotonic() + config.timeout
     while True:
@@ -134,12 +134,12 @@ def _wait_for_first(coordinator: str, config: HostsConfig) -> None:
 def _not_found(coordinator: str | None, config: HostsConfig, error: Exception) -> UserError:
     reason = (str(error).splitlines() or [""])[0]
     name = "hosts.coordinator" if config.coordinator else "COORDINATOR_ADDRESS"
-    fix = f"the hosts did not find each other ({reason}): is every one started, and the port open to all of them?"
+    fix = f"the hosts did not find each other ({reason}): start every host, and open the port to all of them"
     return UserError(name, coordinator, fix)
 
 
 def _on_cloud_tpu() -> bool:
-    """Importing jax has set TPU_SKIP_MDS_QUERY where there is no chip."""
+    """Whether this is a Cloud TPU: importing jax sets TPU_SKIP_MDS_QUERY if there is no TPU chip."""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     if wanted and "tpu" not in wanted.split(","):
         return False

@@ -1,4 +1,4 @@
-"""The options of a run of several hosts, apart from what connects them: a parser of options imports no jax."""
+"""Options for runs on several hosts. In a file of their own, because parsing options must not import jax."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from nagjax.ranges import Count, Natural, check_fields
 
 @dataclasses.dataclass(frozen=True)
 class HostsConfig:
-    """This process among those of the run; what is None comes from the environment (see `hosts.find`)."""
+    """This process's place among those of the run; fields that are None come from the environment (`hosts.find`)."""
 
     coordinator: str | None = None  # ADDRESS:PORT of process 0, or COORDINATOR_ADDRESS
     count: Count | None = None  # processes of the run, or NUM_PROCESSES; 1: this one alone, in any environment

@@ -1,4 +1,4 @@
-"""The mesh, and the one table that says which logical axis lives on which mesh axis."""
+"""The device mesh, and the one table that maps logical axes to mesh axes."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from nagjax.model.config import ModelConfig
 from nagjax.runs.config import MeshConfig
 
 SHARDING_RULES = {
-    "batch": ("data", "fsdp"),  # activations: sequences
-    "tokens": "sequence",  # and the tokens of each
+    "batch": ("data", "fsdp"),  # sequences of activations
+    "tokens": "sequence",  # tokens of each sequence
     "embed": "fsdp",
     "embed_out": "tensor",
     "heads": "tensor",
@@ -28,13 +28,13 @@ AXES = tuple(field.name for field in dataclasses.fields(MeshConfig))
 
 
 def make_mesh(config: MeshConfig, devices=None) -> Mesh:
-    """Mesh with axes data, fsdp, tensor, sequence (Auto) over `devices` (all there are)."""
+    """A mesh with Auto axes data, fsdp, tensor, sequence over `devices` (default: all)."""
     devices = list(jax.devices() if devices is None else devices)
     model = config.fsdp * config.tensor * config.sequence
     data = config.data or max(len(devices) // model, 1)
     shape = (data, config.fsdp, config.tensor, config.sequence)
     if data * model > len(devices) or (config.data is None and data * model != len(devices)):
-        fix = f"there are {len(devices)} devices: {' x '.join(AXES)} must fill them, or give a smaller --mesh.data"
+        fix = f"the product {' x '.join(AXES)} must be {len(devices)}, the number of devices: change --mesh.data"
         raise UserError("mesh", shape, fix)
     return Mesh(np.array(devices[: data * model]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -49,7 +49,7 @@ def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
 
 
 def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
-    """Raises UserError where the tokens of a sequence cannot be split over the mesh's `sequence` axis."""
+    """Raises UserError if the tokens of a sequence cannot be split over the mesh's `sequence` axis."""
     parts = shape["sequence"]
     if parts == 1:
         return
@@ -64,10 +64,10 @@ def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
 
 
 def batch_share(mesh: Mesh) -> dict[str, int]:
-    """Which part of a batch this process loads, and of how many: `process_index`, `process_count` for `batches`.
+    """The part of a batch that this process loads, and the number of parts: `process_index` and `process_count`.
 
-    Hosts that hold the same rows (a tensor or sequence axis across hosts) load the same. Raises UserError if the
-    hosts' rows are not parts of equal size, or a host has no device in the mesh.
+    Hosts that hold the same sequences (because a tensor or sequence axis crosses hosts) load the same part. Raises
+    UserError if the hosts' parts differ in size, or if a host has no device in the mesh.
     """
     rows = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH), -1)
     held = {host: [] for host in range(jax.process_count())}
@@ -83,14 +83,17 @@ def batch_share(mesh: Mesh) -> dict[str, int]:
         or not all(part in held.values() for part in parts)
         or len({len(part) for part in held.values()}) > 1
     ):
-        fix = f"cannot be shared by {len(held)} hosts evenly: use all their devices, the other axes dividing a host's"
+        fix = (
+            f"{len(held)} hosts cannot share the batch evenly: use all their devices, with tensor x sequence a divisor "
+            "of the devices of one host"
+        )
         raise UserError("mesh", dict(mesh.shape), fix)
     return {"process_index": mine[0] // size, "process_count": len(rows) // size}
 
 
 def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> NamedSharding:
-    """Sharding of one parameter by its logical axes. Stacking adds leading axes, which stay whole; so does a
-    dimension its mesh axis does not divide."""
+    """Sharding of one parameter by its logical axes. Leading axes from stacking are not split, nor is a dimension that
+    is not divisible by its mesh axis."""
     axes = (None,) * (len(shape) - len(axes)) + tuple(axes)
     names = [SHARDING_RULES.get(axis) for axis in axes]
     spec = [
@@ -101,12 +104,12 @@ def parameter_sharding(mesh: Mesh, axes: tuple, shape: tuple[int, ...]) -> Named
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Leading dimension over the batch axes; the tokens of a sequence are everywhere."""
+    """Sharding of a batch: the leading dimension is split over the batch axes, tokens are not split."""
     return NamedSharding(mesh, P(BATCH))
 
 
 def row_axes(mesh: Mesh) -> P:
-    """Of activations [B, T, ...], and so of the rows that kernels work on."""
+    """The mesh axes that split activations [B, T, ...], and so the rows that kernels work on."""
     return P(BATCH, SHARDING_RULES["tokens"]) if mesh.shape["sequence"] > 1 else P(BATCH)
 
 
@@ -115,5 +118,5 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def pin_rows(mesh: Mesh):
-    """Keeps activations [B, T, ...] split over the batch and the tokens only, between blocks."""
+    """A function that keeps activations [B, T, ...] between blocks split over batch and tokens only."""
     return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, row_axes(mesh)))

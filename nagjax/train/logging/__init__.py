@@ -1,1 +1,1 @@
-"""What a run tells while it trains: metrics, the progress line."""
+"""Output of a run while it trains: metrics and the progress line."""

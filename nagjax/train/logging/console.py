@@ -5,13 +5,13 @@ import time
 
 from nagjax.console import clock
 
-UNSETTLED = 2  # steps that may compile something
+UNSETTLED = 2  # first steps, which may compile something
 
 
 class ProgressLine:
-    """Step, loss, speed and time left: rewritten in place on a terminal, a line every few seconds elsewhere.
+    """Shows step, loss, speed and time left: in place on a terminal, elsewhere as a line every few seconds.
 
-    Speed and time left are of the steps after the first ones, so that compiling does not count.
+    Speed and time left are measured without the first steps, so that compiling does not count.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ProgressLine:
         self.label, self.steps, self.start, self.tokens_per_step = label, steps, start, tokens_per_step
         self.every, self.stream, self.quiet = every, stream or sys.stderr, quiet
         self.live, self.shown = self.stream.isatty(), time.monotonic()
-        self.origin: tuple[int, float] | None = None  # a step, and when it was done
+        self.origin: tuple[int, float] | None = None  # a step, and the time at which it was done
 
     def update(self, step: int, loss: float) -> None:
         now = time.monotonic()

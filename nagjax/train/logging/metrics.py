@@ -1,4 +1,4 @@
-"""Where a run's numbers go: JSON lines always, TensorBoard and Weights & Biases when asked for."""
+"""Writers of a run's metrics: JSON lines always, TensorBoard and Weights & Biases if asked for."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from nagjax.runs.names import METRICS, TENSORBOARD, WANDB_ID
 @runtime_checkable
 class Writer(Protocol):
     def write(self, record: dict) -> None:
-        """One record: `kind`, `step` and values."""
+        """Writes one record: `kind`, `step` and values."""
 
     def close(self) -> None: ...
 
@@ -30,7 +30,7 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise UserError("log", "tensorboard", "pip install -e '.[tensorboard]'") from None
+            raise UserError("log", "tensorboard", "is not installed: pip install -e '.[tensorboard]'") from None
         self._writer = SummaryWriter(str(folder / TENSORBOARD))
 
     def write(self, record: dict) -> None:
@@ -46,8 +46,8 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise UserError("log", "wandb", "pip install -e '.[wandb]'") from None
-        name = folder / WANDB_ID  # the same run goes on after a resume
+            raise UserError("log", "wandb", "is not installed: pip install -e '.[wandb]'") from None
+        name = folder / WANDB_ID  # after a resume, the same W&B run continues
         if not name.exists():
             name.write_text(uuid.uuid4().hex)
         options = {"name": folder.name, "dir": str(folder), "config": config}
@@ -61,7 +61,7 @@ class Wandb:
 
 
 class Caller:
-    """Hands every record to a function of the caller's, after it was written."""
+    """Passes every record to the caller's function after it was written."""
 
     def __init__(self, callback: Callable[[dict], None]):
         self._callback = callback
@@ -87,7 +87,7 @@ class Writers:
         self._writers: list[Writer] = []
         self._lines: JsonLines | None = None
         if jax.process_index():
-            return  # one host writes
+            return  # only the first host writes
         if "tensorboard" in log:
             self._writers.append(TensorBoard(folder))
         if "wandb" in log:
@@ -102,12 +102,12 @@ class Writers:
             writer.write({"kind": kind, "step": step} | values)
 
     def rewind(self, step: int, owed: bool) -> None:
-        """The run goes back to `step`: JSON lines forget what came after it, but not the events."""
+        """Goes back to `step`: removes later records from the JSON lines, except events."""
         if self._lines:
             self._lines.rewind(step, owed)
 
     def sync(self) -> None:
-        """Puts the JSON lines on disk."""
+        """Makes sure that the JSON lines are on disk."""
         if self._lines:
             self._lines.sync()
 

@@ -1,4 +1,4 @@
-"""Metrics of steps, read one step late so that the devices never wait for the host."""
+"""Metrics of steps, read one step late, so that the devices never wait for the host."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from nagjax.train.step import StepMetrics
 
 @dataclasses.dataclass(frozen=True)
 class BadStep:
-    """A step that was not taken, because of what its loss or gradient was."""
+    """A step that did not change the state because its loss or gradient was bad."""
 
     step: int
     in_a_row: int
@@ -24,7 +24,7 @@ class BadStep:
 
     @property
     def field(self) -> str:
-        """Which of the two was bad."""
+        """The metric that was bad: loss or gradient norm."""
         return "grad_norm" if math.isfinite(self.loss) and not math.isfinite(self.grad_norm) else "loss"
 
     @property
@@ -37,7 +37,7 @@ class BadStep:
 
 
 class StepLog:
-    """Takes the metrics of each step as it is dispatched, and writes those of the steps before it."""
+    """Takes the metrics of each step when it is dispatched, and then writes those of the step before."""
 
     def __init__(self, writers: Writers, line: ProgressLine, tokens_per_step: int, facts: dict, watchdog: Watchdog):
         self.writers, self.line, self.tokens_per_step, self.watchdog = writers, line, tokens_per_step, watchdog
@@ -47,22 +47,22 @@ class StepLog:
         self.clock = time.perf_counter()
 
     def add(self, step: int, metrics: StepMetrics) -> list[BadStep]:
-        """Metrics of a step that was just dispatched; writes those of the previous one."""
+        """Takes the metrics of a step that was just dispatched, and writes those of the previous one."""
         bad = self.flush()
         self.pending.append((step, metrics))
         self.watchdog.watch(step)
         return bad
 
     def forget(self) -> None:
-        """The pending steps will be done again."""
+        """Drops the pending steps, which will be done again."""
         self.pending.clear()
 
     def pause(self) -> None:
-        """Something else than steps begins."""
+        """Tells the watchdog that something other than a step begins."""
         self.watchdog.pause()
 
     def restart_clock(self) -> None:
-        """What happened since the last step does not count as its time."""
+        """Restarts the clock, so that the time since the last step does not count for the next one."""
         self.clock = time.perf_counter()
 
     def flush(self) -> list[BadStep]:

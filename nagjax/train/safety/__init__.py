@@ -1,1 +1,1 @@
-"""What keeps a run from harm: the guard against bad steps, the end by a signal, the watchdog."""
+"""Safety of a run: the guard against bad steps, stopping by a signal, and the watchdog."""

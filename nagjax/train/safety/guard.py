@@ -1,4 +1,4 @@
-"""Judging a step on the device: a bad one changes nothing but the count of steps.
+"""Judges each step on the device: a bad step changes nothing but the step count and the guard.
 
 A step is bad if its loss or the norm of its gradient is not finite, or if its loss is a spike: above the median of the
 last `WINDOW` good losses by more than `spike` times their robust deviation, which is 1.4826 times the median distance
@@ -13,17 +13,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 WINDOW = 64
-LEAST_DEVIATION = 0.01  # of the median: a loss that hardly moves has no deviation to speak of
+LEAST_DEVIATION = 0.01  # of the median: the measured deviation of a nearly constant loss would be too small
 
 Tree = Any
 
 
 class Guard(NamedTuple):
-    """What the judgement remembers; a part of the training state."""
+    """What judging a step needs from earlier steps; a part of the training state."""
 
-    losses: Float[Array, "64"]  # of the last good steps, the newest last; NaN where there were none yet
-    good: Int[Array, ""]  # good steps so far: what the optimizer has seen
-    bad: Int[Array, ""]  # bad steps in a row, up to now
+    losses: Float[Array, "64"]  # of the last good steps, the newest last; NaN until there are that many
+    good: Int[Array, ""]  # good steps so far, which are the optimizer's steps
+    bad: Int[Array, ""]  # bad steps in a row until now
 
 
 def new_guard() -> Guard:
@@ -39,14 +39,14 @@ def is_good(guard: Guard, loss: Float[Array, ""], grad_norm: Float[Array, ""], s
 
 
 def spike_limit(losses: Float[Array, "W"], spike: float) -> Float[Array, ""]:
-    """The highest loss that is no spike; NaN if there is a NaN in the window."""
+    """The highest loss that is not a spike; NaN if the window contains a NaN."""
     middle = jnp.median(losses)
     deviation = 1.4826 * jnp.median(jnp.abs(losses - middle))
     return middle + spike * jnp.maximum(deviation, LEAST_DEVIATION * jnp.abs(middle))
 
 
 def remember(guard: Guard, good: Bool[Array, ""], loss: Float[Array, ""]) -> Guard:
-    """The guard after a step: a bad one enters the count, not the window."""
+    """The guard after a step: a bad step is counted, but its loss does not enter the window."""
     losses = jnp.concatenate([guard.losses[1:], loss[None].astype(jnp.float32)])
     return Guard(jnp.where(good, losses, guard.losses), guard.good + good, jnp.where(good, 0, guard.bad + 1))
 

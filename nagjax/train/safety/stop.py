@@ -1,4 +1,4 @@
-"""Ending a run early without losing anything: signals become a request that the loop answers."""
+"""Stops a run early without losing anything: a signal becomes a request that the loop answers."""
 
 import multiprocessing
 import os
@@ -14,22 +14,22 @@ import jax
 from nagjax.errors import Preempted
 
 Item = TypeVar("Item")
-GRACE = 5.0  # seconds that a loop which has nothing to save has for answering by itself
+GRACE = 5.0  # seconds in which a loop that has nothing to save yet may answer by itself
 
 
 class Interrupted(Exception):
-    """A stop was asked for in the middle of something that is done again after the resume."""
+    """A stop was requested during something that will be done again after the resume."""
 
 
 class Stopper:
     """Turns the first SIGINT or SIGTERM into a request; a second one ends the process at once.
 
-    SIGTERM is how clusters announce a preemption: it was served if the state is on disk, so the exit code is 0.
-    Of several hosts one may be asked only; they all stop, after the same step: `signal` is what this one was asked,
-    `asked` what all of them know of, and what `leave` answers.
+    Clusters announce a preemption with SIGTERM: once the state is on disk the request is met, so the exit code is 0. If
+    only one of several hosts gets a signal, all stop after the same step: `signal` is what this host received, `asked`
+    is what all hosts know of, and `leave` answers it.
 
-    Until the first step is taken (`settled`) there is nothing to save, and compiling does not come back to Python for
-    minutes: then a thread that learns of the signal at once ends the process after `GRACE` seconds.
+    Until the first step is done (`settled`) there is nothing to save, and compiling may not return to Python for
+    minutes. During that time a thread, which learns of the signal at once, ends the process after `GRACE` seconds.
     """
 
     def __enter__(self):
@@ -63,7 +63,7 @@ class Stopper:
             signal.signal(number, handler)
 
     def watch(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items until a stop is asked for, then Interrupted; all of them if there are other hosts to agree with."""
+        """Yields the items; raises Interrupted if a stop is requested. With several hosts it yields all items."""
         for item in items:
             self._interrupt()
             yield item
@@ -75,7 +75,7 @@ class Stopper:
             raise Interrupted
 
     def leave(self, step: int) -> None:
-        """Raises what the signal asked for; to be called when everything is on disk."""
+        """Raises Preempted or KeyboardInterrupt, according to the signal; call it when everything is on disk."""
         if self.asked == signal.SIGTERM:
             if jax.process_index() == 0:
                 print(
@@ -87,7 +87,7 @@ class Stopper:
 
 def _end_now(number: int) -> None:
     name = signal.Signals(number).name
-    text = f"\nstopped before a step was taken, as asked ({name}); the same command goes on"
+    text = f"\nstopped before the first step, as asked ({name}); the same command goes on"
     print(text, file=sys.stderr, flush=True)
     for child in multiprocessing.active_children():  # the workers that make batches
         child.kill()

@@ -1,4 +1,4 @@
-"""Says where a run hangs: the stacks of all threads, when a step takes far longer than the steps before it."""
+"""Shows where a run hangs: the stacks of all threads, when a step takes far longer than the steps before it."""
 
 import collections
 import faulthandler
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 class Watchdog:
-    """Says in a line that a step takes `FACTOR` times the median of the last `WINDOW` steps, once for each such step,
+    """Prints a line when a step takes `FACTOR` times the median of the last `WINDOW` steps, once for each such step,
     and appends the stacks of all threads to the file `stacks`.
 
-    A thread of its own looks at the clock; the loop only tells it when a step begins and how long the last one took.
-    Steps that take less than `least` seconds are never reported, nor is anything before `ENOUGH` steps were seen.
+    A separate thread watches the clock; the loop only tells it when a step begins and how long the last one took. Steps
+    under `least` seconds are never reported, and nothing is reported before `ENOUGH` steps were seen.
     """
 
     FACTOR, WINDOW, ENOUGH, LOOK = 10, 100, 5, 0.1
@@ -32,12 +32,12 @@ class Watchdog:
         self._seconds.append(seconds)
 
     def watch(self, step: int) -> None:
-        """From now on step `step` is being waited for."""
+        """Starts waiting for step `step`."""
         if len(self._seconds) >= self.ENOUGH:
             self._watched = step, time.monotonic(), statistics.median(self._seconds)
 
     def pause(self) -> None:
-        """Evaluations and saves are not steps."""
+        """Stops watching: evaluations and saves are not steps."""
         self._watched = None
 
     def _run(self) -> None:
@@ -59,7 +59,7 @@ class Watchdog:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {told}\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
-            where = f"what all threads do is in {self.stacks}"
+            where = f"the stacks of all threads are in {self.stacks}"
         except OSError as error:
             where = f"{self.stacks} cannot be written ({error.strerror})"
         self.stream.write(f"nagjax: {told}; {where}\n")
