@@ -1,12 +1,12 @@
 """Time every op: `python -m pallas_kernels.bench [--json FILE] [--op NAME] [--repeats N]`.
 
 For each op, implementation and shape of `shapes.BENCH`: microseconds of the forward pass and of forward plus
-backward, the bandwidth at the bytes the op cannot avoid (`bytes_moved`), that as a share of the
+backward, the bandwidth computed from the bytes that the op must move (`bytes_moved`), its ratio to the
 bandwidth of a plain copy measured in the same run, and the time relative to XLA's own compilation of the
-reference. The backward pass alone is the difference of the two. Row ops are timed without donated operands,
-so XLA first copies the stream they write into: their bandwidth is not shown.
+reference. The backward pass alone is the difference of the two times. Row ops are timed without donated
+operands, so XLA first copies the stream that they write into: their bandwidth is not shown.
 
-On a CPU the shapes are small and the figures only show that everything runs.
+On a CPU the shapes are small, and the figures only show that everything runs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
-    """The figures of one op at one shape: the reference first, then every implementation that runs here."""
+    """Yields the figures of one op at one shape: the reference first, then every implementation that runs here."""
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in ("reference", *op.implementations):
@@ -96,7 +96,7 @@ def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Ca
 
 
 def arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:
-    """Normal numbers; integers are indices, different ones, into the rows of the first array."""
+    """Arrays of normal random numbers; integer arrays are distinct indices into the rows of the first array."""
 
     def array(key, x):
         if jnp.issubdtype(x.dtype, jnp.integer):
@@ -115,7 +115,7 @@ def runs_here(op: Op, implementation: str, of: Sample) -> bool:
 
 
 def _bytes(op: Op, shape: tuple[int, int, str], what: str, sizes: tuple[int, ...]) -> int:
-    """What one visit of every tensor costs, whichever implementation runs: the TPU's, which adds the least to it."""
+    """Bytes of one visit of every tensor, the same for all implementations: the TPU's, which adds the least to it."""
     moved = [op.implementations["mosaic_tpu"].bytes_moved(*shape, *sizes, backward=b) for b in (False, True)]
     return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what]
 

@@ -20,23 +20,23 @@ def describe(array: jax.Array) -> str:
 
 
 def check_float(op: str, **arrays: jax.Array) -> None:
-    """Every array has a floating dtype."""
+    """Checks that every array has a floating dtype."""
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
             refuse_argument(op, name, describe(array), "a floating dtype (bfloat16, float16 or float32)")
 
 
 def check_dtype(op: str, dtype: object, **arrays: jax.Array) -> None:
-    """Every array has exactly this dtype (or float64, for oracles, where float32 is asked for)."""
+    """Checks that every array has exactly this dtype (for float32 also float64, which oracles use)."""
     for name, array in arrays.items():
         if array.dtype != dtype and not (dtype == jnp.float32 and array.dtype == jnp.float64):
             refuse_argument(op, name, describe(array), f"{jnp.dtype(dtype).name}")
 
 
 def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict[str, object]:
-    """Match each array against a tuple of letters and numbers; "..." takes any leading dimensions.
+    """Match each array against a tuple of letters and numbers; "..." matches any leading dimensions.
 
-    `check_shapes("op", {"x": (x, ("...", "D")), "gain": (gain, ("D",))})` returns what "...", "D" stand for.
+    `check_shapes("op", {"x": (x, ("...", "D")), "gain": (gain, ("D",))})` returns the values of "..." and "D".
     """
     bound: dict[str, object] = {}
     for name, (array, pattern) in shapes.items():
@@ -70,7 +70,7 @@ _checking: ContextVar[bool] = ContextVar("check_indices", default=False)
 def checking_indices(on: bool = True) -> Iterator[None]:
     """Check the indices of row ops traced inside: ValueError at once, or (inside jit) when the program runs.
 
-    Indices out of range or twice the same are undefined by contract.
+    Without this check, indices that are out of range or repeated have undefined results.
     """
     token = _checking.set(on)
     try:

@@ -1,26 +1,25 @@
-"""What every op of this package shares: choosing an implementation, differentiating it, placing it on a mesh.
+"""What all ops share: choosing an implementation, differentiating it, placing it on a mesh.
 
 An op is a file in `ops/` with one public function, which checks its arguments and calls `run(OP, implementation,
 *arrays)`, and one `Op`, which holds
 
     reference(*inputs) -> outputs                      plain jnp, the oracle, differentiated by JAX
-    implementations: of each name an `Implementation`
+    implementations: for each name an `Implementation`
         forward(*inputs) -> (outputs, extra)
         backward(residuals, cotangents) -> gradients
-        refusal(*inputs) -> str | None                 why these shapes or dtypes cannot be taken
+        refusal(*inputs) -> str | None                 why these shapes or dtypes are not supported
         platforms                                      where it runs, or None for everywhere
-        unavailable(platform) -> str | None            why nothing of it runs there, whatever the shapes
+        unavailable(platform) -> str | None            why it cannot run there at all, whatever the shapes
 
 All of these are tuples of arrays. `residuals` = the inputs named by `Op.keep_inputs`, the outputs named by
 `Op.keep_outputs`, then `extra`; `gradients` has one entry per differentiable input, in order. `run` flattens the
-leading dimensions of row arguments to exactly one before an implementation sees them, so an implementation only knows
-`[N, D]`. The gradient of a replicated input is the sum over the rows at hand, in float32: `run` adds up the shards and
-casts every gradient to the dtype of its input. `refusal` may look at trailing dimensions and dtypes, never at the
-number of rows (a shard has fewer). Compile-time constants of an op (an epsilon) are keyword arguments of `run`, handed
-to all of these functions.
+leading dimensions of row arguments to exactly one, so an implementation only sees `[N, D]`. An implementation returns
+the gradient of a replicated input as the float32 sum over its own rows; `run` sums over shards and casts every gradient
+to the dtype of its input. `refusal` may depend on trailing dimensions and dtypes, never on the number of rows (a shard
+has fewer). Compile-time constants of an op (an epsilon) are keyword arguments of `run`, passed to all these functions.
 
-Nothing is refused in silence: every choice is logged once, as a warning where a kernel of the platform at hand is
-passed over, and `choices` lists them for any shape.
+No refusal is silent: every choice is logged once, as a warning if a kernel of the current platform is passed over, and
+`choices` lists the choices for any shape.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from typing import Any
 
 import jax
 
-# Importing Pallas adds a setting to JAX's trace context. Were it first imported when an op is traced, the second call
-# of a jitted function would see another context than the first, and be compiled again.
+# Importing Pallas adds a setting to JAX's trace context. If it were first imported while an op is traced, the second
+# call of a jitted function would have a different context from the first, and would be compiled again.
 import jax.experimental.pallas.tpu  # noqa: F401
 import jax.numpy as jnp
 from jax.extend.core import Primitive
@@ -48,7 +47,7 @@ from pallas_kernels.placement import Placement, current_placement, on_shards, pl
 
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
-# implementation=None: the first of these that takes the shapes, per platform.
+# implementation=None: per platform, the first of these that supports the shapes.
 BEST_FIRST = ("mosaic_tpu", "pallas_triton", "composed", "xla")
 
 ImplementationName = str | Sequence[str] | None
@@ -62,9 +61,9 @@ def _accept(*args, **constants) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Implementation:
-    """One way to compute an op; see the head of this file. `bytes_moved(rows, width, dtype, backward=)` is what a
-    pass has to read and write, where that is known; `reserve(*inputs)` is why these are left to others unless it is
-    named."""
+    """One way to compute an op; see the head of this file. `bytes_moved(rows, width, dtype, backward=)` gives the bytes
+    that a pass must read and write, if known; `reserve(*inputs)` gives the reason why this implementation is used for
+    these inputs only when it is named."""
 
     forward: Callable[..., tuple]
     backward: Callable[..., tuple]
@@ -77,7 +76,7 @@ class Implementation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
-    """The shape of an op, as far as the shared machinery needs it.
+    """An op as the shared code needs it.
 
     Args:
       inputs: per argument the number of trailing (not row) dimensions, or None for a replicated argument.
@@ -114,7 +113,7 @@ class Choice:
     op: Op
     names: tuple[str | None, ...]  # one per entry of PLATFORMS
     refusals: tuple[tuple[str, str], ...]  # (implementation, why)
-    passed_over: tuple[str, ...]  # platforms that have a kernel tried before the one they get
+    passed_over: tuple[str, ...]  # platforms with a kernel that was refused in favour of a later implementation
     constants: tuple[tuple[str, Any], ...] = ()
 
     def on(self, platform: str) -> str | None:
@@ -128,10 +127,10 @@ class Choice:
 def run(
     op: Op, implementation: ImplementationName, *args: jax.Array, **constants: float | int | bool | str
 ) -> tuple[jax.Array, ...]:
-    """The op on `args`, by the chosen implementation, differentiable, on the current row placement.
+    """Runs the op on `args` with the chosen implementation, differentiably, on the current row placement.
 
-    Row arguments may have any number of leading dimensions, all the same ones; outputs have them too. `constants` are
-    compile-time values that every function of the implementation takes as keywords.
+    Row arguments may have any leading dimensions, the same for all; outputs have them too. `constants` are compile-time
+    values that every function of the implementation takes as keywords.
     """
     if implementation is None:
         implementation = _preferred.get()
@@ -153,9 +152,8 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
       implementation: None (the op's own order of preference), one name, or names to try in order.
 
     Raises:
-      ValueError: an unknown name, or no implementation takes the arguments on any platform; the message gives the
-        reason of each refusal. Where only some platforms are left without one, lowering for such a platform raises the
-        same error.
+      ValueError: an unknown name, or no implementation supports the arguments on any platform; the message gives the
+        reason of each refusal. If only some platforms have no implementation, lowering for those raises the error.
     """
     named = implementation is not None
     if not named:
@@ -163,7 +161,7 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
     for name in names:
         if name == "reference":
-            raise ValueError(f"{op.name}: implementation 'reference' stands alone, not in a sequence")
+            raise ValueError(f"{op.name}: implementation 'reference' must be given alone, not in a sequence")
         if name not in op.implementations:
             known = ", ".join(("reference", *op.implementations))
             raise ValueError(f"{op.name}: unknown implementation {name!r}; there are {known}")
@@ -221,13 +219,13 @@ _preferred: ContextVar[ImplementationName] = ContextVar("preferred_implementatio
 
 
 def preferred() -> ImplementationName:
-    """What `using` asks for here."""
+    """The implementation that the surrounding `using` asks for."""
     return _preferred.get()
 
 
 @contextlib.contextmanager
 def using(implementation: ImplementationName) -> Iterator[None]:
-    """Ops traced inside that are called with implementation=None take this one: a name, or names in order."""
+    """Sets the implementation of ops traced inside with implementation=None: a name, or names to try in order."""
     token = _preferred.set(implementation)
     try:
         yield
@@ -237,13 +235,13 @@ def using(implementation: ImplementationName) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1024)
 def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, interpret: Any) -> Callable:
-    """The custom_vjp function for one choice. Choice and placement are settled when the forward pass is
-    traced; the backward pass, traced later and elsewhere, uses the same ones. Forward and backward each have
-    their own `shard_map`, so no collective comes from transposing one."""
+    """The custom_vjp function for one choice. Choice and placement are fixed when the forward pass is traced; the
+    backward pass, traced later, uses the same ones. Forward and backward each have their own `shard_map`, so that no
+    `shard_map` is transposed, which would add collectives."""
     op, constants = choice.op, dict(choice.constants)
     real_dtypes = tuple(d for i, d in enumerate(dtypes) if i not in op.integer_inputs)
 
-    # Jitted, so that a kernel is traced once for its shapes and not in every sublayer, program and derivative.
+    # Jitted, so that a kernel is traced once per shape and not in every sublayer, program and derivative.
     @functools.partial(jax.jit, inline=True)
     def forward_rows(*rows):
         return _switch(choice, "forward", lambda way, *a: way.forward(*a, **constants), *rows)
@@ -295,10 +293,10 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
 
 
 def _switch(choice: Choice, verb: str, apply: Callable, *args: jax.Array) -> tuple[jax.Array, ...]:
-    """`apply(implementation, *args)` with the one chosen for the platform that the program is lowered for."""
+    """`apply(implementation, *args)` with the implementation for the platform that the program is lowered for."""
     ways = choice.op.implementations
 
-    @functools.cache  # platforms share a branch, but for AMD's where rows are wide
+    @functools.cache  # platforms share a branch, except AMD with wide rows
     def branch(name: str | None, amd: bool) -> Callable:
         def traced(*args):
             with tracing_for("rocm") if amd else contextlib.nullcontext():
@@ -314,15 +312,14 @@ def _switch(choice: Choice, verb: str, apply: Callable, *args: jax.Array) -> tup
     return jax.lax.platform_dependent(*args, default=branches.pop("cpu"), **branches)
 
 
-# A computation that cannot be lowered: the platform is known only when a program is lowered, long after
-# `implementation=` was read. A platform without an implementation gets this primitive, which has the right output
-# types.
+# A primitive that cannot be lowered, with the right output types, for platforms without an implementation: the platform
+# is known only when a program is lowered, long after `implementation=` was read.
 _refuse_p = Primitive("refuse_platform")
 _refuse_p.multiple_results = True
 
 
 def refuse(message: str, like: Callable, *args: jax.Array) -> tuple[jax.Array, ...]:
-    """Arrays typed as `like(*args)`; lowering the program that contains them raises ValueError(message)."""
+    """Arrays with the types of `like(*args)`; lowering the program that contains them raises ValueError(message)."""
     leaves, tree = jax.tree.flatten(jax.eval_shape(like, *args))
     outs = _refuse_p.bind(message=message, types=tuple((s.shape, s.dtype) for s in leaves))
     return jax.tree.unflatten(tree, outs)
@@ -348,7 +345,7 @@ def _rows(lead: int, trailing: Sequence[int | None]) -> tuple[int | None, ...]:
 def _flatten(
     trailing: Sequence[int | None], args: Sequence[jax.Array]
 ) -> tuple[tuple[int, ...], tuple[jax.Array, ...]]:
-    """The leading shape of the row arguments, and all arguments with it made one dimension."""
+    """The leading shape of the row arguments, and all arguments with it flattened to one dimension."""
     shape = _lead_shape(trailing, args)
     n = math.prod(shape)
     return shape, tuple(

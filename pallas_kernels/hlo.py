@@ -1,4 +1,4 @@
-"""A compiled program's text as computations and instructions."""
+"""Parses a compiled program's text into computations and instructions."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """`attributes` is all that follows the operands."""
+    """One instruction; `attributes` is the text after the operands."""
 
     name: str
     type: str
@@ -28,7 +28,7 @@ class Instruction:
 
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
-        """Computations this instruction names."""
+        """Names of the computations that this instruction calls."""
         branches = _BRANCHES.search(self.attributes)
         return tuple(_CALLED.findall(self.attributes)) + tuple(_NAME.findall(branches[1]) if branches else ())
 
@@ -71,7 +71,7 @@ class Program:
     entry: str
 
     def instructions(self) -> Iterator[Instruction]:
-        """Those of every computation."""
+        """The instructions of all computations."""
         for computation in self.computations.values():
             yield from computation.instructions
 
@@ -86,7 +86,7 @@ def arrays(type_text: str) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def size(type_text: str, everywhere: bool = False) -> int:
-    """Bytes of all arrays of a type: those in main memory, or those that a TPU keeps on chip too."""
+    """Bytes of all arrays of a type that are in main memory; with `everywhere` also those that a TPU keeps on chip."""
     return int(
         sum(
             SIZES[dtype] * math.prod(shape)
@@ -97,7 +97,7 @@ def size(type_text: str, everywhere: bool = False) -> int:
 
 
 def parts(type_text: str) -> list[str]:
-    """The elements of a tuple type; the type itself where it is none."""
+    """The elements of a tuple type; any other type itself."""
     if not type_text.startswith("("):
         return [type_text]
     found, depth, start = [], 0, 1
@@ -110,7 +110,7 @@ def parts(type_text: str) -> list[str]:
 
 
 def parse(text: str) -> Program:
-    """All computations of a program as the compiler prints it."""
+    """The program, parsed from the text that the compiler prints."""
     computations, entry, name, lines = {}, "", "", []
     for line in text.splitlines():
         header = _HEADER.match(line)

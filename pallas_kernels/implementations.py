@@ -1,4 +1,4 @@
-"""Which implementation every op gets on every platform, and why not another: what `nagjax info --kernels` shows."""
+"""Which implementation every op uses on every platform, and why not others, as `nagjax info --kernels` shows it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pallas_kernels.shapes import sample
 
 
 class Row(NamedTuple):
-    """One op of the table: the implementation it gets on each platform, and every refusal."""
+    """One op of the table: its implementation on each platform, and every refusal."""
 
     op: str
     chosen: dict[str, str | None]
@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 def choices(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> list[Row]:
-    """What implementation=None (or `using`) comes to for every op, at `[rows, width]` of `dtype`."""
+    """The choice of implementation=None (or `using`) for every op, at `[rows, width]` of `dtype`."""
     table = []
     for name, op in all_ops().items():
         of = sample(name, rows, width, dtype)
@@ -28,14 +28,14 @@ def choices(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> li
 
 
 def table(rows: int = 16384, width: int = 2048, dtype: str = "bfloat16") -> str:
-    """`choices` as text, and the reasons under it."""
+    """`choices` as a text table, followed by the reasons."""
     found = choices(rows, width, dtype)
     lines = [f"{'[' + str(rows) + ', ' + str(width) + '] ' + dtype:24}" + "".join(f"{p:15}" for p in PLATFORMS)]
     lines += [f"{row.op:24}" + "".join(f"{row.chosen[p] or '-':15}" for p in PLATFORMS) for row in found]
     reasons = {}
     for row in found:
         for name, why in row.refusals.items():
-            if not why.startswith("runs on"):  # the columns say so
+            if not why.startswith("runs on"):  # the columns already show that
                 reasons.setdefault((name, why), []).append(row.op)
     lines += [f"{name}: {why} ({', '.join(ops)})" for (name, why), ops in reasons.items()]
     return "\n".join(line.rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""On what, with what and at which commit something was measured: what every file of results begins with."""
+"""Device, versions, commit and date of a measurement, which every file of results begins with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import jax
 
 CODE = ("nagjax", "pallas_kernels", "experiments/*.py", "experiments/harness")
 PACKAGES = ("nagjax", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
-# The widest first: programs for a CPU are compiled for what it has, and round accordingly.
+# The widest first: programs for a CPU are compiled for its vector instructions, and round accordingly.
 VECTORS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2", "sve": "SVE"}
 
 
@@ -42,7 +42,7 @@ def now() -> str:
 
 
 def processor() -> str:
-    """The host's CPU and its widest vector instructions; the architecture alone where the system does not say more."""
+    """The host's CPU and its widest vector instructions; only the architecture if the system does not say more."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -56,7 +56,7 @@ def processor() -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Of these packages; None for one that is not installed as a package, such as a checkout that is run in place."""
+    """Versions of these packages; None for one that is not installed, such as a checkout that is run in place."""
 
     def one(name: str) -> str | None:
         try:
@@ -69,8 +69,8 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 
 @functools.cache
 def commit() -> str | None:
-    """Of the checkout this code lies in, with "-dirty" if the code differs from it; None outside of one. Where a copy
-    without its history runs, the environment variable NAGJAX_COMMIT says it."""
+    """The commit of the checkout that contains this code, with "-dirty" if the code differs from it; None outside of a
+    checkout. For a copy without history, the environment variable NAGJAX_COMMIT gives it."""
     if told := os.environ.get("NAGJAX_COMMIT"):
         return told
     folder = pathlib.Path(__file__).parents[1]

@@ -1,13 +1,13 @@
-"""Where the rows of an op live: one context that puts every row op under `shard_map`.
+"""How the rows of an op are split over devices: one context that puts every row op under `shard_map`.
 
 Why this exists: a Pallas kernel cannot be partitioned by the compiler, and a row op needs no communication.
-Model code calls ops on global arrays and knows no mesh; whoever owns the mesh wraps the step once:
+Model code calls ops on global arrays and knows no mesh; the code that makes the mesh wraps the step once:
 
     step = shard_rows(step, mesh, P(("data", "fsdp")))
 
-Every row op traced inside runs per shard, forward and backward. Its replicated operands (gains, gate weights)
-get their gradients summed over the row axes; nothing else is communicated. The axes the spec does not name
-(say a tensor-parallel one) hold copies of the rows, and cost no collective either.
+Every row op traced inside runs per shard, forward and backward. Gradients of replicated operands (gains, gate
+weights) are summed over the row axes; nothing else is communicated. Axes that the spec does not name (such as a
+tensor-parallel one) hold copies of the rows and need no collective either.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _current: ContextVar[Placement | None] = ContextVar("row_placement", default=Non
 
 
 def shard_rows(fn: Callable, mesh: jax.sharding.Mesh | None, rows: P | str) -> Callable:
-    """`fn`, with every row op that is traced inside it put under `shard_map` on `mesh`.
+    """`fn` with every row op inside it under `shard_map` on `mesh`.
 
     Args:
       fn: any function that calls row ops, for example a whole training step. Apply outside or inside
-        `jax.jit`, but before `fn` has been traced: what is traced keeps its placement.
+        `jax.jit`, but before `fn` has been traced: a traced function keeps its placement.
       mesh: Auto or Explicit axes. `None` gives `fn` back unchanged.
       rows: partition of the *leading* dimensions of row operands: `P("data")` splits the first one
         (batch, or the rows of an `[N, D]` array), `P("data", "seq")` the first two. Feature dimensions are
@@ -70,7 +70,7 @@ def row_placement(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rows: P) 
 
 
 def current_placement() -> Placement | None:
-    """The placement in force, or None: no context, or already inside a `shard_map` (axes are Manual)."""
+    """The current placement, or None outside of the context or inside a `shard_map` (axes are Manual)."""
     placement = _current.get()
     if placement is None:
         return None
@@ -100,13 +100,13 @@ def on_shards(
         outs = fn(*args)
         return tuple(jax.lax.psum(o, used) if n is None and used else o for o, n in zip(outs, out_lead, strict=True))
 
-    # No transpose ever goes through this shard_map (forward and backward each have their own), so the
-    # replication types buy nothing here, and Pallas interpreters do not carry them.
+    # This shard_map is never transposed (forward and backward each have their own), so replication types are of
+    # no use here, and Pallas interpreters do not support them.
     return jax.shard_map(per_shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def place(args: tuple, placement: Placement | None, lead: tuple[int | None, ...]) -> tuple:
-    """`args`, whose Explicit shardings (if the mesh has any) are made those that `on_shards` takes."""
+    """`args` with their Explicit shardings (if the mesh has any) changed to those that `on_shards` takes."""
     if placement is None or AxisType.Explicit not in placement.mesh.axis_types:
         return args
     mesh, rows = placement

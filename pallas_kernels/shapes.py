@@ -1,5 +1,5 @@
-"""The one list of shapes that tests, benchmarks and ahead-of-time compilation share, every op's arguments at a shape,
-and how exact an op must be.
+"""The shapes that tests, benchmarks and ahead-of-time compilation share, every op's arguments at a shape, and the
+tolerance of an op's results.
 
 Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU width (5461), one too wide for
 many kernels (8192). Rows: one, an odd handful, and two sizes of real batches.
@@ -31,10 +31,10 @@ COVER = (
     (1, 8192, "bfloat16"),
 )
 
-# For interpreters, which run one Python step per block and operation.
+# For interpreters, which are slow: they run one Python step per block and operation.
 COVER_SMALL = ((1, 64, "float32"), (7, 96, "bfloat16"), (20, 640, "float32"), (5, 1000, "bfloat16"))
 
-# The other widths, at as few rows: what an interpreter takes depends on blocks and not on widths.
+# The other widths, also with few rows: an interpreter's time depends on the number of blocks, not on the width.
 COVER_WIDE = (
     (1, 128, "bfloat16"),
     (3, 2048, "float32"),
@@ -43,7 +43,7 @@ COVER_WIDE = (
     (1, 8192, "bfloat16"),
 )
 
-# What the published tables hold: the boundary of models from 1 to 70 billion parameters.
+# For the published tables: the widths of models from 1 to 70 billion parameters.
 BENCH = tuple((16384, width, "bfloat16") for width in (2048, 4096, 5461, 8192))
 BENCH_CPU = ((2048, 256, "float32"), (2048, 640, "float32"))
 
@@ -51,8 +51,8 @@ BENCH_CPU = ((2048, 256, "float32"), (2048, 640, "float32"))
 def tolerance(dtype: DTypeLike, width: int, sums: int = 4) -> dict[str, float]:
     """`rtol` and `atol` for a result of RMS one against its float64 value.
 
-    rtol: one rounding to the output dtype, half an ulp, and as much again for results that lie near the
-    middle of two numbers. atol: a float32 sum of `width` random terms is off by about sqrt(width) roundings,
+    rtol: one rounding to the output dtype, half an ulp, and the same again for results near the middle between
+    two numbers. atol: a float32 sum of `width` random terms is off by about sqrt(width) roundings,
     and the errors of `sums` such row statistics reach every element. Inputs are exact: the float64 value is
     computed from the rounded inputs.
     """
@@ -65,10 +65,10 @@ GROUPS, SHARE = 4, 4  # row ops: groups of rows, and one row in SHARE selected
 
 
 class Sample(NamedTuple):
-    """Abstract arguments of an op's implementations, [N, D] rows among them, and compile-time constants.
+    """Abstract arguments of an op's implementations, including [N, D] rows, and compile-time constants.
 
-    `sizes` are what `bytes_moved` takes besides the rows. Ops that have none work on selected rows in place: that
-    touches a part of their operands, which program text does not show. The others visit each row once.
+    `sizes` are the arguments of `bytes_moved` besides the rows. Ops without `sizes` work on selected rows in place:
+    they use only a part of their operands, which a program's text does not show. The others visit each row once.
     """
 
     args: tuple[Like, ...]

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# More than the last-level cache of any current accelerator (H200: 50 MB), so that no call finds its operands
-# there.
+# More than the last-level cache of any current accelerator (H200: 50 MB), so that no operand is in cache.
 ROTATE_BYTES = 512 * 2**20
 MOST_SETS = 8
 
@@ -24,9 +23,9 @@ def size(tree: object) -> int:
 def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotate: int, repeats: int) -> float:
     """Median time of one `fn(*args)` on the device.
 
-    One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, and is
-    put into the queue often enough (20 ms of work) that the device never waits for the host. The calls are
-    chained by barriers: neither fused with one another nor run at the same time.
+    One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, and is queued
+    often enough (20 ms of work) that the device never waits for the host. Barriers between the calls prevent
+    fusion and overlap.
     """
     first = make_args(jax.random.key(0))
     sets = max(1, min(MOST_SETS, math.ceil(rotate / size((first, jax.eval_shape(fn, *first))))))

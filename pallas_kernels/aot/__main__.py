@@ -1,4 +1,4 @@
-"""Compile all kernels for all targets, print the table and what is wrong; exit with 1 if anything is."""
+"""Compile all kernels for all targets, print the table and all problems; exit with 1 if there are any."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         if reason := missing(target):
             print(f"{target.name}: skipped, {reason}")
     compiled = [target for target in chosen if not missing(target)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of targets: each has its own process
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # one thread per target, each with its own process
         results = {key: r for found in pool.map(everything, compiled) for key, r in found.items()}
     print("\n" + markdown(results))
     if options.json:

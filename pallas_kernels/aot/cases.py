@@ -15,27 +15,27 @@ from pallas_kernels.aot.targets import Target
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
 
-# (rows, width, dtype). The first two fill the table; the others are a width that is no multiple of 128 lanes
-# and fewer rows than a block.
+# (rows, width, dtype). The first two fill the table; the others test a width that is not a multiple of 128
+# lanes, and fewer rows than a block.
 TABLE = ((16384, 2048, "bfloat16"), (16384, 8192, "bfloat16"))
 EDGES = ((1024, 1000, "float32"), (7, 5461, "bfloat16"))
 
-# A program may move this much more than its kernel: the second stage of the sums over rows.
+# A program may move this much more than its kernel, for the second stage of the sums over rows.
 SLACK = 1.02
 # Operands of one float per row may be handled outside the kernel, or padded to a block.
 SCALARS = 0.001
 
-# The kernel that an implementation is, or has in it.
+# The kernel call that each implementation contains.
 KERNEL_CALL = {"mosaic_tpu": "tpu_custom_call", "pallas_triton": "gpu.triton", "triton": "triton_kernel_call"}
-KERNEL_CALL["composed"] = KERNEL_CALL["pallas_triton"]  # several passes by design, held to no figure
+KERNEL_CALL["composed"] = KERNEL_CALL["pallas_triton"]  # several passes by design, so no byte count is checked
 
-# Where XLA reads the direction once more, beside the kernel: for the product that is the weight gradient.
+# Implementations in which XLA reads the direction again outside the kernel, for the weight gradient.
 PRODUCT_BESIDE = ("nag_update_modulated", ("pallas_triton", "triton"), "backward")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One program.
+    """One program to compile.
 
     Args:
       op: name of an op, or for `verb = "step"` where to find the step, as `module:function`.
@@ -58,7 +58,7 @@ class Case:
 
 
 def cases(target: Target) -> list[Case]:
-    """Everything for one target: each op, in each implementation that the platform has, and a step with it."""
+    """All cases of one target: each op in each implementation of the platform, and a training step with it."""
     listed = []
     for name, op in all_ops().items():
         measured = sample(name, *TABLE[0]).sizes is not None
@@ -113,13 +113,13 @@ def _lean(fn: Callable, *args) -> tuple[Callable, tuple[Like, ...]]:
 
 
 def estimated_bytes(fn: Callable, args: Iterable[Like]) -> int | None:
-    """The sum of the `CostEstimate` bytes of all Pallas kernels in a function, or None where there are none."""
+    """The sum of the `CostEstimate` bytes of all Pallas kernels in a function, or None if there are none."""
     calls = [e for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive.name == "pallas_call"]
     return sum(e.params["cost_estimate"].bytes_accessed for e in calls) if calls else None
 
 
 def expected_bytes(case: Case) -> int:
-    """The implementation's own figure."""
+    """The implementation's own `bytes_moved`."""
     sizes = sample(case.op, case.rows, case.width, case.dtype).sizes
     moved = all_ops()[case.op].implementations[case.implementation].bytes_moved
     return moved(case.rows, case.width, case.dtype, *sizes, backward=case.verb == "backward")
@@ -134,7 +134,7 @@ def _one_pass(case: Case) -> bool:
 
 
 def _beside(case: Case) -> int:
-    """Bytes of a pass that the kernel leaves to XLA: the direction, and half as much for partial products."""
+    """Bytes that XLA moves outside the kernel: the direction, and half as much for partial products."""
     op, implementations, verb = PRODUCT_BESIDE
     if (case.op, case.verb) != (op, verb) or case.implementation not in implementations:
         return 0
@@ -142,7 +142,7 @@ def _beside(case: Case) -> int:
 
 
 def measure(case: Case, text: str, estimate: int | None) -> dict:
-    """Figures of a compiled program, and under "problems" what is not as it must be."""
+    """Figures of a compiled program, and under "problems" every check that failed."""
     found = {"custom_calls": traffic.custom_calls(text), "collectives": traffic.collectives(text)}
     call = KERNEL_CALL.get(case.implementation)
     if case.verb == "step":

@@ -1,4 +1,4 @@
-"""Assembles raw Triton kernels: jax_triton stops at PTX, which nothing reads before the driver of a GPU does."""
+"""Assembles raw Triton kernels: jax_triton stops at PTX, which otherwise only a GPU's driver would check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest import mock
 
 
 def assembler() -> str | None:
-    """`ptxas`: that of the CUDA wheels, else one on the path."""
+    """The path of `ptxas`: from the CUDA wheels, else from PATH."""
     spec = importlib.util.find_spec("nvidia")
     places = [Path(p) for p in spec.submodule_search_locations] if spec else []
     found = sorted(str(p) for place in places for p in place.glob("cu1*/bin/ptxas"))
@@ -22,7 +22,7 @@ def assembler() -> str | None:
 
 
 def assemble(ptx: str) -> dict:
-    """The registers of a thread and the bytes it spills, or under "problems" why `ptxas` refuses the program."""
+    """The registers and spilled bytes of a thread, or under "problems" why `ptxas` refuses the program."""
     target = re.search(r"\.target\s+(\w+)", ptx)[1]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
@@ -38,7 +38,7 @@ def assemble(ptx: str) -> dict:
 
 @contextlib.contextmanager
 def assembling() -> Iterator[dict]:
-    """Assembles every raw Triton kernel that is lowered inside; the figures are there afterwards."""
+    """Assembles every raw Triton kernel that is lowered inside; the yielded dict has the figures afterwards."""
     found: dict = {"problems": []}
     if importlib.util.find_spec("jax_triton") is None:
         yield found

@@ -1,4 +1,4 @@
-"""The bytes table: what the kernels move, next to what XLA makes of the plain reference."""
+"""The bytes table: what the kernels move, compared with XLA's compilation of the reference."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ KERNEL = {"tpu": "mosaic_tpu", "cuda": "pallas_triton"}
 
 
 def markdown(results: Mapping[tuple[str, Case], dict]) -> str:
-    """One line per op, shape and target; MB of main memory that the compiled programs read and write.
+    """The table in Markdown, one line per op, shape and target: MB of main memory read and written.
 
-    `results` maps (target, case) to figures. "with backward" is the forward pass that saves what the backward
-    pass needs, and the backward pass; `xla` is the hand-written backward pass left to XLA. A case that is missing
-    or failed shows as a dash.
+    `results` maps (target, case) to figures. "with backward" is the forward pass that saves residuals plus the
+    backward pass; `xla` is the hand-written backward pass compiled by XLA. A case that is missing or failed
+    shows as a dash.
     """
     lines = [
         "| op | rows x width | target | forward: reference | kernel | ratio "

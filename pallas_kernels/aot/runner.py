@@ -1,4 +1,4 @@
-"""Starts one compiler process per target and holds every compilation to a time limit."""
+"""Starts one compiler process per target and limits the time of every compilation."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def run(
     seconds: float = SECONDS_PER_COMPILE,
     worker: Sequence[str] = WORKER,
 ) -> Iterator[tuple[Case, dict]]:
-    """Every case with its figures and problems, as they come.
+    """Yields every case with its figures and problems, as they arrive.
 
-    A case that takes longer than `seconds`, or whose compiler dies, is reported as a problem; the others go
-    on in a fresh process. Loading the compiler has the same limit.
+    A case that takes longer than `seconds`, or whose compiler dies, is reported as a problem; the other cases
+    continue in a fresh process. Loading the compiler has the same limit.
     """
     rest = list(cases)
     while rest:
@@ -42,7 +42,7 @@ def run(
 
 
 def _one_process(target, cases, seconds, worker) -> Iterator[dict]:
-    """Results in order, until all are there or one has failed with its process. At least one result."""
+    """Yields results in order, until all are done or the process has failed. At least one result."""
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     order = json.dumps({"target": target.name, "cases": [dataclasses.asdict(c) for c in cases]})

@@ -48,7 +48,7 @@ def review_update(devices: list, implementation: str) -> tuple[Callable, tuple, 
 
 
 def nag_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """NAG blocks with one learned turn per layer."""
+    """NAG blocks with one learned rotation per layer."""
 
     def block(carry, p):
         direction, log_norm = carry
@@ -60,7 +60,7 @@ def nag_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mes
 
 
 def nag_update_modulated(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """NAG blocks with their modulator."""
+    """NAG blocks with modulators."""
     gate = dict(weight=(WIDTH, GATES), bias=(GATES,), logits=(GATES,), beta=(), alpha=())
 
     def block(carry, p):

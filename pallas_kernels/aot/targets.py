@@ -1,4 +1,4 @@
-"""The chips that programs are compiled for, without having one."""
+"""The chips that programs are compiled for, without having them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-# libtpu asks a metadata server what machine it is on, and lets one process at a time load it, unless told not to.
+# By default libtpu asks a metadata server which machine it is on, and lets only one process at a time load it.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 H200_VARIABLE = "PALLAS_KERNELS_H200_CONFIG"
@@ -15,7 +15,7 @@ H200_VARIABLE = "PALLAS_KERNELS_H200_CONFIG"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`topology` names four devices, as `jax.experimental.topologies` spells it for `platform`."""
+    """A chip to compile for: `topology` names four devices in the form of `jax.experimental.topologies`."""
 
     name: str
     platform: str
@@ -44,7 +44,7 @@ def h200_config() -> Path:
 
 
 def missing(target: Target) -> str | None:
-    """What has to be there before this target can be compiled for, or None."""
+    """What is missing for compiling for this target, or None."""
     if target.platform == "tpu":
         return None if _installed("libtpu") else "libtpu is not installed (pip install -e '.[aot]')"
     if not _installed("jax_plugins.xla_cuda13"):
@@ -55,7 +55,7 @@ def missing(target: Target) -> str | None:
 
 
 def devices(target: Target) -> list:
-    """The target's four devices: descriptions to compile for, nothing that runs."""
+    """The target's four devices: descriptions to compile for, which cannot run anything."""
     from jax.experimental import topologies
 
     if target.platform == "tpu":

@@ -2,8 +2,8 @@
 
 The bytes of an instruction are the bytes of the buffers it reads and writes in main memory: a fusion, a
 kernel or a copy touches each of them once, and what happens inside it stays on chip. Buffers that the TPU
-compiler keeps in VMEM (memory space 1) cost nothing; bringing them there does. `cost_analysis()` says less:
-on GPU it is empty, and for TPU it does not tell memory spaces apart.
+compiler keeps in VMEM (memory space 1) cost nothing; copying them there does. `cost_analysis()` is not
+enough: on GPU it is empty, and for TPU it does not distinguish memory spaces.
 """
 
 import collections
@@ -32,7 +32,7 @@ def kernel_traffic(text: str, target: str) -> int:
 
 
 def collectives(text: str) -> dict[str, int]:
-    """How many of each collective the whole program contains, loops counted once."""
+    """The number of each kind of collective in the whole program, loops counted once."""
     found = collections.Counter(opcode for opcode in COLLECTIVES for _ in re.finditer(rf" {opcode}(?:-start)?\(", text))
     return dict(found)
 

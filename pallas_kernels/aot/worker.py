@@ -2,7 +2,7 @@
 
 Reads `{"target": name, "cases": [...]}` from standard input and writes one JSON line per event: `{"ready":
 true}` when the compiler is loaded, `{"begin": index}` before a case and `{"end": index, ...}` after it.
-Whoever started it ends it when a case takes too long.
+The process that started it stops it when a case takes too long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pallas_kernels.aot.targets import TARGETS, Target, devices
 
 
 def compile_case(case: Case, target: Target, chips: list) -> dict:
-    """Compile one case for the target and measure it; a refusal of the compiler is a problem like any other."""
+    """Compile one case for the target and measure it; an error of the compiler is a problem like any other."""
     if case.verb == "step":
         module, _, function = case.op.partition(":")
         fn, args, mesh = getattr(importlib.import_module(module), function)(chips, case.implementation)
@@ -53,7 +53,7 @@ def main() -> None:
         _say(begin=index)
         try:
             result = compile_case(Case(**fields), target, chips)
-        except Exception as error:  # every way a compiler can fail is a result
+        except Exception as error:  # every failure of a compiler is a result
             result = {"problems": [f"{type(error).__name__}: {str(error)[:2000]}"]}
         _say(end=index, **result)
 

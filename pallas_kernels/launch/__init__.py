@@ -1,6 +1,6 @@
 """Launchers of row kernels, one file per backend: tiles, grids, reductions and indices, but no op's arithmetic.
 
-    xla.py         no kernel: all rows at once, what a CPU runs
+    xla.py         no kernel: all rows at once, for CPUs
     tpu.py         Pallas on Mosaic: blocks of whole rows through VMEM
     tpu_copy.py    rows moved by index, by DMA
     gpu.py         Pallas on Triton: a few whole rows per program
@@ -9,10 +9,10 @@
 A kernel's arithmetic is written once, as the `body` of a `RowKernel` in its op's file. Every launcher has
 
     rows_call(kernel, rows, scalars, vectors, like=None, **constants) -> (outputs, scalars, sums)
-    refusal(kernel, *rows) -> str | None          why rows of these widths and dtypes cannot be taken
-    bytes_moved(kernel, n, width, dtype) -> int   what a pass has to read and write
+    refusal(kernel, *rows) -> str | None          why rows of these widths and dtypes are not supported
+    bytes_moved(kernel, n, width, dtype) -> int   bytes that a pass must read and write
 
-and the GPU ones `unavailable(platform) -> str | None`: why nothing of theirs runs here.
+and the GPU launchers also `unavailable(platform) -> str | None`: why their kernels cannot run here at all.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Results = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, .
 
 
 class Block(NamedTuple):
-    """What a body knows of the rows at hand: the true D, their dtype in memory, and where a block has more columns
-    than D, the mask `[1, W]` of real ones. `everything`: all rows at once, left to XLA."""
+    """What a body knows about its block of rows: the true D, the dtype in memory, and, if the block has more columns
+    than D, the mask `[1, W]` of real ones. `everything`: the block is all rows, compiled by XLA."""
 
     width: int
     dtype: Any
@@ -47,12 +47,12 @@ class Block(NamedTuple):
         return jnp.mean(x, axis=-1, keepdims=True) if self.everything else self.sum(x) * (1 / self.width)
 
     def dot(self, x: jax.Array, vector: jax.Array) -> jax.Array:
-        """Of every row with a `[1, W]` vector. XLA:CPU vectorises sums of plain products only, where no per-row or
-        per-column factor is broadcast inside, so there it is a matrix-vector product."""
+        """The dot product of every row with a `[1, W]` vector. A matrix-vector product on XLA:CPU, which vectorises
+        sums of products only if no per-row or per-column factor is broadcast inside."""
         return jnp.dot(x, vector[0], precision="highest")[:, None] if self.everything else self.sum(x * vector)
 
     def stored(self, x: jax.Array) -> jax.Array:
-        """As it is read again from memory."""
+        """x as it would be read back from memory: rounded to the dtype in memory."""
         return x.astype(self.dtype).astype(x.dtype)
 
 
@@ -65,7 +65,7 @@ class RowKernel:
     """One pass over rows, as its arithmetic on one block of them.
 
     Args:
-      op, verb: its name in compiled programs and profiles is `op_verb`.
+      op, verb: the kernel's name in compiled programs and profiles is `op_verb`.
       body: `body(block, rows, scalars, vectors, **constants) -> (outputs, computed, summands)`, all float32: rows,
         outputs and summands `[R, W]`, scalars and what is computed `[R, 1]`, vectors `[1, W]`. Columns beyond the
         width hold zeros on entry and are not stored. Sums of summands over all rows come back as `[D]`; a row of
@@ -73,10 +73,10 @@ class RowKernel:
       rows, outputs: how many `[N, D]` arrays it reads and writes.
       vectors, sums: how many float32 `[D]` arrays.
       scalars, scalar_outputs: how many float32 `[N]` arrays.
-      reads: positions of the scalars that the body needs; `computes` is how many it gives.
-      lane: `lane(scalars, computed) -> scalar outputs`, elementwise: on a TPU XLA's, outside of the kernel.
+      reads: positions of the scalars that the body needs; `computes` is the number that it returns.
+      lane: `lane(scalars, computed) -> scalar outputs`, elementwise: on a TPU, XLA computes it outside the kernel.
       transcendentals: exponentials per element.
-      per_thread, most_warps: on a GPU, elements of a block per thread, and the most warps of a program.
+      per_thread, most_warps: on a GPU, elements of a block per thread, and the maximum number of warps per program.
     """
 
     op: str
@@ -115,7 +115,7 @@ _interpreter: ContextVar[Any] = ContextVar("pallas_interpreter", default=None)
 
 @contextlib.contextmanager
 def interpreting(params: Any = True) -> Iterator[None]:
-    """Run Pallas kernels traced inside by an interpreter, on any platform: True or `InterpretParams`."""
+    """Pallas kernels traced inside run in an interpreter, on any platform. `params`: True or `InterpretParams`."""
     token = _interpreter.set(params)
     try:
         yield
@@ -128,7 +128,7 @@ def interpreter() -> Any:
     return _interpreter.get() or False
 
 
-# Beyond so many columns a row of ours gets more warps than one of AMD's programs may have: see `gpu.capped`.
+# With more columns than this, a row gets more warps than a program on an AMD GPU may have: see `gpu.capped`.
 WIDE_ON_AMD = 4096
 
 _platform: ContextVar[str | None] = ContextVar("platform_of_the_branch", default=None)
@@ -136,7 +136,7 @@ _platform: ContextVar[str | None] = ContextVar("platform_of_the_branch", default
 
 @contextlib.contextmanager
 def tracing_for(platform: str) -> Iterator[None]:
-    """What is traced inside will be lowered for this platform alone."""
+    """Declares that what is traced inside will be lowered only for this platform."""
     token = _platform.set(platform)
     try:
         yield
@@ -145,5 +145,5 @@ def tracing_for(platform: str) -> Iterator[None]:
 
 
 def traced_platform() -> str | None:
-    """The platform of `tracing_for`; None where nobody has said."""
+    """The platform of `tracing_for`; None outside of it."""
     return _platform.get()

@@ -1,11 +1,12 @@
 """Row kernels on a GPU through Pallas-Triton: a few whole rows per program, one visit each.
 
-Triton's arrays are powers of two, so a program covers the next power of two of columns and masks the rest; narrow rows
-share a program. A kernel with sums over rows starts a fixed number of programs, each walking its share of the blocks in
-order with one float32 partial row per sum, added up outside: the order depends on shapes alone.
+Sizes of Triton's arrays are powers of two, so a program covers the next power of two of columns and masks the rest;
+narrow rows share a program. A kernel with sums over rows starts a fixed number of programs. Each goes through its share
+of the blocks in order with one float32 partial row per sum; the partial rows are added up outside, in an order that
+depends only on shapes.
 
-JAX has announced the end of Pallas-Triton, so nothing imports it before a kernel is traced, and `unavailable` says when
-it is gone. The arithmetic is in the ops, and `raw_triton` launches it without JAX's help.
+JAX has announced the end of Pallas-Triton, so it is imported only when a kernel is traced, and `unavailable` says if it
+is gone. `raw_triton` then launches the same arithmetic, written in Triton, without it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter
 
 PLATFORMS = ("cuda", "rocm")
 
-# A multiprocessor has 65536 registers. What of a row is alive at once may exceed them a little (the rest spills into
-# the first-level cache), not by a lot.
+# A multiprocessor has 65536 registers. The live values of a row may exceed them a little (the rest spills into the
+# first-level cache), but not by much.
 ROW_VALUES = 98304
 BLOCK_ELEMENTS = 2048
 PROGRAMS = 528  # of a kernel with sums: four for each of the 132 multiprocessors of an H100 or H200
@@ -33,12 +34,12 @@ MAX_THREADS = 1024
 LANES_PER_WARP = {"rocm": 64}  # 32 elsewhere
 
 LEAST_CAPABILITY = (8, 0)  # XLA compiles Triton programs for Ampere and newer only
-# Where only a device's name is known, as when compiling for a GPU that is not there: Ampere, Ada, Hopper, Blackwell.
+# For devices of which only the name is known, as when compiling without the GPU: Ampere, Ada, Hopper, Blackwell.
 NEW_ENOUGH = re.compile(r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX PRO \d+)\b")
 
 
 def unavailable(platform: str) -> str | None:
-    """Why no Pallas-Triton kernel runs on this platform's device, as far as it is known by now."""
+    """Why no Pallas-Triton kernel can run on this platform's device, as far as this is known while tracing."""
     try:
         _triton()
     except ImportError as error:
@@ -47,8 +48,7 @@ def unavailable(platform: str) -> str | None:
 
 
 def too_old() -> str | None:
-    """Why Triton kernels do not compile for the NVIDIA GPU that programs are traced for; None if there is no GPU in
-    sight."""
+    """Why Triton kernels do not compile for the NVIDIA GPU that programs are traced for; None if no GPU is known."""
     told = jax.sharding.get_abstract_mesh().abstract_device
     if told is not None and told.platform != "gpu":
         return None
@@ -71,13 +71,13 @@ def _triton() -> Any:
 
 
 def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
-    """Why rows of this width and these dtypes cannot be taken."""
+    """Why rows of this width and these dtypes are not supported, or None."""
     values = kernel.tensors + kernel.sums
     return refuse_rows(1 << (ROW_VALUES // values).bit_length() - 1, *rows)
 
 
 def refuse_rows(widest: int, *rows: jax.Array) -> str | None:
-    """Why rows cannot be taken, where those of up to `widest` columns fit into a program."""
+    """Why rows are not supported if a program can hold up to `widest` columns, or None."""
     for x in rows:
         if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
             return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16, float16"
@@ -93,13 +93,13 @@ def block_shape(n: int, width: int) -> tuple[int, int]:
 
 
 def warps(n: int, width: int, per_thread: int = 16, most: int = 16) -> int:
-    """Of a program over one block, with so many elements for each thread."""
+    """Warps of a program over one block, with `per_thread` elements for each thread."""
     rows, columns = block_shape(n, width)
     return capped(min(max(rows * columns // (32 * per_thread), 1), most))
 
 
 def capped(warps: int) -> int:
-    """No more than the platform's programs may have: AMD's warps are twice as wide."""
+    """The number of warps, limited to what the platform allows: AMD's warps are twice as wide."""
     return min(warps, MAX_THREADS // LANES_PER_WARP.get(traced_platform(), 32))
 
 
@@ -130,9 +130,9 @@ class Tile(NamedTuple):
         return (self.column < self.width)[None]
 
     def at(self, indices_ref) -> Tile:
-        """The same rows of the program, at the places that `indices_ref` holds for them.
+        """The same tile, with its rows at the positions in `indices_ref`.
 
-        A row the program has too many goes nowhere: the interpreter, unlike Triton, writes masked elements back.
+        Rows beyond the last one are sent nowhere: the interpreter, unlike Triton, writes masked elements back.
         """
         nowhere = jnp.iinfo(jnp.int32).max
         return self._replace(row=load(indices_ref.at[self.row], mask=self.valid, other=nowhere))
@@ -163,12 +163,12 @@ def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (),
     indices: jax.Array | None = None, indirect: Sequence[int] = (), aliases: Mapping[int, int] = FRESH, **constants
 ) -> Results:  # fmt: skip
-    """`kernel` over all rows: its `[N, D]` outputs typed as `like` (else as the first rows), `[N]` scalars, and
-    float32 `[D]` sums.
+    """Runs `kernel` over all rows: its `[N, D]` outputs typed as `like` (default: as the first rows), `[N]` scalars,
+    and float32 `[D]` sums.
 
-    With `indices`, the rows are those: the arguments at the positions `indirect` (rows first, then scalars) are read
-    there, the others hold just these rows. `aliases` maps arguments to the outputs that take over their memory, where
-    only the rows at `indices` are written.
+    With `indices`, it runs only over those rows: the arguments at the positions `indirect` (rows first, then scalars)
+    are read at `indices`, the others hold just these rows. `aliases` maps arguments to the outputs that reuse their
+    memory, in which only the rows at `indices` are written.
     """
     n, width, dtype = (rows[0] if indices is None else indices).shape[0], rows[0].shape[1], rows[0].dtype
     size, columns = block_shape(n, width)
@@ -237,7 +237,7 @@ def launch(
     program: Callable, inputs: Arrays, like: Arrays, *, grid: int, warps: int, cost: pl.CostEstimate, name: str,
     aliases: Mapping[int, int] = FRESH
 ) -> list[jax.Array]:  # fmt: skip
-    """`grid` programs `program(*input_refs, *output_refs)`; results are shaped and typed as `like`."""
+    """Launches `grid` programs `program(*input_refs, *output_refs)`; results are shaped and typed as `like`."""
     return pl.pallas_call(
         program,
         grid=(grid,),
@@ -261,7 +261,7 @@ def take(x: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
-    """`x` with `rows` at `indices`, in its own memory."""
+    """`x` with `rows` at `indices`, in place."""
 
     def copy(tile, x_ref, rows_ref, i_ref, out):
         tile.at(i_ref).store(out, tile.load(rows_ref, x.dtype))

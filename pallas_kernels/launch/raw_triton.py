@@ -1,8 +1,7 @@
-"""Row kernels on a GPU as raw Triton programs, through jax_triton (extra `triton`): what stays when JAX drops
-Pallas-Triton.
+"""Row kernels on a GPU as raw Triton programs, through jax_triton (extra `triton`), for when JAX drops Pallas-Triton.
 
 Blocks, programs and the order of sums are those of `gpu`; only the arithmetic is written again, in Triton's own
-language, in `ops/triton/`. Spans jax_triton 0.3.1's and 0.4's names for the same arguments.
+language, in `ops/triton/`. Works with the argument names of both jax_triton 0.3.1 and 0.4.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def kernels(op: str) -> ModuleType:
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
-    """As `gpu.rows_call`, by the function `kernel.verb` in the op's Triton file. It takes pointers to rows, scalars,
-    vectors, outputs and partial sums, then N, D, ROWS, COLUMNS (for sums BLOCKS and PROGRAMS too) and the constants."""
+    """As `gpu.rows_call`, with the function `kernel.verb` of the op's Triton file. It takes pointers to rows, scalars,
+    vectors, outputs and partial sums, then N, D, ROWS, COLUMNS (for sums also BLOCKS and PROGRAMS), and constants."""
     n, width = rows[0].shape
     programs = gpu.programs(kernel, n, width)
     shape = rows_and_columns(n, width)
@@ -81,7 +80,7 @@ def take(x: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
-    """`x` with `rows` at `indices`, in its own memory."""
+    """`x` with `rows` at `indices`, in place."""
     copy = kernels("rows")
     return call_in_place(copy.put, copy.put_aliased, x, (rows, indices), "put_rows", **_copying(rows))
 
@@ -100,7 +99,7 @@ def _copying(rows: jax.Array) -> dict:
 def call(
     kernel: Callable, inputs: Arrays, like: Arrays, name: str, *, grid: int, warps: int, **constants
 ) -> list[jax.Array]:
-    """`grid` programs of `kernel(*input pointers, *output pointers, constants)`."""
+    """Launches `grid` programs of `kernel(*input pointers, *output pointers, constants)`."""
     import jax_triton
 
     return jax_triton.triton_call(
@@ -111,10 +110,10 @@ def call(
 def call_in_place(
     kernel: Callable, aliased: Callable, into: jax.Array, inputs: Arrays, name: str, *, grid: int, warps: int, **more
 ) -> jax.Array:
-    """`kernel(pointer to into, *input pointers, constants)`; gives `into` as the kernel left it.
+    """Runs `kernel(pointer to into, *input pointers, constants)`, which changes `into`, and returns `into`.
 
-    The memory is that of `into` unless something else still reads it. jax_triton 0.3 hands a kernel one more pointer to
-    it, after the inputs: `aliased` is the same kernel taking that too.
+    It works in place unless something else still reads `into`. jax_triton 0.3 passes one more pointer to it, after the
+    inputs: `aliased` is the same kernel with that parameter.
     """
     import jax_triton
 

@@ -1,15 +1,15 @@
 """Row kernels on a TPU: a grid over blocks of whole rows, double-buffered through VMEM by Mosaic.
 
-XLA:TPU does not fuse a row sum with what uses it, and visits a row once for every sum that depends on another. A block
-holds full rows, so it is read once and written once, whatever its statistics. Any width: Mosaic masks the lanes beyond
-it. Any number of rows: what lies beyond the last one is computed from whatever memory holds, row by row, never stored
-and kept out of sums.
+XLA:TPU does not fuse a row sum with its users, and visits a row once for every sum that depends on another. Here a
+block holds full rows, so it is read once and written once, however many statistics it needs. Any width works: Mosaic
+masks the lanes beyond it. Any number of rows works: rows beyond the last one are computed from arbitrary memory
+contents, but never stored, and excluded from sums.
 
-One float per row travels as `[blocks, 1, R]`, because a column of them would be padded to 128 lanes in memory; a masked
-sum over an R x R square turns it into the column that the rows need, and back.
+One float per row is stored as `[blocks, 1, R]`, because a column of them would be padded to 128 lanes in memory; a
+masked sum over an R x R square converts it to the column that the rows need, and back.
 
-Sums over rows collect in a block of 8 partial rows that stays on chip (one per sublane: a block adds vectors and never
-crosses sublanes), in the order of the blocks. The grid has two such halves where the number of blocks is even, for
+Sums over rows accumulate in a block of 8 partial rows that stays on chip (one per sublane: a block adds vectors and
+never crosses sublanes), in the order of the blocks. If the number of blocks is even, the grid has two such halves, for
 chips with two cores; their partial rows are added up outside.
 """
 
@@ -29,8 +29,8 @@ from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter
 PLATFORMS = ("tpu",)
 
 SUBLANES, LANES = 8, 128
-# Mosaic may use 16 MiB of VMEM on the smallest target (v5e) unless a program raises the limit. The rest is for what the
-# compiler spills.
+# Mosaic may use 16 MiB of VMEM on the smallest target (v5e) unless a program raises the limit. The rest is for register
+# spills.
 VMEM_BYTES = 12 * 2**20
 MAX_ROWS = 512
 MAX_ROWS_OF_SCALARS = 256  # the R x R square of the column trick stays a quarter of a [R, 1024] tile
@@ -57,7 +57,7 @@ def tile_rows(*rows: jax.Array) -> int:
 
 
 def block_rows(kernel: RowKernel, *rows: jax.Array, reserved: int = 0) -> int:
-    """Rows per block: a power of two within the VMEM budget less `reserved` bytes, no more than needed."""
+    """Rows per block: a power of two within the VMEM budget minus `reserved` bytes, no more than needed."""
     size = MAX_ROWS_OF_SCALARS if kernel.scalars else MAX_ROWS
     budget, n = VMEM_BYTES - reserved, rows[0].shape[0]
     while size > tile_rows(*rows) and (size * row_bytes(kernel, *rows) > budget or size // 2 >= n):
@@ -66,14 +66,14 @@ def block_rows(kernel: RowKernel, *rows: jax.Array, reserved: int = 0) -> int:
 
 
 def grid(kernel: RowKernel, *rows: jax.Array) -> tuple[int, int]:
-    """Independent parts of the grid, and blocks in each."""
+    """The number of independent parts of the grid, and of blocks in each."""
     blocks = pl.cdiv(rows[0].shape[0], block_rows(kernel, *rows))
     parts = math.gcd(blocks, 2) if kernel.sums else blocks
     return parts, blocks // parts
 
 
 def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
-    """Why rows of this width and these dtypes cannot be taken."""
+    """Why rows of this width and these dtypes are not supported, or None."""
     for x in rows:
         if x.dtype not in (jnp.float32, jnp.bfloat16):
             return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16"
@@ -92,8 +92,8 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
-    """`kernel` over all rows: its `[N, D]` outputs typed as `like` (else as the first rows), `[N]` scalars, and
-    float32 `[D]` sums."""
+    """Runs `kernel` over all rows: its `[N, D]` outputs typed as `like` (default: as the first rows), `[N]` scalars,
+    and float32 `[D]` sums."""
     (n, width), dtype = rows[0].shape, rows[0].dtype
     size, (parts, _) = block_rows(kernel, *rows), grid(kernel, *rows)
 
@@ -131,11 +131,11 @@ def launch(
     block: Callable, rows: Arrays, scalars: Arrays, whole: Arrays, *, size: int, parts: int, outputs: Arrays,
     scalar_outputs: int = 0, sums: Sequence[tuple[int, ...]] = (), cost: pl.CostEstimate, name: str
 ) -> Results:  # fmt: skip
-    """One pass in blocks of `size` rows, `parts` of them independent of one another.
+    """Launches one pass in blocks of `size` rows, on a grid of `parts` independent parts.
 
-    `block(first row, rows, scalars, whole) -> (outputs, scalars, what to add to the sums)` sees `[R, D]` rows as they
-    are in memory, `[R, 1]` scalars and all of the 2-D arrays in `whole`. Gives `[N, D]` arrays typed as `outputs`,
-    `[N]` float32 ones, and `[parts, ...]` float32 ones of the shapes in `sums`.
+    `block(first row, rows, scalars, whole) -> (outputs, scalars, what to add to the sums)` gets `[R, D]` rows as they
+    are in memory, `[R, 1]` scalars and all of the 2-D arrays in `whole`. Returns `[N, D]` arrays typed as `outputs`,
+    `[N]` float32 arrays, and `[parts, ...]` float32 arrays with the shapes in `sums`.
     """
     n, width = rows[0].shape
     all_blocks = pl.cdiv(n, size)

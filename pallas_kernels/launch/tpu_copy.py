@@ -1,9 +1,9 @@
-"""Move rows by index on a TPU: one DMA per row, straight from or into memory, a block of them in flight.
+"""Move rows by index on a TPU: one DMA per row, directly from or into main memory, one block of them at a time.
 
 Two 16-bit rows share the words of a memory tile, and no DMA moves one without the other. So bfloat16 rows move in
-pairs, as rows of 32-bit words whose low half is the even row: taking one reads its pair, putting one reads, merges and
-writes it. That is three and five rows of traffic for every one, where XLA's gather and scatter may do better: nobody
-has measured it, so these are taken only when named.
+pairs, as rows of 32-bit words whose low half is the even row: taking a row reads its pair; putting a row reads its
+pair, merges and writes it. That is three and five rows of traffic for one row. XLA's gather and scatter may be faster,
+which has not been measured, so for bfloat16 these kernels are used only when named.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ANYWHERE = pl.BlockSpec(memory_space=pl.ANY)
 
 
 def refusal(x: jax.Array, *others: jax.Array, **constants) -> str | None:
-    """Why `[..., D]` rows cannot be moved one by one."""
+    """Why `[..., D]` rows cannot be moved by these kernels, or None."""
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16"
     least = 32 // jnp.dtype(x.dtype).itemsize
@@ -36,12 +36,12 @@ def refusal(x: jax.Array, *others: jax.Array, **constants) -> str | None:
 
 
 def one_by_one(x: jax.Array) -> bool:
-    """Whether a row is one copy."""
+    """Whether each row is moved by one copy of its own."""
     return not refusal(x) and not reserve(x)
 
 
 def reserve(x: jax.Array, *others: jax.Array, **constants) -> str | None:
-    """Why rows that could be moved are left to XLA unless this implementation is named."""
+    """Why rows that could be moved are left to XLA unless this implementation is named, or None."""
     if jnp.dtype(x.dtype).itemsize == 2:
         return f"{x.dtype.name} rows share the words of a tile with their neighbours, and move in pairs: only if named"
     return None
@@ -68,7 +68,7 @@ def take(x: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
-    """`x` with `rows` at `indices`, in its own memory."""
+    """`x` with `rows` at `indices`, in place."""
     size, on_chip, row_spec = _blocks(rows)
     if x.dtype == jnp.float32:
 
@@ -81,7 +81,7 @@ def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
     def pairs_kernel(index, partner, odd, side, rows_ref, sources, x_ref, out, pairs, merged, semaphore):
         words, sources = _words(out), _words(sources)
 
-        def neighbour(j):  # where the other row of the pair is: in memory, or put by this call too
+        def neighbour(j):  # the other row of the pair: from memory, or put by this call too
             return words.at[pl.ds(index[0, 0, j] // 2, 1)], pairs.at[pl.ds(j, 1)]
 
         def put_too(j):
@@ -92,7 +92,7 @@ def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
         other = _half(pairs[...], to_column(side[0]))
         own = pltpu.bitcast(rows_ref[...].astype(jnp.float32), jnp.uint32)
         merged[...] = jnp.where(to_column(odd[0]) > 0.5, own | other, (other << 16) | (own >> 16))
-        # Of two rows of a pair the even one writes both.
+        # If both rows of a pair are put, the even one writes both.
         writes = lambda j: (partner[0, 0, j] < 0) | (index[0, 0, j] % 2 == 0)  # noqa: E731
         _copy(index, indices, semaphore, lambda j: neighbour(j)[:1] + (merged.at[pl.ds(j, 1)],), writes, back=True)
 
@@ -117,7 +117,7 @@ def _blocks(rows: jax.Array) -> tuple[int, pl.BlockSpec, pl.BlockSpec]:
 
 
 def _copy(index, indices: jax.Array, semaphore, ends: Callable, when: Callable | None = None, back: bool = False):
-    """Start the DMA of every row of the block (with `when`, of those), then wait for all."""
+    """Start the DMA of every row of the block (with `when`, of the selected rows), then wait for all."""
     size = index.shape[2]
     count = jnp.minimum(size, indices.shape[0] - pl.program_id(0) * size)
 
@@ -134,17 +134,17 @@ def _copy(index, indices: jax.Array, semaphore, ends: Callable, when: Callable |
 
 
 def _words(ref):
-    """16-bit rows in memory as pairs; the interpreter, which cannot see them so, has got pairs already."""
+    """A view of 16-bit rows in memory as pairs; the interpreter has no such view and gets pairs as input."""
     return ref if interpreter() else ref.bitcast(jnp.uint32)
 
 
 def _half(words: jax.Array, side: jax.Array) -> jax.Array:
-    """The 16 bits of the even or the odd row."""
+    """The 16-bit half of each word that belongs to the even or the odd row."""
     return jnp.where(side > 0.5, words >> 16, words & 0xFFFF)
 
 
 def _paired(x: jax.Array) -> jax.Array:
-    """An even number of rows."""
+    """x padded to an even number of rows."""
     x = jnp.pad(x, ((0, x.shape[0] % 2), (0, 0)))
     if not interpreter():
         return x

@@ -1,7 +1,7 @@
-"""Row kernels left to XLA: the body on all rows at once, in float32 (float64 for float64 rows).
+"""Row kernels compiled by XLA: the body on all rows at once, in float32 (float64 for float64 rows).
 
-What a CPU runs, and what a platform without a fitting kernel uses. The backward pass reads what the op saves and
-nothing else, where JAX's derivative of the reference keeps and rereads several `[N, D]` intermediates.
+For CPUs, and for platforms without a suitable kernel. The backward pass reads only what the op saves, while JAX's
+derivative of the reference would save and reread several `[N, D]` intermediates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pallas_kernels.launch import Arrays, Block, Results, RowKernel
 
 PLATFORMS = None
-bytes_moved = None  # as many as XLA likes
+bytes_moved = None  # XLA decides
 
 
 def refusal(kernel: RowKernel, *rows) -> None:
@@ -25,7 +25,7 @@ def unavailable(platform: str) -> None:
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
-    """Outputs are typed as the first rows, but gradients are left as exact as they are."""
+    """Runs `kernel` over all rows. Outputs are typed as the first rows, but gradients are not rounded."""
     exact = jnp.promote_types(jnp.result_type(*rows), jnp.float32)
     block = Block(rows[0].shape[-1], rows[0].dtype, everything=True)
     read, given = [scalars[i][:, None] for i in kernel.reads], [v.astype(exact)[None] for v in vectors]

@@ -1,7 +1,7 @@
-"""The ops, one file each: public function, equation, reference, what XLA runs, the arithmetic on a block of rows.
+"""The ops, one file each: public function, equation, reference, and the arithmetic on a block of rows.
 
 An op's file ends with its `Op`, which names every implementation; `triton/` has the same arithmetic in Triton's
-language. A new op is a new file here, a `Sample` in `shapes.py`, and its public function in the package's `__init__`.
+language. A new op needs a file here, a `Sample` in `shapes.py`, and its public function in the package's `__init__`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.launch import RowKernel, gpu, raw_triton, tpu, xla
 
-# What runs where, for ops whose kernels take whole rows.
+# The platforms of each implementation, for ops whose kernels take whole rows.
 LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "triton": raw_triton, "xla": xla}
 
 
 def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[str, Implementation]:
-    """An implementation on each launcher.
+    """One implementation for each launcher.
 
     `forward(rows_call, *inputs)` and `backward(rows_call, residuals, cotangents)` use a launcher's `rows_call`;
-    `kernels` are the forward and the backward one, of which the backward one needs the more room.
+    `kernels` are the forward and the backward kernel, of which the backward one needs more memory on chip.
     """
 
     def on(launcher) -> Implementation:

@@ -1,18 +1,18 @@
-"""`add_rms_norm`: a residual add and the normalised copy that the next branch reads, in one pass.
+"""`add_rms_norm`: a residual addition and the normalised copy that the next branch reads, in one pass.
 
-**Why this exists.** At the boundary of a pre-norm sublayer the stream and the branch's update are read, the new stream
-and its normalised copy are written: 4 tensors of `[N, D]`. Done as an addition, a row statistic and a product, the new
-stream is read once or twice more. The backward pass reads the stream and the gradients of the two outputs and writes
-one gradient, again 4 tensors: the gradient of a sum is the same for both terms, and the gradient that flows down the
-stream is added in the same pass. (XLA makes the gain's gradient a pass of its own.)
+**Why this exists.** After a pre-norm sublayer, the stream and the branch's update are read, and the new stream and its
+normalised copy are written: 4 tensors of `[N, D]`. Done as an addition, a row statistic and a product, the new stream
+is read once or twice more. The backward pass reads the stream and the gradients of the two outputs and writes one
+gradient, again 4 tensors: the gradient of a sum is the same for both terms, and the gradient that flows down the
+stream is added in the same pass. (XLA needs a separate pass for the gain's gradient.)
 
 **Numerics.** Rows are read in their own dtype and everything until the store is float32: the sum is rounded once, and
-the statistic is of the rounded sum. The gradients of `gain` and `scale` are float32 sums over the rows in a fixed
-order: block by block, then over blocks. They do not depend on scheduling, so equal runs give equal bits. `epsilon` sits
-inside the root, so a row of zeros has gradient `weight * d_normed / sqrt(epsilon)`, which is finite.
+the statistic is that of the rounded sum. The gradients of `gain` and `scale` are float32 sums over the rows in a fixed
+order: block by block, then over blocks. They do not depend on scheduling, so equal runs give equal bits. `epsilon` is
+inside the root, so a row of zeros has the finite gradient `weight * d_normed / sqrt(epsilon)`.
 
-**Saved for the backward pass.** The summed stream, which the next sublayer holds anyway. `1 / rms` is computed again
-from it: the backward pass has the row at hand, and a column of one float32 per row is padded to 128 lanes on a TPU.
+**Saved for the backward pass.** The summed stream, which the next sublayer keeps anyway. `1 / rms` is recomputed from
+it: the backward pass reads the row anyway, and a column of one float32 per row is padded to 128 lanes on a TPU.
 
 **Range.** Squares are summed in float32: rows of RMS beyond 1e18 overflow, as in any RMS norm.
 """
@@ -40,7 +40,7 @@ def add_rms_norm(
 ) -> tuple[Float[Array, "*N D"], Float[Array, "*N D"]]:
     """`stream' = stream + update` and `normed = scale * gain * stream' / sqrt(mean(stream'^2) + epsilon)`.
 
-    The boundary of every pre-norm scheme: `scale = 1` is the plain one, `scale = 1 / sqrt(l)` LayerNorm Scaling.
+    Used by every pre-norm scheme: `scale = 1` is plain pre-norm, `scale = 1 / sqrt(l)` LayerNorm Scaling.
 
     Args:
       stream: rows, bfloat16, float16 or float32; any D, one or more leading dimensions.
@@ -54,7 +54,7 @@ def add_rms_norm(
       `(stream', normed)`, shaped and typed as `stream`. Differentiable in the first four arguments.
 
     Raises:
-      ValueError: a shape or dtype other than the above, or no implementation takes these arguments.
+      ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
     """
     scale = jnp.asarray(scale, gain.dtype if hasattr(gain, "dtype") else jnp.float32)
     row, vector = ("...", "D"), ("D",)
@@ -64,15 +64,15 @@ def add_rms_norm(
     check_float("add_rms_norm", stream=stream)
     check_dtype("add_rms_norm", stream.dtype, update=update)
     check_dtype("add_rms_norm", jnp.float32, gain=gain)
-    # One [D] product outside the kernels gives the gradients of both factors from the kernel's one.
+    # The kernels see one product [D]; outside of them, its gradient gives the gradients of both factors.
     return run(OP, implementation, stream, update, scale * gain, epsilon=epsilon)
 
 
 def reference(
     stream: Float[Array, "N D"], update: Float[Array, "N D"], weight: Float[Array, " D"], *, epsilon: float
 ) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
-    """Statistics in float32 (float64 for float64 rows) of the sum as it is stored: the norm is of the stream that the
-    next sublayer will see."""
+    """Statistics in float32 (float64 for float64 rows) of the sum as it is stored, so that the norm is that of the
+    stream which the next sublayer reads."""
     wide = jnp.promote_types(stream.dtype, jnp.float32)
     total = (stream.astype(wide) + update.astype(wide)).astype(stream.dtype)
     rows = total.astype(wide)

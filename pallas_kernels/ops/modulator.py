@@ -1,4 +1,4 @@
-"""The NAG modulator: how far a row turns, decided by its direction.
+"""The NAG modulator: computes from a row's direction how far the row is rotated.
 
     z = r W + b        x = sum_c p_c sigmoid(z_c),  p = softmax(logits)        t = alpha max(x, 1e-6) ** beta
 
@@ -18,7 +18,7 @@ LEAST_MIXTURE = 1e-6
 
 
 class Turn(NamedTuple):
-    """What the gate computed, `gates` `[N, C]` and the rest `[N, 1]`."""
+    """Results of the gate: `gates` `[N, C]`, the rest `[N, 1]`."""
 
     gates: Float[Array, "N C"]
     mixture: Float[Array, "N 1"]
@@ -28,8 +28,8 @@ class Turn(NamedTuple):
 
 
 class GateGradients(NamedTuple):
-    """`z` `[N, C]`; `shares` (of p) `[N, C]`, `beta` and `alpha` `[N, 1]` still to be summed over the
-    rows."""
+    """Gradients per row: `z` `[N, C]`; `shares` (of p) `[N, C]`, `beta` and `alpha` `[N, 1]`, still to be summed over
+    the rows."""
 
     z: Float[Array, "N C"]
     shares: Float[Array, "N C"]
@@ -38,7 +38,7 @@ class GateGradients(NamedTuple):
 
 
 def turn(z: Float[Array, "N C"], shares: Float[Array, "1 C"], beta, alpha) -> Turn:
-    """From the projections and p = softmax(logits)."""
+    """The gate's results, from the projections z and p = softmax(logits)."""
     gates = jax.nn.sigmoid(z)
     mixture = jnp.sum(gates * shares, axis=1, keepdims=True)
     log_mixture = jnp.log(jnp.maximum(mixture, LEAST_MIXTURE))
@@ -47,7 +47,7 @@ def turn(z: Float[Array, "N C"], shares: Float[Array, "1 C"], beta, alpha) -> Tu
 
 
 def gradients(state: Turn, shares, beta, alpha, dt: Float[Array, "N 1"]) -> GateGradients:
-    """From the gradient of the turn."""
+    """The gate's gradients, from the gradient of the turn."""
     per_log = alpha * dt * state.modulation
     clamped = jnp.maximum(state.mixture, LEAST_MIXTURE)
     d_mixture = jnp.where(state.mixture > LEAST_MIXTURE, beta * per_log / clamped, 0.0)

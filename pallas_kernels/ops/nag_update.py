@@ -1,9 +1,9 @@
-"""The NAG residual update: normalise, turn and rescale a row in one pass over memory.
+"""The NAG residual update: normalise, rotate and rescale a row in one pass over memory.
 
-Everything the update and its gradients write is a sum of three rows, r, g = dr' and w, the part of the update
-orthogonal to r, with one factor per row. So an implementation needs a few row means and one elementwise round, and all
-of them share the algebra below. Means and sums are taken of w itself: from the moments of r and u they would cancel
-when an update is nearly parallel to its direction, and r' would lose its unit RMS.
+Every output of the update and of its gradients is a sum of three rows with scalar factors: r, g = dr', and w, the part
+of the update orthogonal to r. So an implementation needs a few row means and one elementwise pass, and all
+implementations share the algebra below. Means and sums are taken of w itself: computed from the moments of r and u they
+would cancel when an update is nearly parallel to its direction, and r' would lose its unit RMS.
 
 With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / sqrt(q + eps), n = k w:
     y = r + t n                        r' = v y,  v = 1 / sqrt(<y^2> + eps)
@@ -26,11 +26,11 @@ from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import Block, RowKernel
 from pallas_kernels.ops import by_rows
 
-# Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its turn, and the largest
+# Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its rotation. The largest
 # possible gain of the normalisation is 1e6, so gradients at u_perp = 0 are finite in float32 and bfloat16.
 EPS_UPDATE = 1e-12
-# Added to mean(y^2) of the turned direction. Of a unit direction it changes nothing (mean(y^2) >= 1); a row of zeros,
-# such as padding, stays zero with gradients below 1e6 times the incoming one.
+# Added to mean(y^2) of the rotated direction. It changes nothing for a unit direction (mean(y^2) >= 1); a row of zeros,
+# such as padding, stays zero, with gradients below 1e6 times the incoming one.
 EPS_NORM = 1e-12
 
 
@@ -42,7 +42,7 @@ def nag_update(
     *,
     implementation: ImplementationName = None,
 ) -> tuple[Float[Array, "*N D"], Float[Array, "*N"]]:
-    """Turn every row's direction towards its update by the angle arctan(turn), and grow its log-norm.
+    """Rotate every row's direction towards its update by the angle arctan(turn), and increase its log-norm.
 
         c  = update - mean(update)              s' = s + log(1 + t^2) / 2
         w  = c - mean(c r) r
@@ -51,22 +51,22 @@ def nag_update(
         r' = y / sqrt(mean(y^2) + 1e-12)
 
     NAG, arXiv:2606.16112, equations 10-17, except that r' is divided by the measured RMS of y and not by the
-    predicted sqrt(1 + t^2), which lets the norm drift in bfloat16; the log lane takes the predicted growth.
+    predicted sqrt(1 + t^2), with which the norm drifts in bfloat16; the log-norm takes the predicted growth.
 
-    Why this exists: the stream is the next branch's normalised input, so a sublayer boundary is this one
-    pass: forward reads 2 and writes 1 tensor of [N, D]; backward reads 3 (the inputs; nothing else is saved)
-    and writes 2.
-    Numerics: statistics and arithmetic in float32, each output rounded once. An update with no part
-    orthogonal to the direction (zero, constant over features, or parallel) leaves the direction as it is, and
-    the log-norm still grows by its predicted log(1 + t^2) / 2; its gradients are finite. The mean's
-    rounding errors count as such a part where they are not small beside the formula's 1e-6. Updates are exact
+    Why this exists: the stream is already the next branch's normalised input, so all that happens between two
+    branches is this one pass: forward reads 2 and writes 1 tensor of [N, D]; backward reads 3 (the inputs;
+    nothing else is saved) and writes 2.
+    Numerics: statistics and arithmetic in float32, each output rounded once. An update without a part
+    orthogonal to the direction (zero, constant over features, or parallel) does not change the direction, and
+    the log-norm still grows by the predicted log(1 + t^2) / 2; its gradients are finite. Rounding errors of the
+    mean count as an orthogonal part unless they are small compared with the formula's 1e-6. Updates are exact
     up to an RMS of 1e17. A row of zeros stays zero.
     Backend: see `pallas_kernels.dispatch`; XLA on CPU.
 
     Args:
       direction: rows of RMS 1, any float dtype.
       log_norm: natural logarithm of each row's norm over sqrt(D), float32.
-      update: what the branch proposes, any float dtype; its feature mean is removed here.
+      update: the branch's output, any float dtype; its mean over features is removed here.
       turn: tangent of each row's rotation angle, float32.
       implementation: None for the best on the platform, a name, or names to try in order.
 
@@ -93,8 +93,8 @@ def nag_update(
 def reference(
     direction: Float[Array, "N D"], log_norm: Float[Array, " N"], update: Float[Array, "N D"], turn: Float[Array, " N"]
 ) -> tuple[Float[Array, "N D"], Float[Array, " N"]]:
-    """One line per equation, differentiated by JAX itself, in both modes. Statistics in float32 (float64 where an input
-    is float64)."""
+    """One line per equation, differentiated by JAX in forward and reverse mode. Statistics in float32 (float64 if an
+    input is float64)."""
     exact = jnp.promote_types(jnp.result_type(direction, update), jnp.float32)
     r, u = direction.astype(exact), update.astype(exact)
     t = turn[:, None]
@@ -110,17 +110,17 @@ Row = Float[Array, "..."]
 
 
 class Turned(NamedTuple):
-    """r' = v r + on_w w, and what the backward pass needs of it."""
+    """The factors of r' = v r + on_w w, and what the backward pass needs."""
 
     v: Row
     on_w: Row
     k: Row
-    rn: Row  # <r n>: zero but for rounding, for a unit direction
-    nn: Row  # <n^2>: one, unless the update has nothing to give
+    rn: Row  # <r n>: zero up to rounding, for a unit direction
+    nn: Row  # <n^2>: one, unless the update has no orthogonal part
 
 
 def turned(rr: Row, wr: Row, q: Row, t: Row) -> Turned:
-    """From <r^2>, <w r>, <w^2> and the turn."""
+    """The factors, from <r^2>, <w r>, <w^2> and the turn."""
     k = jax.lax.rsqrt(q + EPS_UPDATE)
     rn, nn = k * wr, (k * q) * k
     v = jax.lax.rsqrt(rr + 2 * t * rn + t * t * nn + EPS_NORM)
@@ -128,12 +128,12 @@ def turned(rr: Row, wr: Row, q: Row, t: Row) -> Turned:
 
 
 def grown(log_norm: Row, t: Row) -> Row:
-    """The log lane after the turn."""
+    """The log-norm after the update."""
     return log_norm + 0.5 * jnp.log1p(t * t)
 
 
 class Gradients(NamedTuple):
-    """dr = r_g g + r_r r + r_w w; du = u_g g + u_r r + u_w w + u_1; and dt but for the log lane."""
+    """Factors of dr = r_g g + r_r r + r_w w, du = u_g g + u_r r + u_w w + u_1; and dt without the log-norm's part."""
 
     r_g: Row
     r_r: Row
@@ -146,7 +146,7 @@ class Gradients(NamedTuple):
 
 
 def gradients(state: Turned, a: Row, mr: Row, rr: Row, t: Row, mg: Row, gr: Row, gw: Row, d: int) -> Gradients:
-    """From the forward scalars, a, <r>, <r^2> and the turn, and <g>, <g r>, <g w> of the cotangent."""
+    """The factors, from the forward scalars, a, <r>, <r^2>, the turn, and <g>, <g r>, <g w> of the cotangent."""
     v, _, k, rn, nn = state
     kt, gn = k * t, k * gw
     pull = v * v * (v * (gr + t * gn))  # dy = v g - pull y
@@ -169,18 +169,18 @@ def gradients(state: Turned, a: Row, mr: Row, rr: Row, t: Row, mg: Row, gr: Row,
 
 
 def log_lane_gradient(ds: Row, t: Row) -> Row:
-    """What the log lane adds to dt."""
+    """The part of dt that comes from the log-norm."""
     return ds * t / (1 + t * t)
 
 
 def block_forward(block: Block, r, u, t) -> Array:
-    """The new direction of a block of rows, its turns `[R, 1]`."""
+    """The new direction of a block of rows; turns are `[R, 1]`."""
     w, _, _, state = _turned_rows(block, r, u, t)
     return state.v * r + state.on_w * w
 
 
 def block_backward(block: Block, r, u, g, t) -> tuple[Array, Array, Array]:
-    """The gradients of direction, update and (without the log lane's part) turn."""
+    """The gradients of direction, update and turn (without the log-norm's part)."""
     w, a, rr, state = _turned_rows(block, r, u, t)
     mr, mg, gr, gw = (block.mean(x) for x in (r, g, g * r, g * w))
     out = gradients(state, a, mr, rr, t, mg, gr, gw, block.width)
@@ -209,12 +209,12 @@ def _backward_body(block, rows, scalars, vectors):
 
 
 def forward_lane(scalars, computed):
-    """Log-norm and turn to the new log-norm."""
+    """The new log-norm, from log-norm and turn."""
     return (grown(*scalars),)
 
 
 def backward_lane(scalars, computed):
-    """Turn and the log-norm's gradient, with what the rows give, to the gradient of the turn."""
+    """The gradient of the turn, from the turn, the log-norm's gradient and the part that the rows give."""
     (t, ds), (dt,) = scalars, computed
     return (dt + log_lane_gradient(ds, t),)
 
@@ -238,7 +238,7 @@ def _backward(rows_call, residuals, cotangents):
 
 
 IMPLEMENTATIONS = by_rows(_forward, _backward, FORWARD, BACKWARD)
-# On a CPU the compiler makes each row mean a loop of its own, so their number is what counts: the reference has four.
+# On a CPU the compiler makes a separate loop for each row mean, so their number decides: the reference has four.
 IMPLEMENTATIONS["xla"] = dataclasses.replace(IMPLEMENTATIONS["xla"], forward=lambda *inputs: (reference(*inputs), ()))
 
 OP = Op(

@@ -1,5 +1,5 @@
-"""The NAG update with the modulator that decides its turn, in the same pass: see `modulator` for its equations. The
-kernels of a GPU, which have to visit a row more than once, are in `nag_update_modulated_gpu`."""
+"""The NAG update and the modulator that decides its rotation, in one pass. The modulator's equations are in
+`modulator`; the GPU kernels, which must visit a row more than once, are in `nag_update_modulated_gpu`."""
 
 from __future__ import annotations
 
@@ -29,27 +29,24 @@ def nag_update_modulated(
     *,
     implementation: ImplementationName = None,
 ) -> tuple[Float[Array, "*N D"], Float[Array, "*N"], Float[Array, "*N"]]:
-    """`nag_update` by the turn `t = alpha * max(x, 1e-6) ** beta`, `x = softmax(logits) . sigmoid(r weight +
-    bias)`.
+    """`nag_update` with `t = alpha * max(x, 1e-6) ** beta`, `x = softmax(logits) . sigmoid(r weight + bias)`.
 
     NAG, arXiv:2606.16112, equation 13, followed by 10-17.
 
-    Why this exists: the left operand of the gate's [N, D] x [D, C] product is the row that the update has on
-    chip. Gate and update are one kernel, forward and backward: 2 tensors read and 1 written, 3 read and 2
-    written. On TPU the weight gradient is in it too; on GPU that is XLA's product, which reads the direction
-    once more (see
-    `nag_update_modulated_gpu`). What the kernels refuse, and a CPU, does it in two steps: the gate by XLA's products,
-    then `nag_update`.
-    Numerics: projections, mixture, power and every gradient of a parameter in float32; the weight takes part
-    in full float32 precision for float32 rows and to 16 bits for bfloat16 rows. The mixture is clamped at
-    1e-6 before the power, below which its gradient is zero. Parameter gradients are sums in an order fixed by
-    the shapes. Saved for the backward pass: the inputs, but not log_norm. Backend: see
-    `pallas_kernels.dispatch`.
+    Why this exists: the gate's [N, D] x [D, C] product reads the rows that the update has on chip anyway. Gate and
+    update are one kernel: forward reads 2 tensors and writes 1, backward reads 3 and writes 2. On TPU the kernel also
+    computes the weight gradient; on GPU that is XLA's product, which reads the direction once more (see
+    `nag_update_modulated_gpu`). On a CPU, and for inputs that the kernels refuse, it takes two steps: the gate by
+    XLA's products, then `nag_update`.
+    Numerics: projections, mixture, power and all parameter gradients in float32; the weight is used in full float32
+    precision for float32 rows and with 16 bits for bfloat16 rows. The mixture is clamped at 1e-6 before the power;
+    below that its gradient is zero. Parameter gradients are summed in an order fixed by the shapes. Saved for the
+    backward pass: the inputs except log_norm. Backend: see `pallas_kernels.dispatch`.
 
     Args:
       direction: rows of RMS 1, any float dtype.
       log_norm: natural logarithm of each row's norm over sqrt(D), float32.
-      update: what the branch proposes, any float dtype.
+      update: the branch's output, any float dtype.
       weight, bias, logits, beta, alpha: the modulator, float32; C of the order of 32.
       implementation: None for the best on the platform, a name, or names to try in order.
 
@@ -121,7 +118,7 @@ def _turn(direction, weight, bias, shares, beta, alpha) -> modulator.Turn:
 
 
 def _project(r, weight):
-    """r W in float32: of bfloat16 rows by two bfloat16 products, of others in full precision."""
+    """r W in float32: for bfloat16 rows by two bfloat16 products, for others in full precision."""
     if r.dtype != jnp.bfloat16:
         exact = jnp.promote_types(r.dtype, jnp.float32)
         return jnp.dot(r.astype(exact), weight, precision="highest")
@@ -141,15 +138,15 @@ def _weight_gradient(r, dz):
 
 
 def _back(dz, weight, dtype):
-    """dz W^T: of bfloat16 rows a bfloat16 product, since the sum it enters is rounded to that anyway."""
+    """dz W^T: for bfloat16 rows a bfloat16 product, since the sum it enters is rounded to bfloat16 anyway."""
     if dtype != jnp.bfloat16:
         return jnp.dot(dz, weight.T, precision="highest")
     return jnp.dot(dz.astype(dtype), weight.T.astype(dtype))
 
 
-# On a TPU, one kernel per direction: the gate's products are taken of the block on chip. The gate costs no pass of its
-# own, and neither does its weight gradient: blocks run in order, so that the float32 parameter gradients add up block
-# by block in an output that stays on chip. The weight travels as [C, D], whose rows fill the lanes.
+# On a TPU there is one forward and one backward kernel, which compute the gate's products from the block on chip. So
+# the gate needs no pass of its own. Neither does its weight gradient: blocks run in order, so the float32 parameter
+# gradients add up block by block in an output that stays on chip. The weight is stored as [C, D], to fill the lanes.
 
 
 def _tpu_refusal(direction, log_norm, update, weight, *others) -> str | None:
@@ -202,7 +199,7 @@ def _tpu_backward(residuals, cotangents):
 
 
 def _tpu_call(body, kernel, rows, scalars, parameters, outputs, **more):
-    """One pass in blocks of whole rows with the gate on chip."""
+    """Launches one pass in blocks of whole rows, with the gate's parameters on chip."""
     weight, bias, logits, beta, alpha = parameters
     (n, width), dtype, gates = rows[0].shape, rows[0].dtype, bias.shape[0]
     size = tpu.block_rows(kernel, rows[0], reserved=_weight_bytes(width, gates))
@@ -210,7 +207,7 @@ def _tpu_call(body, kernel, rows, scalars, parameters, outputs, **more):
     small = [x.reshape(1, -1) for x in (bias, jax.nn.softmax(logits), beta, alpha)]
 
     def block(first, rows, scalars, whole):
-        if n % size:  # what lies beyond the last row must not reach the sums
+        if n % size:  # values beyond the last row must not enter the sums
             inside = first + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0) < n
             rows = [jnp.where(inside, x, jnp.zeros_like(x)) for x in rows]
         gate = _Gate(whole[: len(halves)], *whole[len(halves) :])
@@ -253,8 +250,8 @@ def _dot(a, b, contract):
 
 
 def bytes_moved(rows: int, width: int, dtype: object, gates: int, *, backward: bool = False) -> int:
-    """Bytes of one pass: the tensors of `nag_update`, and the gate's weight (backward: and its gradient) once. Per row,
-    forward reads and writes a log-norm and writes a turn; backward reads the gradients of log-norm and turn."""
+    """Bytes of one pass: the tensors of `nag_update`, the gate's weight (backward: and its gradient) once, and scalars
+    per row: forward reads and writes a log-norm and writes a turn; backward reads the gradients of both."""
     tensors, scalars, weights = (5, 2, 2) if backward else (3, 3, 1)
     return rows * (tensors * width * jnp.dtype(dtype).itemsize + scalars * 4) + weights * gates * width * 4
 

@@ -1,18 +1,18 @@
-"""The kernels of `nag_update_modulated` on a GPU: gate and update in one, forward and backward.
+"""The kernels of `nag_update_modulated` on a GPU: gate and update in one kernel, forward and backward.
 
-Forward reads 2 tensors and writes 1, backward reads 3 and writes 2. A program takes a block of rows, enough for a
-matrix unit to reuse the [D, C] weight over them. That is too much for its registers, so it visits the block more than
-once, a chunk of columns at a time: once for the gate's projection, then (its turn known) for the update. Main memory
-sees the first visit alone as long as the rows of all programs at work stay in the second-level cache; `blocks` cuts
-them so.
+Forward reads 2 tensors and writes 1, backward reads 3 and writes 2. A program takes a block with enough rows for a
+matrix unit to reuse the [D, C] weight. That is too much for its registers, so it visits the block more than once, one
+chunk of columns at a time: once for the gate's projection, then, with the turn known, for the update. Only the first
+visit reads main memory, as long as the rows of all running programs stay in the second-level cache; `blocks` chooses
+sizes for that.
 
-The weight gradient, r^T dz, stays with XLA: it sums over all rows, which no program sees, and a [D, C] partial sum per
-program would be as many bytes as the direction itself. The kernel writes dz, [N, C]; XLA's product reads the direction
-once more. It is one fixed program without atomic additions: an executable gives the same bits every time it runs on a
-device.
+XLA computes the weight gradient, r^T dz: it is a sum over all rows, which no program sees, and a [D, C] partial sum per
+program would have as many bytes as the direction itself. The kernel writes dz, [N, C]; XLA's product reads the
+direction once more. It is one fixed program without atomic additions: an executable gives the same bits every time it
+runs on a device.
 
-Numerics: rows are widened to float32 on chip and rounded once on the way out. For bfloat16 rows the weight goes through
-the matrix unit as two bfloat16 halves, and the gate's part of the direction's gradient as one.
+Numerics: rows are converted to float32 on chip, and each output is rounded once. For bfloat16 rows the matrix unit
+takes the weight as two bfloat16 halves, and the gate's part of the direction's gradient as one.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from pallas_kernels.ops import modulator
 from pallas_kernels.ops import nag_update as plain
 
 MAX_GATES = 64
-LEAST_ROWS, MOST_ROWS = 16, 64  # of a block: a matrix unit's height, and a multiple
-# Of the direction, in one block. An H200 has 50 MB of second-level cache and 132 multiprocessors; with two programs on
-# each, 128 KiB are 35 MB, and so are 256 KiB with one.
+LEAST_ROWS, MOST_ROWS = 16, 64  # of a block: the height of a matrix unit, and a multiple of it
+# Bytes of the direction in one block. An H200 has 50 MB of second-level cache and 132 multiprocessors; with two
+# programs on each, 128 KiB per block make 35 MB, and so do 256 KiB with one.
 BLOCK_BYTES, MOST_BYTES = 2**17, 2**18
-CHUNK_BYTES = 8192  # of a tensor, visited at once by WARPS warps: as much as ptxas compiles without spills
+CHUNK_BYTES = 8192  # of a tensor per chunk, for WARPS warps: as much as ptxas compiles without spills
 WARPS = 8
-# Tensors a program returns to: the direction forward, all three inputs backward.
+# Tensors that a program reads again: the direction in the forward pass, all three inputs in the backward pass.
 REVISITED = {"forward": 1, "backward": 3}
 
 
 class Blocks(NamedTuple):
-    """How `[N, D]` rows are cut: `rows` and `chunk` columns at a time, `gates` padded to a power of two. `group` rows
-    are updated at once when they are whole."""
+    """How `[N, D]` rows are cut into blocks of `rows` and chunks of `chunk` columns, with `gates` padded to a power of
+    two. `group` whole rows are updated together."""
 
     n: int
     width: int
@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
 
 
 def blocks(n: int, width: int, gates: int, dtype: object, verb: str) -> Blocks:
-    """Powers of two, all of them."""
+    """The block sizes, all powers of two."""
     size, rows = jnp.dtype(dtype).itemsize, MOST_ROWS
     elements, columns = CHUNK_BYTES // size, pl.next_power_of_2(width)
     while rows > LEAST_ROWS and (rows * width * size * REVISITED[verb] > BLOCK_BYTES or rows // 2 >= n):
@@ -76,7 +76,7 @@ def padded(gates: int) -> int:
 
 
 def halves(dtype: object) -> int:
-    """Arrays of the rows' dtype that a float32 weight, or gradient, is the sum of."""
+    """The number of arrays in the rows' dtype whose sum represents a float32 weight or gradient."""
     return 2 if dtype == jnp.bfloat16 else 1
 
 
@@ -99,7 +99,7 @@ def refusal(direction, log_norm, update, weight, *others) -> str | None:
 
 
 def bytes_moved(n: int, width: int, dtype: object, gates: int, *, backward: bool = False) -> int:
-    """Bytes of the kernel, every operand once. XLA's product for the weight gradient reads the direction once more."""
+    """Bytes that the kernel moves, with every operand counted once. XLA's weight gradient reads the direction again."""
     wide, size = padded(gates), jnp.dtype(dtype).itemsize
     moved = 4 * wide * (width + 2) + 8
     if not backward:
@@ -109,7 +109,7 @@ def bytes_moved(n: int, width: int, dtype: object, gates: int, *, backward: bool
 
 
 def estimate(moved: int, n: int, width: int, gates: int, products: int) -> pl.CostEstimate:
-    """For `pl.pallas_call`, with so many products of rows and weight."""
+    """The cost estimate for `pl.pallas_call`, with this number of products of rows and weight."""
     flops = (16 if products == 1 else 35) + 2 * products * gates
     return pl.CostEstimate(flops=flops * n * width, transcendentals=(gates + 4) * n, bytes_accessed=moved)
 
@@ -153,8 +153,8 @@ def backward(call, residuals, cotangents):
 
 
 def _on_chip(weight, bias, logits, beta, alpha, dtype) -> tuple[jax.Array, ...]:
-    """What the kernels read: the weight as `[H, D, C']`, one float32 or two bfloat16 halves; bias and softmax of the
-    logits `[C']`; `[beta, alpha]`. A gate of padding has no share."""
+    """The parameters as the kernels read them: the weight as `[H, D, C']`, one float32 or two bfloat16 halves; bias and
+    softmax of the logits `[C']`; `[beta, alpha]`. The share of padded gates is zero."""
     more = padded(bias.shape[0]) - bias.shape[0]
     parts = modulator.split(weight) if halves(dtype) == 2 else (weight,)
     wide = jnp.pad(jnp.stack(parts), ((0, 0), (0, 0), (0, more)))
@@ -162,7 +162,7 @@ def _on_chip(weight, bias, logits, beta, alpha, dtype) -> tuple[jax.Array, ...]:
 
 
 def raw_call(cut: Blocks, gates: int, verb: str, inputs: Sequence[jax.Array], like: Sequence[jax.Array]):
-    """By the kernels in `triton/nag_update_modulated.py`."""
+    """Calls the kernels in `triton/nag_update_modulated.py`."""
     name, constants = "nag_update_modulated", dict(N=cut.n, D=cut.width, ROWS=cut.rows, CHUNK=cut.chunk)
     constants |= dict(GATES=cut.gates, HALVES=halves(inputs[0].dtype))
     if verb == "forward":
@@ -172,7 +172,7 @@ def raw_call(cut: Blocks, gates: int, verb: str, inputs: Sequence[jax.Array], li
 
 
 def pallas_call(cut: Blocks, gates: int, verb: str, inputs: Sequence[jax.Array], like: Sequence[jax.Array]):
-    """By the kernels below."""
+    """Calls the Pallas kernels below."""
     (n, width), dtype = inputs[0].shape, inputs[0].dtype
     moved = bytes_moved(n, width, dtype, gates, backward=verb == "backward")
     cost = estimate(moved, n, width, gates, 1 if verb == "forward" else 2)
@@ -206,7 +206,7 @@ def _backward_kernel(cut: Blocks, dtype, r, u, g, ds, d_turn, *refs):
     width, steps = cut.width, pl.cdiv(cut.width, cut.chunk)
     gate, outs = _Gate(cut, *refs[:4]), refs[4:]
     tile = _rows(cut)
-    # Sums of u itself would cancel where its mean is large: shifted by the mean of a part they do not.
+    # Sums of u itself would cancel if its mean is large, so u is shifted by the mean of one part.
     pivot = _sum(tile.load(u)) / min(cut.chunk, width)
 
     def chunk(j):
@@ -231,7 +231,7 @@ def _backward_kernel(cut: Blocks, dtype, r, u, g, ds, d_turn, *refs):
         return jnp.where(at.inside, shifted - mean_u, 0.0) - a * rows
 
     def second(j, sums):
-        at, rows, shifted, cotangent = chunk(steps - 1 - j)  # backwards: what was read last is in cache
+        at, rows, shifted, cotangent = chunk(steps - 1 - j)  # in reverse: the last chunks are still in cache
         w = orthogonal(at, rows, shifted)
         terms = rows * rows, w * rows, w * w, cotangent * w
         return tuple(s + _sum(x) for s, x in zip(sums, terms, strict=True))
@@ -260,7 +260,7 @@ def _rows(cut: Blocks) -> Tile:
 
 
 def _store_gate(cut, tile: Tile, parts: modulator.GateGradients, dz_out, z_out, shares_out, settings_out):
-    """Writes the gate's gradients; gives dz in the precision of the rows."""
+    """Writes the gate's gradients and returns dz in the precision of the rows."""
     column = jnp.arange(cut.gates)
     pieces = modulator.split(parts.z) if dz_out.dtype == jnp.bfloat16 else (parts.z,)
     for half, piece in enumerate(pieces):
@@ -292,12 +292,12 @@ class _Gate:
         return jax.lax.fori_loop(0, pl.cdiv(self.cut.width, self.cut.chunk), step, start) + self.bias
 
     def add(self, z, at: Tile, r):
-        """`z` and the part of the projection that these columns make."""
+        """`z` plus these columns' part of the projection."""
         rows = at.load(r, self.weight.dtype)
         return sum((_dot(rows, half, 0) for half in self._halves(at)), z)
 
     def back(self, dz, at: Tile):
-        """`[R, C]` to these columns of `[R, D]`."""
+        """dz W^T, `[R, C]` to `[R, D]`, for these columns only."""
         return _dot(dz, self._halves(at)[0], 1)
 
     def _halves(self, at: Tile):

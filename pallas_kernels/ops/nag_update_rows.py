@@ -1,9 +1,9 @@
 """The NAG update of selected rows, written back in place: `nag_update_rows`.
 
-On a GPU take, update and put are one kernel, forward and backward: a selected row is read once and written once, into
-the memory of the stream; the rows in between never exist. The old rows are written out for the backward pass, which
-turns the incoming gradient of the selected rows into that of the old ones, in place too. Elsewhere rows are taken,
-updated by an implementation of `nag_update` and put; the log lane, one float per row, is then XLA's.
+On a GPU, taking rows, updating them and putting them back are one kernel, forward and backward: a selected row is read
+once and written once, into the memory of the stream, without intermediate arrays. The old rows are saved for the
+backward pass, which replaces the incoming gradient of the selected rows by that of the old rows, in place too. On other
+platforms these are three steps, with an implementation of `nag_update`; XLA then updates the log-norms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def nag_update_rows(
     *,
     implementation: ImplementationName = None,
 ) -> tuple[Float[Array, "*G N D"], Float[Array, "*G N"]]:
-    """`nag_update` of the rows at `indices`; a token that is not selected keeps its row and its log-norm.
+    """`nag_update` of the rows at `indices`; all other rows keep their direction and log-norm.
 
     Why this exists: take, update and put without a copy of the stream. Numerics: as `nag_update`.
     Saved for the backward pass: the old selected rows, update, turn and indices; never the whole direction.
@@ -62,7 +62,7 @@ def nag_update_rows(
 
 
 def reference(direction, log_norm, update, turn, indices):
-    """As take, update, put, from the references of the three."""
+    """Take, update and put, by the references of the three."""
 
     def group(r, s, u, t, i):
         r_new, s_new = plain.reference(jnp.take(r, i, axis=0), s[i], u, t)
@@ -72,8 +72,8 @@ def reference(direction, log_norm, update, turn, indices):
 
 
 def _in_steps(step: str, copies_for=lambda x: XLA) -> Implementation:
-    """From an implementation of `nag_update`, and what can `take` and `put` rows like the given ones. Only the selected
-    rows of the old direction are saved, so that the stream itself can be overwritten."""
+    """In three steps, with an implementation of `nag_update` and a module that can `take` and `put` such rows. Only the
+    selected rows of the old direction are saved, so that the stream itself can be overwritten."""
     inner = plain.OP.implementations[step]
 
     def forward(direction, log_norm, update, turn, indices):

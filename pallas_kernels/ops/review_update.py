@@ -1,16 +1,16 @@
-"""`review_update`: the gated add of Review Residuals and the normalised copy that the next branch reads.
+"""`review_update`: the gated addition of Review Residuals and the normalised copy that the next branch reads.
 
-**Why this exists.** `r = sigmoid(W_h rms(h) + W_u rms(u) + b)`, `h' = h + r * u` (arXiv:2606.31859). The matrix
-products stay with XLA, taken of the rows as they are, because `rms(h) W = (h W) / rms(h)`: no normalised copy of stream
-or update is ever written. What is left reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4 inputs
-and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. It has three row sums forward and five backward,
-most of them of rows that depend on an earlier one: a kernel keeps the rows on chip between them.
+**Why this exists.** `r = sigmoid(W_h N(h) + W_u N(u) + b)`, `h' = h + r * u` (arXiv:2606.31859), N an RMSNorm without
+gain. XLA computes the matrix products from the rows themselves, because `N(h) W = (h W) / rms(h)`: no normalised copy
+of stream or update is ever written. The rest reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4
+inputs and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. There are three row sums forward and five
+backward, most of which depend on an earlier one: a kernel keeps the rows on chip between them.
 
 **Numerics.** Rows are read in their own dtype; the three row statistics, the gate and everything until the store are
-float32. The new stream is rounded once and its statistic is of the rounded rows. The gradients of `bias`, `gain` and
-`scale` are float32 sums over the rows in a fixed order: block by block, then over blocks.
+float32. The new stream is rounded once, and its statistic is that of the rounded rows. The gradients of `bias`, `gain`
+and `scale` are float32 sums over the rows in a fixed order: block by block, then over blocks.
 
-**Saved for the backward pass.** The inputs. Statistics, gate and new stream are computed again on chip.
+**Saved for the backward pass.** The inputs. Statistics, gate and new stream are recomputed on chip.
 
 **Range.** As in `add_rms_norm`: rows of RMS beyond 1e18 overflow.
 """
@@ -57,7 +57,7 @@ def review_update(
       `(stream', normed)`, shaped and typed as `stream`. Differentiable in the first seven arguments.
 
     Raises:
-      ValueError: a shape or dtype other than the above, or no implementation takes these arguments.
+      ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
     """
     rows = {"stream": stream, "update": update, "gate_state": gate_state, "gate_update": gate_update}
     vectors = {"bias": bias, "gain": gain}
@@ -69,7 +69,7 @@ def review_update(
     check_float("review_update", stream=stream)
     check_dtype("review_update", stream.dtype, **rows)
     check_dtype("review_update", jnp.float32, **vectors)
-    # One [D] product outside the kernels gives the gradients of both factors from the kernel's one.
+    # The kernels see one product [D]; outside of them, its gradient gives the gradients of both factors.
     return run(OP, implementation, *rows.values(), bias, scale * gain, epsilon=epsilon)
 
 
@@ -83,8 +83,8 @@ def reference(
     *,
     epsilon: float,
 ) -> tuple[Float[Array, "N D"], Float[Array, "N D"]]:
-    """Everything between reading and writing is float32 (float64 for float64 rows); the norm is of the new stream as it
-    is stored."""
+    """Everything between reading and writing is float32 (float64 for float64 rows); the norm is that of the new stream
+    as it is stored."""
     wide = jnp.promote_types(stream.dtype, jnp.float32)
     h, u = stream.astype(wide), update.astype(wide)
     from_state = _inverse_rms(h, epsilon) * gate_state.astype(wide)

@@ -1,8 +1,8 @@
-"""Rows by index, for Mixture-of-Depths: `take_rows` and `put_rows`.
+"""`take_rows` and `put_rows`: rows by index, for Mixture-of-Depths.
 
-Groups of rows, `[G, N, D]` with `[G, k]` indices into each group, are one `[G N, D]` array to all that moves them.
-Indices are unique and in range by contract, which is what lets a put go without an addition, in place, in any order;
-and the gradient of either is the other one.
+Implementations see groups of rows, `[G, N, D]` with `[G, k]` indices into each group, as one `[G N, D]` array. Indices
+must be unique and in range. Therefore `put_rows` needs no addition and can write in place, in any order, and the
+gradient of each op is the other one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def take_rows(
     *,
     implementation: ImplementationName = None,
 ) -> Float[Array, "*G k D"]:
-    """The rows of `x` at `indices`: what a Mixture-of-Depths block runs on.
+    """The rows of `x` at `indices`, on which a Mixture-of-Depths sublayer runs.
 
-    Why this exists: the gradient of a plain gather is a scatter that adds, row by row or with atomics; unique
-    indices make it a put. Reads and writes k rows. Numerics: exact. Saved for the backward pass: the indices.
+    Why this exists: the gradient of a plain gather is a scatter that adds, row by row or with atomics; with unique
+    indices it is a put. Reads and writes k rows. Numerics: exact. Saved for the backward pass: the indices.
 
     Args:
       x: rows, any float dtype; leading dimensions (a batch) are groups that indices are local to.
@@ -51,7 +51,7 @@ def put_rows(
     *,
     implementation: ImplementationName = None,
 ) -> Float[Array, "*G N D"]:
-    """`x` with its rows at `indices` replaced; the others are not touched.
+    """`x` with its rows at `indices` replaced; the other rows are not changed.
 
     Why this exists: kernels write k rows into the memory of `x` (XLA copies `x` first if something else still
     reads it). Numerics: exact. Saved for the backward pass: the indices.
@@ -87,7 +87,7 @@ def flat_indices(indices: Int[Array, "G k"], rows: int) -> Int[Array, " G*k"]:
 
 
 _CONTRACT = dict(mode="promise_in_bounds", unique_indices=True)
-# XLA's own gather and scatter: in place where the compiler may reuse `x`.
+# XLA's own gather and scatter, in place if the compiler may reuse `x`.
 XLA = SimpleNamespace(
     take=lambda x, indices: x.at[indices].get(**_CONTRACT),
     put=lambda x, rows, indices: x.at[indices].set(rows, **_CONTRACT),
@@ -95,7 +95,7 @@ XLA = SimpleNamespace(
 
 
 def _take(copies: ModuleType | SimpleNamespace) -> tuple:
-    """`take_rows` from anything that can `take` and `put` flat rows."""
+    """`take_rows` with any module that can `take` and `put` flat rows."""
 
     def forward(x, indices, *, rows: int):
         taken = copies.take(flat(x), flat_indices(indices, rows))

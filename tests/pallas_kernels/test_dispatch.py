@@ -54,7 +54,7 @@ def test_refusals_are_raised_together():
 def test_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match="unknown implementation 'cudnn'; there are reference, mosaic_tpu"):
         nag_update(*ARGS, implementation="cudnn")
-    with pytest.raises(ValueError, match="'reference' stands alone"):
+    with pytest.raises(ValueError, match="'reference' must be given alone"):
         nag_update(*ARGS, implementation=("reference", "xla"))
 
 

@@ -1,8 +1,9 @@
-"""The kernels again in Triton's own language: what stays when JAX drops Pallas-Triton.
+"""The kernels in Triton's own language, for when JAX drops Pallas-Triton.
 
-The arithmetic of the ops' files, in the same order; `launch/raw_triton.py` starts them. A module here is named after
-its op, its kernels are `forward` and `backward`, and it imports triton: nothing may import it before an op is traced.
+They have the arithmetic of the ops' files, in the same order; `launch/raw_triton.py` starts them. A module is named
+after its op, and its kernels are `forward` and `backward`. It imports triton, so it is only imported when an op is
+traced.
 
 A kernel over whole rows takes pointers to its inputs and outputs, then N, D, and the ROWS and COLUMNS >= D of a block,
-both powers of two. One with sums over rows walks blocks: its own number, then every PROGRAMS-th of BLOCKS.
+both powers of two. In a kernel with sums over rows, program p goes through blocks p, p + PROGRAMS, ... of BLOCKS.
 """

@@ -34,7 +34,7 @@ def turned(rr, wr, q, t):
 
 @triton.jit
 def growth(t):
-    """log(1 + t^2) without losing small turns: the series where the square leaves few digits."""
+    """log(1 + t^2), by its series for small t, where 1 + t^2 would lose digits."""
     square = t * t
     return tl.where(square < 1e-3, square * (1.0 - square * (0.5 - square / 3.0)), tl.log(1.0 + square))
 

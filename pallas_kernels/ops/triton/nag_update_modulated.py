@@ -94,7 +94,7 @@ def backward(
     valid = row < N
     steps: constexpr = (D + CHUNK - 1) // CHUNK
     part: constexpr = CHUNK if CHUNK < D else D
-    # Sums of u itself would cancel where its mean is large: shifted by the mean of a part they do not.
+    # Sums of u itself would cancel if its mean is large, so u is shifted by the mean of one part.
     pivot = tl.sum(_chunk(u_ptr, row, 0, N, D, CHUNK).to(tl.float32), 1) / part
     z = tl.zeros((ROWS, GATES), tl.float32)
     none = tl.zeros((ROWS,), tl.float32)
@@ -115,7 +115,7 @@ def backward(
 
     rr, wr, q, gw = none, none, none, none
     for i in range(steps):
-        j = steps - 1 - i  # backwards: what was read last is in cache
+        j = steps - 1 - i  # in reverse: the last chunks are still in cache
         r = _chunk(r_ptr, row, j, N, D, CHUNK).to(tl.float32)
         g = _chunk(g_ptr, row, j, N, D, CHUNK).to(tl.float32)
         u, inside = _shifted(u_ptr, row, j, pivot, N, D, CHUNK)

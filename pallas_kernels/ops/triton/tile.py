@@ -1,4 +1,4 @@
-"""What the kernels share: places of a block of rows in memory, and reading them as float32."""
+"""What the kernels share: memory positions of a block of rows, and reading them as float32."""
 
 import triton
 import triton.language as tl
@@ -7,7 +7,7 @@ from triton.language import constexpr
 
 @triton.jit
 def tile(block, N: constexpr, D: constexpr, ROWS: constexpr, COLUMNS: constexpr):
-    """Rows, which of them exist, columns, places and mask of a block."""
+    """Of a block: its rows, which of them exist, its columns, their positions in memory, and the mask."""
     row = block * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     place = row.to(tl.int64)[:, None] * D + column[None, :]
