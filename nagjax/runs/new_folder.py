@@ -18,7 +18,7 @@ def check_free(out: str | os.PathLike) -> None:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError("out", str(out), "is not empty: choose another --out, or remove it")
     if out.is_symlink() and not out.exists():
-        raise UserError("out", str(out), "is a broken link: choose another --out, or remove it")
+        raise UserError("out", str(out), "is a link to nothing: choose another --out, or remove it")
 
 
 @contextlib.contextmanager

@@ -38,14 +38,14 @@ def test_who_is_where(config, environment, cloud_tpu, place):
 @pytest.mark.parametrize(
     "config, environment, field, words",
     [
-        (HostsConfig("a:1"), {}, "NUM_PROCESSES", "beside hosts.coordinator = 'a:1': set it, or give --hosts.count"),
+        (HostsConfig("a:1"), {}, "NUM_PROCESSES", "but hosts.coordinator = 'a:1' is given: set it, or give --hosts.count"),
         (HostsConfig(), {"NUM_PROCESSES": "2"}, "COORDINATOR_ADDRESS", "--hosts.coordinator ADDRESS:PORT"),
         (HostsConfig("a:1", 2), {}, "PROCESS_ID", "--hosts.index"),
         (HostsConfig(), PLAIN | {"PROCESS_ID": "4"}, "PROCESS_ID", "from 0 to 3: NUM_PROCESSES is 4"),
         (HostsConfig(), PLAIN | {"PROCESS_ID": "one"}, "PROCESS_ID", "whole number"),
         (HostsConfig(coordinator="a"), PLAIN, "hosts.coordinator", "ADDRESS:PORT"),
         (HostsConfig(), PLAIN | {"NUM_PROCESSES": "0"}, "NUM_PROCESSES", "at least 1"),
-        (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "SLURM_NTASKS", "by srun"),
+        (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "SLURM_NTASKS", "with srun"),
     ],
 )
 def test_what_is_wrong_is_named(config, environment, field, words):
@@ -58,7 +58,7 @@ def test_a_first_host_that_is_not_there_is_an_error():
     with socket.socket() as bound:  # bound, but not listening
         bound.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        with pytest.raises(UserError, match="did not find each other.*port open") as caught:
+        with pytest.raises(UserError, match="did not find each other.*open the port") as caught:
             connect(HostsConfig(address, 2, 1, timeout=0))
     assert caught.value.field == "hosts.coordinator"
 
