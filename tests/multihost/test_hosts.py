@@ -38,7 +38,7 @@ def test_who_is_where(config, environment, cloud_tpu, place):
 @pytest.mark.parametrize(
     "config, environment, field, words",
     [
-        (HostsConfig("a:1"), {}, "NUM_PROCESSES", "but hosts.coordinator = 'a:1' is given: set it, or give --hosts.count"),
+        (HostsConfig("a:1"), {}, "NUM_PROCESSES", "hosts.coordinator = 'a:1' is given: set it, or give --hosts.count"),
         (HostsConfig(), {"NUM_PROCESSES": "2"}, "COORDINATOR_ADDRESS", "--hosts.coordinator ADDRESS:PORT"),
         (HostsConfig("a:1", 2), {}, "PROCESS_ID", "--hosts.index"),
         (HostsConfig(), PLAIN | {"PROCESS_ID": "4"}, "PROCESS_ID", "from 0 to 3: NUM_PROCESSES is 4"),
