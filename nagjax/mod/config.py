@@ -41,6 +41,7 @@ class ModConfig:
     every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
     router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
+    weight: Literal["tanh", "sigmoid", "score"] = "tanh"  # of a linear router's score s in the update: 1 + tanh s, ...
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
     decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss
     ema: Fraction = 0.99  # of the top-k cuts, for the threshold

@@ -72,7 +72,7 @@ class MoD:
     @classmethod
     def of(cls, scheme: Scheme, config: ModConfig, context: int) -> "MoD":
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
-        router = find_router(config.router, scheme)
+        router = find_router(config.router, scheme, config.weight)
         return cls(scheme, config, context, router, find_decider(config.decider, router))
 
     def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:

@@ -119,7 +119,7 @@ def to_dict(config) -> dict:
 
 def from_dict(cls: type, values: dict):
     """The inverse of `to_dict`. Nothing in `values` is executed; unknown fields are a UserError."""
-    values, hints = dict(values), field_hints(cls)
+    values, hints = _as_it_was(values) if cls is RunConfig else dict(values), field_hints(cls)
     if unknown := set(values) - set(hints):
         raise UserError("config", sorted(unknown), f"{cls.__name__} has no such fields; it has {sorted(hints)}")
     for name, value in values.items():
@@ -131,6 +131,20 @@ def from_dict(cls: type, values: dict):
         elif isinstance(value, list):
             values[name] = tuple(value)
     return cls(**values)
+
+
+def _as_it_was(values: dict) -> dict:
+    """With what was done before there was an option for it, where that is not the option's default: a linear router's
+    update was multiplied by its score."""
+    from nagjax.residual import find_scheme
+
+    mod = (values.get("model") or {}).get("mod") or {}
+    skips = any(any(mod.get(rate) or ()) for rate in ("rate", "attention_rate", "mlp_rate"))
+    if "weight" in mod or not skips or mod.get("router", "auto") not in ("auto", "linear"):
+        return dict(values)
+    if mod.get("router", "auto") == "auto" and find_scheme(values["scheme"]["name"]).router != "linear":
+        return dict(values)
+    return values | {"model": values["model"] | {"mod": mod | {"weight": "score"}}}
 
 
 def _scheme(values: dict) -> "Scheme":

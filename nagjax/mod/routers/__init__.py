@@ -20,6 +20,8 @@ class Router:
     name: ClassVar[str] = ""  # the file's name
     scale: ClassVar[float] = 0.0  # of what cancels in a score near 0, which is then rounded like a number of this size
 
+    weight: str = "score"  # `ModConfig.weight`, for a router whose score is a factor
+
     def check(self, scheme: Scheme) -> None:
         """Raises UserError for a scheme the router cannot score."""
 
@@ -50,8 +52,8 @@ def routers() -> dict[str, type[Router]]:
     return classes_by_file(sys.modules[__name__], Router)
 
 
-def find_router(name: str, scheme: Scheme) -> Router:
+def find_router(name: str, scheme: Scheme, weight: str = "tanh") -> Router:
     """The router of that name, fit for the scheme; "auto" is the scheme's own choice."""
-    router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")()
+    router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")(weight)
     router.check(scheme)
     return router
