@@ -18,7 +18,7 @@ from nagjax.errors import UserError
 from nagjax.layers.attention import KVCache
 from nagjax.layers.branch import Mixing, between, update_of
 from nagjax.layers.where import Where
-from nagjax.mod.cache import HIDDEN, SelectedCache, with_room
+from nagjax.mod.cache import HIDDEN, SelectedCache, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.deciders import Decider, cross_entropy, find_decider
 from nagjax.mod.routers import Router, find_router
@@ -175,7 +175,7 @@ class MoD:
             cache = cache.write(fresh, where)
             return ran, cache, cache.where, cache
         if cache is None:
-            ran = with_room(ran, kept(site.rate, self.context))
+            ran = with_room_by_document(ran, kept(site.rate, self.context), where)
             seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
             return ran, site.branch.keys_values(x, where), seen, None
         ran = cache.room(ran)

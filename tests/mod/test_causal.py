@@ -11,7 +11,7 @@ from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, kept
-from nagjax.mod.cache import with_room
+from nagjax.mod.cache import with_room, with_room_by_document
 from nagjax.residual import find_scheme
 
 CASES = {
@@ -90,6 +90,30 @@ def test_when_the_cache_is_full_later_tokens_skip():
     wanted = np.array([[1, 0, 1, 1, 1], [0, 0, 0, 1, 1]], bool)
     np.testing.assert_array_equal(with_room(wanted, 2), [[1, 0, 1, 0, 0], [0, 0, 0, 1, 1]])
     np.testing.assert_array_equal(with_room(wanted, 2, jnp.array([1, 2])), [[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+
+
+def test_every_document_has_a_cache_of_its_own():
+    """By hand, and in a model: what the first document is does not reach the second, full as the cache may be."""
+    wanted = np.array([[1, 1, 1, 1, 1, 0, 1, 1]], bool)
+    where = Where(np.array([[1, 1, 1, 2, 2, 2, 2, 0]]), np.array([[0, 1, 2, 0, 1, 2, 3, 0]]))
+    np.testing.assert_array_equal(with_room_by_document(wanted, 2, where), [[1, 1, 0, 1, 1, 0, 0, 1]])
+
+    model = make(find_scheme("nag")(), ModConfig(rate=(0.5,), kv="selected"))
+    text = np.random.default_rng(0).permutation(tiny.VOCAB)[:12].astype(np.int32)
+    segments, positions = np.repeat([1, 2], 4)[None], np.tile(np.arange(4), 2)[None]
+    everyone, (graph, params) = jnp.full(6, -jnp.inf), nnx.split(model)
+
+    def run(tokens, where):
+        model = nnx.merge(graph, params)
+        output = model(tokens, where, cuts=everyone, causal=True, mapped=True)
+        return model.logits(output), output.paths["ran"]
+
+    run, packed = jax.jit(run), Where(jnp.asarray(segments), jnp.asarray(positions))
+    (logits, ran), (other, _) = run(text[None, :8], packed), run(np.append(text[8:], text[4:8])[None], packed)
+    assert ran.all()
+    np.testing.assert_array_equal(other[:, 4:], logits[:, 4:])
+    alone, _ = run(text[None, 4:8], Where.whole(1, 4))
+    assert_close(logits[:, 4:], alone, **tiny.FORWARD)
 
 
 def test_random_scores_are_uniform_and_know_only_their_place():
