@@ -127,7 +127,7 @@ class Transformer(nnx.Module):
         make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs), transform_metadata=STACKED)
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
-        self.ends = scheme.ends(config.width, std, rngs)
+        self.ends = scheme.ends_for(scheme.ends(config.width, std, rngs), config.sublayers_before)
         self.head = None if config.tied else Head(config, rngs)
 
     def __repr__(self) -> str:

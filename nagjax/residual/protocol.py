@@ -125,6 +125,10 @@ class Scheme(abc.ABC):
         """One set for the whole stream."""
         return Nothing()
 
+    def ends_for(self, ends: nnx.Module, sublayers: int) -> nnx.Module:
+        """What `ends` made, where its start depends on the number of sublayers."""
+        return ends
+
     def constrain(self, value: Float[Array, "..."], axes: tuple[str | None, ...], role: str) -> Float[Array, "..."]:
         """A parameter brought back to where it has to lie: at its start and after every step of the optimizer. `axes`
         are the names of its last axes, `role` is the optimizer's."""
