@@ -115,6 +115,14 @@ class Run:
         return Evaluation(int(e.step[-1]), int(e.tokens[-1]), float(e.loss[-1]), float(e.bits_per_byte[-1]))
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether its last score is of tokens chosen by top-k, which later tokens have a say in: of a routed run of an
+        earlier version, which did not measure the causal decider's."""
+        mod = self.config["model"].get("mod") or {}
+        routed = any(any(mod.get(rate) or ()) for rate in ("rate", "attention_rate", "mlp_rate"))
+        return routed and not np.isfinite(self.evals.top_k_loss[-1:]).any()
+
+    @property
     def step_seconds(self) -> float | None:
         """Median seconds per training step, the first `COMPILE_LINES` lines left out; None if unmeasured."""
         seconds = self.train.step_seconds

@@ -70,6 +70,20 @@ class Evaluator:
         return scores, {name: [float(v) for v in values] for name, values in depth.items()}
 
 
+JUDGED = ("loss", "bits_per_byte", "accuracy", "mod_rate", "mod_rate_attention", "mod_rate_mlp")
+
+
+def with_causal(top_k: tuple[dict, dict], causal: tuple[dict, dict]) -> tuple[dict, dict]:
+    """Scores and telemetry of a routed model under top-k, and beside them, by names with `causal_`, under its causal
+    decider; `agreement` of the two rules, mean over the sublayers where some tokens skip."""
+    (scores, depth), (decided, decided_depth) = top_k, causal
+    agreement, executed = np.array(depth["agreement"]), np.array(depth["executed"])
+    some = executed < 1.0
+    scores = scores | {"agreement": float(np.mean(agreement[some])) if np.any(some) else 1.0}
+    scores |= {f"causal_{name}": decided[name] for name in JUDGED}
+    return scores, depth | {"causal_executed": decided_depth["executed"]}
+
+
 def put(blueprint: ModelBlueprint, batch: dict) -> Batch:
     """This process' rows of a batch as global arrays. Raises UserError for token ids that the model has not: on the
     devices they would read, in silence, what lies behind the table."""

@@ -60,8 +60,9 @@ def nag_update(
     Numerics: statistics and arithmetic in float32, each output rounded once. An update with no part
     orthogonal to the direction (zero, constant over features, or parallel) leaves the direction as it is, and
     the log-norm still grows by its predicted log(1 + t^2) / 2; its gradient is that of an update that is added
-    without being normalised, so that a branch that starts at zero can learn. The mean's rounding errors count as such a part where they are not small beside the formula's 1e-6. Updates are exact
-    up to an RMS of 1e17. A row of zeros stays zero.
+    without being normalised, so that a branch that starts at zero can learn. The mean's rounding errors count as such
+    a part where they are not small beside the formula's 1e-6. Updates are exact up to an RMS of 1e17. A row of zeros
+    stays zero.
     Backend: see `pallas_kernels.dispatch`; XLA on CPU.
 
     Args:
