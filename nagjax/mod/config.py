@@ -40,6 +40,7 @@ class ModConfig:
     mlp_rate: tuple[Share, ...] | None = None  # of MLP sublayers instead; here 1 removes the sublayer
     every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
+    unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
     router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
     weight: Literal["tanh", "sigmoid", "score"] = "tanh"  # of a linear router's score s in the update: 1 + tanh s, ...
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
@@ -54,6 +55,11 @@ class ModConfig:
         for field in ("rate", "attention_rate", "mlp_rate"):
             if getattr(self, field) == ():
                 raise UserError(f"mod.{field}", (), "give one rate, or one for each stage")
+
+        alone = {"skip": "attention,mlp", "attention_rate": None, "mlp_rate": None}
+        if self.unit == "block" and (other := [name for name, usual in alone.items() if getattr(self, name) != usual]):
+            fix = "whole blocks are skipped: give --mod.rate alone, or --mod.unit sublayer"
+            raise UserError(f"mod.{other[0]}", getattr(self, other[0]), fix)
 
     @property
     def active(self) -> bool:

@@ -25,7 +25,7 @@ from nagjax.mod.routers import Router, find_router
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing
-from nagjax.residual.rows import take
+from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
 
 Cache = KVCache | SelectedCache | None
@@ -59,6 +59,9 @@ class Site(NamedTuple):
     rate: float
 
 
+Sites = tuple[Site, ...]  # that run for the same tokens: one sublayer, or a block's attention and MLP
+
+
 @dataclasses.dataclass(frozen=True)
 class MoD:
     """The rules by which the sublayers of one model are routed."""
@@ -76,8 +79,10 @@ class MoD:
         return cls(scheme, config, context, router, find_decider(config.decider, router))
 
     def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well."""
-        return Routing(self.router, self.decider, width, rngs) if self.config.routes(kind) else Nothing()
+        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well. A block that is
+        routed as a whole has its attention's."""
+        own = self.config.routes(kind) and not (kind == "mlp" and self.config.unit == "block")
+        return Routing(self.router, self.decider, width, rngs) if own else Nothing()
 
     def run(self, stream: Stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         """One sublayer: all tokens where its rate is 0, none where it is 1, else those the rule chooses."""
@@ -87,11 +92,23 @@ class MoD:
         if site.rate == 1.0:
             return self._none(stream, site, cache, ctx)
         if ctx.causal:
-            return self._decided(stream, site, cache, ctx)
-        if cache is not None:
-            raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
-        k = kept(site.rate, tokens)
-        return self._all(stream, site, cache, ctx) if k == tokens else self._capacity(stream, site, ctx, k)
+            return self._decided(stream, (site,), cache, ctx)[0]
+        k = _capacity(site.rate, tokens, cache)
+        return self._all(stream, site, cache, ctx) if k == tokens else self._by_capacity(stream, (site,), ctx, k)[0]
+
+    def run_block(
+        self, stream: Stream, sites: tuple[Site, Site], cache: Cache, ctx: ForwardContext
+    ) -> tuple[Result, Result]:
+        """Attention and MLP of a block whose tokens are chosen once, in front of it; both have its rate."""
+        tokens, rate = ctx.where.positions.shape[1], sites[0].rate
+        if ctx.causal and 0.0 < rate < 1.0:
+            return self._decided(stream, sites, cache, ctx)
+        k = tokens if rate in (0.0, 1.0) else _capacity(rate, tokens, cache)
+        if k < tokens:
+            return self._by_capacity(stream, sites, ctx, k)
+        whole = self._all if rate < 1.0 else self._none
+        first = whole(stream, sites[0], cache, ctx)
+        return first, whole(first.stream, sites[1], None, ctx)
 
     def _all(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         branch = lambda x: update_of(site.branch, x, ctx.where, cache)  # noqa: E731
@@ -105,31 +122,27 @@ class MoD:
             self.scheme.skip(stream, site.at), cache, gate, nobody, _notes(nobody, executed=0.0, agreement=1.0)
         )
 
-    def _scores(self, stream, site: Site, ctx: ForwardContext) -> Float[Array, "B T"]:
+    def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> Float[Array, "B T"]:
+        own, at = sites[0].routing.router, tuple(site.at for site in sites)
         with jax.named_scope("routing"):
-            return self.router.score(self.scheme, stream, site.routing.router, site.at, ctx.where, ctx.noise)
+            if len(at) == 1:
+                return self.router.score(self.scheme, stream, own, at[0], ctx.where, ctx.noise)
+            return self.router.score_block(self.scheme, stream, own, at, ctx.where, ctx.noise)
 
     def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
         return self.decider.logits(site.routing.decider, x, scores, lowered(site.cut, self.router.scale, x.dtype))
 
-    def _capacity(self, stream, site: Site, ctx: ForwardContext, k: int) -> Result:
-        """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
-        x, scores = self.scheme.read(stream), self._scores(stream, site, ctx)
+    def _by_capacity(self, stream, sites: Sites, ctx: ForwardContext, k: int) -> tuple[Result, ...]:
+        """The k highest scores of each sequence run the sublayers, one after the other. Indices move first, then rows:
+        nothing of full length is built, and rows go back once."""
+        scheme = self.scheme
+        x, scores = scheme.read(stream), self._scores(stream, sites, ctx)
         with jax.named_scope("routing"):
             chosen = top_tokens(scores, ctx.where, k)
             rows, there = jax.tree.map(ctx.pin, take((stream, ctx.where), chosen.indices))
-        picked = self.scheme.read(rows)
-        if isinstance(site.branch, Mixing):
-            source, seen = (x, ctx.where) if self.config.kv == "all" else (picked, there)
-            update = between(site.branch, picked, there, source, seen)
-        else:
-            update = site.branch(picked)
-        update = self.router.weigh(ctx.pin(update), take(scores, chosen.indices))
-        with jax.named_scope("residual"):
-            after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
-
+        weights, results = take(scores, chosen.indices), []
         ran, real = is_chosen(chosen.indices, x.shape[1]), ctx.where.segments > 0
-        logits = self._logits(site, x, scores)
+        logits = self._logits(sites[0], x, scores)
         notes = _notes(
             ran,
             cut=chosen.cut,
@@ -138,16 +151,40 @@ class MoD:
             agreement=_share((logits >= 0) == ran, real),
         )
         batch = jnp.arange(x.shape[0])[:, None]
-        gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
-        return Result(after, None, gate, ran, notes)
+        for site in sites:
+            picked = scheme.read(rows)
+            if isinstance(site.branch, Mixing):
+                source, seen = (scheme.read(stream), ctx.where) if self.config.kv == "all" else (picked, there)
+                update = between(site.branch, picked, there, source, seen)
+            else:
+                update = site.branch(picked)
+            update = self.router.weigh(ctx.pin(update), weights)
+            with jax.named_scope("residual"):
+                if len(sites) == 1:
+                    after, gate = scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
+                else:
+                    rows, gate = scheme.advance(rows, update, site.at)
+                    stream = scheme.skip(stream, site.at)
+                    after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
+            gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
+            results.append(Result(after, None, gate, ran, notes))
+            notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
+        return tuple(results)
 
-    def _decided(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
+    def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
         """The tokens the causal decider lets in. Their number is data, so all are computed and some are kept; a
         sublayer that nobody of the batch enters is not run at all."""
+        scores, results = self._scores(stream, sites, ctx), []
+        ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
+        for site in sites:
+            results.append(self._kept(stream, site, cache, ctx, scores, ran))
+            stream, ran, cache = results[-1].stream, results[-1].ran, None
+        return tuple(results)
+
+    def _kept(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:
+        """One sublayer on all tokens, of which those of `ran` that a cache has room for are kept."""
         scheme, where = self.scheme, ctx.where
-        x, scores = scheme.read(stream), self._scores(stream, site, ctx)
-        real = where.segments > 0
-        ran = (self._logits(site, x, scores) >= 0) & real
+        x, real = scheme.read(stream), where.segments > 0
         mixing = isinstance(site.branch, Mixing)
         if mixing:
             ran, known, seen, cache = self._known(x, site, cache, where, ran)
@@ -183,6 +220,12 @@ class MoD:
         nothing = lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(project, x))  # noqa: E731
         cache = cache.write(jax.lax.cond(jnp.any(ran), project, nothing, x), where, ran)
         return ran, cache.known, cache.where, cache
+
+
+def _capacity(rate: float, tokens: int, cache: Cache) -> int:
+    if cache is not None:
+        raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
+    return kept(rate, tokens)
 
 
 def _notes(ran: Bool[Array, "B T"], **values: Any) -> dict[str, Float[Array, " B"]]:

@@ -159,20 +159,24 @@ class Transformer(nnx.Module):
     ) -> tuple[Result, Result]:
         """One block: what its attention and then its MLP leave behind."""
         attention, mlp = layer.block.attention, layer.block.mlp
-        attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
-        think = lambda x: (mlp.branch(x), None)  # noqa: E731
 
-        def one(i: int, own: Sublayer, entry: nnx.Module, stream: Stream, branch, cache: Cache) -> Result:
+        def site(i: int, own: Sublayer, entry: nnx.Module) -> Site:
             at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)
-            if rates[i] == 0.0 and not self.config.mod.active:
-                return run(self.scheme, stream, branch, at, ctx.pin)
-            return self.mod.run(stream, Site(own.branch, own.routing, at, layer.cuts[i], rates[i]), cache, ctx)
+            return Site(own.branch, own.routing, at, layer.cuts[i], rates[i])
 
+        sites = site(0, attention, mlp.entry), site(1, mlp, layer.entry)
+        if not self.config.mod.active:
+            with jax.named_scope("attention"):
+                attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
+                first = run(self.scheme, stream, attend, sites[0].at, ctx.pin)
+            with jax.named_scope("mlp"):
+                return first, run(self.scheme, first.stream, lambda x: (mlp.branch(x), None), sites[1].at, ctx.pin)
+        if self.config.mod.unit == "block":
+            return self.mod.run_block(stream, sites, cache, ctx)
         with jax.named_scope("attention"):
-            first = one(0, attention, mlp.entry, stream, attend, cache)
+            first = self.mod.run(stream, sites[0], cache, ctx)
         with jax.named_scope("mlp"):
-            second = one(1, mlp, layer.entry, first.stream, think, None)
-        return first, second
+            return first, self.mod.run(first.stream, sites[1], None, ctx)
 
     def step(
         self,

@@ -19,6 +19,7 @@ CASES = {
     "nag": ("nag", ModConfig(rate=(0.5,))),
     "nag, selected keys": ("nag", ModConfig(rate=(0.5,), kv="selected")),
     "plain, every other block, random": ("plain", ModConfig(rate=(0.4,), every=2, router="random", kv="selected")),
+    "nag, whole blocks, selected keys": ("nag", ModConfig(rate=(0.5,), unit="block", kv="selected")),
     "review, predictor": ("review", ModConfig(rate=(0.5,), decider="predictor")),
 }
 

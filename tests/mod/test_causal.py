@@ -20,6 +20,11 @@ CASES = {
     "nag predictor": ("nag", ModConfig(rate=(0.5,), decider="predictor")),
     "plain threshold, random": ("plain", ModConfig(rate=(0.5,), router="random")),
     "plain aux_loss, selected keys": ("plain", ModConfig(rate=(0.5,), decider="aux_loss", kv="selected")),
+    "nag blocks": ("nag", ModConfig(rate=(0.5,), unit="block")),
+    "plain blocks aux_loss, selected keys": (
+        "plain",
+        ModConfig(rate=(0.5,), unit="block", decider="aux_loss", kv="selected"),
+    ),
     "lns predictor, every other": ("lns", ModConfig(rate=(0.5,), decider="predictor", every=2)),
 }
 

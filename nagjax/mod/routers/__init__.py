@@ -41,6 +41,18 @@ class Router:
         """Float32: how much each token is worth to the sublayer, from the stream before it runs."""
         raise NotImplementedError
 
+    def score_block(
+        self,
+        scheme: Scheme,
+        stream: Stream,
+        own: nnx.Module,
+        at: tuple[Boundary, Boundary],
+        where: Where,
+        noise: UInt32[Array, ""],
+    ) -> Float[Array, "B T"]:
+        """The same for a block whose attention and MLP run for the same tokens, from the stream before both."""
+        return self.score(scheme, stream, own, at[0], where, noise)
+
     def weigh(self, update: Float[Array, "B k D"], scores: Float[Array, "B k"]) -> Float[Array, "B k D"]:
         """The update that is committed; a router with parameters gets its gradient here."""
         return update
