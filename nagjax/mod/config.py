@@ -40,6 +40,8 @@ class ModConfig:
     mlp_rate: tuple[Share, ...] | None = None  # of MLP sublayers instead; here 1 removes the sublayer
     every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
+    # fixed: the rate is every sublayer's; adaptive: all sublayers' average, by one threshold on their scores
+    capacity: Literal["fixed", "adaptive"] = "fixed"
     unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
     router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
     weight: Literal["tanh", "sigmoid", "score"] = "tanh"  # of a linear router's score s in the update: 1 + tanh s, ...
@@ -60,6 +62,19 @@ class ModConfig:
         if self.unit == "block" and (other := [name for name, usual in alone.items() if getattr(self, name) != usual]):
             fix = "whole blocks are skipped: give --mod.rate alone, or --mod.unit sublayer"
             raise UserError(f"mod.{other[0]}", getattr(self, other[0]), fix)
+
+        if self.adaptive:
+            for field, usual in (("attention_rate", None), ("mlp_rate", None), ("decider", "threshold")):
+                if getattr(self, field) != usual:
+                    fix = "one threshold rules all sublayers: leave it out, or use --mod.capacity fixed"
+                    raise UserError(f"mod.{field}", getattr(self, field), fix)
+            if len(self.rate) > 1:
+                raise UserError("mod.rate", self.rate, "one threshold has one rate: give one, or --mod.capacity fixed")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether one threshold chooses in all sublayers."""
+        return self.capacity == "adaptive"
 
     @property
     def active(self) -> bool:

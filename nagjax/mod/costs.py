@@ -64,7 +64,7 @@ def costs(
                 if everyone:
                     main += (1.0 - share) * known
                     unused -= (1.0 - share) * known
-                slots += 1.0 if everyone else share
+                slots += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
             skipped += unused
             if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]

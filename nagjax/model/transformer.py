@@ -16,7 +16,7 @@ from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
-from nagjax.mod.config import Group, kept
+from nagjax.mod.config import Group
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.parameters import STACKED
@@ -235,7 +235,8 @@ class Transformer(nnx.Module):
         """
         where = Where.whole(*tokens.shape) if where is None else where
         progress = jnp.asarray(progress, jnp.float32)
-        if causal and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
+        asked = causal or self.config.mod.adaptive
+        if asked and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
@@ -305,7 +306,7 @@ class Transformer(nnx.Module):
 
         def one(group: Group, rate: float) -> Cache:
             routed = config.mod.kv == "selected" and rate > 0.0
-            slots = min(kept(rate, config.context), tokens) if routed else tokens
+            slots = min(self.mod.room(rate), tokens) if routed else tokens
             shape = (group.repeats, batch, slots, config.kv_heads or 0, config.head_width)
             if routed:
                 return SelectedCache.empty(shape, config.compute_dtype)

@@ -40,8 +40,9 @@ class Evaluator:
         over all tokens that are no padding.
 
         Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
-        decider with top-k, too; its scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its
-        parts `mod_rate_attention` and `mod_rate_mlp`.
+        decider with top-k, too, and with adaptive depth `computed`, the share of the places that were computed; its
+        scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its parts `mod_rate_attention` and
+        `mod_rate_mlp`.
         """
         results = []
         for batch in batches:
@@ -62,7 +63,7 @@ class Evaluator:
         first = depth["log_norm"][:1] - depth["growth"][:1]
         depth["log_norm"] = np.concatenate([first, depth["log_norm"]])
         if results[0].routing is not None:
-            for name in ("executed", "agreement"):
+            for name in sorted({"executed", "agreement", "computed"} & results[0].routing.keys()):
                 depth[name] = mean([r.routing[name] for r in results])
             skipped = 1.0 - depth["executed"]
             parts = {"": skipped, "_attention": skipped[::2], "_mlp": skipped[1::2]}

@@ -132,9 +132,9 @@ def test_a_broken_threshold_heals(broken, steps):
     """As older runs saved it, and as a run that starts from one finds it: at a decay of 0 and later."""
     guard = new_guard()._replace(good=jnp.int32(steps))
     state = TrainState(None, None, None, None, {"cuts": jnp.array([broken, 0.5])}, guard)
-    none = _averaged(state, {"cuts": Cuts(jnp.zeros(2), jnp.zeros(2))}, 0.99)["cuts"]
+    none = _averaged(state, {"cuts": Cuts(jnp.zeros(2), jnp.zeros(2))}, ModConfig())["cuts"]
     np.testing.assert_array_equal(none, [broken, 0.5])
-    healed = _averaged(state, {"cuts": Cuts(jnp.full(2, 0.6), jnp.full(2, 2.0))}, 0.99)["cuts"]
+    healed = _averaged(state, {"cuts": Cuts(jnp.full(2, 0.6), jnp.full(2, 2.0))}, ModConfig())["cuts"]
     np.testing.assert_allclose(healed, [0.3, 0.3 + steps / (steps + 10) * 0.2], rtol=1e-6)
 
 

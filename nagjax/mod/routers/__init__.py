@@ -20,6 +20,8 @@ class Router:
     name: ClassVar[str] = ""  # the file's name
     scale: ClassVar[float] = 0.0  # of what cancels in a score near 0, which is then rounded like a number of this size
 
+    common: ClassVar[bool] = False  # scores are positive, and those of different sublayers compare
+
     weight: str = "score"  # `ModConfig.weight`, for a router whose score is a factor
 
     def check(self, scheme: Scheme) -> None:

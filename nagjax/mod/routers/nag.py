@@ -18,6 +18,7 @@ class NAGRouter(Router):
     """
 
     name: ClassVar[str] = "nag"
+    common: ClassVar[bool] = True
 
     def check(self, scheme):
         if not scheme.turns:
