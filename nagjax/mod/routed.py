@@ -297,7 +297,7 @@ def _capacity(rate: float, tokens: int, cache: Cache) -> int:
     return kept(rate, tokens)
 
 
-def averaged(notes: dict[str, Float[Array, "S B"]], where: Where) -> dict[str, Float[Array, " S"]]:
+def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[str, Float[Array, "S ..."]]:
     """Notes of a batch, each over its real tokens and not over its sequences; `cut` over the sequences that have one,
     -inf where none has, and their number `cuts`."""
     real = jnp.sum(where.segments > 0, axis=-1).astype(jnp.float32)

@@ -40,7 +40,7 @@ POLICIES = {
 class Output(NamedTuple):
     """`hidden` and `log_scale` are what the head reads.
 
-    telemetry: by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S] (see
+    telemetry: by sublayer, arrays [S], if observed. routing: what Mixture-of-Depths did, arrays [S, ...] (see
     `nagjax.mod.routed`), None for a model that routes nothing. Padding counts in neither. paths: by sublayer and token,
     [S, B, T], if mapped: `ran`, and `turn`, the angle in radians by which the sublayer turned the token's residual.
     seen: what an intervention gathered, leaves [L, ...].
@@ -50,7 +50,7 @@ class Output(NamedTuple):
     log_scale: Float[Array, "B T"]
     cache: tuple | None
     telemetry: dict[str, Float[Array, " S"]] | None
-    routing: dict[str, Float[Array, " S"]] | None = None
+    routing: dict[str, Float[Array, "S ..."]] | None = None
     paths: dict[str, Array] | None = None
     seen: Any = None
 

@@ -41,7 +41,7 @@ class EvalSums(NamedTuple):
     bytes: Float[Array, ""]
     tokens: Int[Array, ""]
     telemetry: dict[str, Float[Array, " S"]]
-    routing: dict[str, Float[Array, " S"]] | None
+    routing: dict[str, Float[Array, "S ..."]] | None
 
 
 def progress(blueprint: ModelBlueprint, step: Int[Array, ""]) -> Float[Array, ""]:
