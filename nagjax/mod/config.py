@@ -44,7 +44,7 @@ class ModConfig:
     capacity: Literal["fixed", "adaptive"] = "fixed"
     unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
     router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
-    weight: Literal["tanh", "sigmoid", "score"] = "tanh"  # of a linear router's score s in the update: 1 + tanh s, ...
+    weight: Literal["sigmoid", "tanh", "score"] = "sigmoid"  # of a linear router's score in the update; 1 + tanh; raw
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
     decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss
     ema: Fraction = 0.99  # of the top-k cuts, for the threshold

@@ -29,8 +29,9 @@ def test_no_update_changes_its_sign(rate):
     assert np.mean(factors("score", chosen) < 0) > {0.125: 0.4, 0.25: 0.3, 0.5: 0.0}[rate] - 0.01
 
 
-def test_the_default_leaves_an_update_as_it_is_on_average():
-    assert ModConfig().weight == "tanh"
+def test_factors_at_the_start():
+    """1 + tanh leaves an update as it is on average, the sigmoid halves it."""
+    assert ModConfig().weight == "sigmoid"
     assert factors("tanh").mean() == pytest.approx(1.0, abs=0.01)
     assert factors("sigmoid").mean() == pytest.approx(0.5, abs=0.01)
     np.testing.assert_array_equal(factors("score"), SCORES)

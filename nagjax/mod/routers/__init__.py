@@ -66,7 +66,7 @@ def routers() -> dict[str, type[Router]]:
     return classes_by_file(sys.modules[__name__], Router)
 
 
-def find_router(name: str, scheme: Scheme, weight: str = "tanh") -> Router:
+def find_router(name: str, scheme: Scheme, weight: str = "sigmoid") -> Router:
     """The router of that name, fit for the scheme; "auto" is the scheme's own choice."""
     router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")(weight)
     router.check(scheme)

@@ -27,9 +27,9 @@ class LinearRouter(Router):
     """`s_i = <w, x_i>`; `x_i <- x_i + g(s_i) f(X_selected)_i` for the selected, the others pass unchanged.
 
     Raposo et al. 2024, arXiv:2404.02258, whose g(s) = s (`score`) turns the sign of an update where the score of a
-    token that runs is negative: at the start, at a rate of an eighth, of two in five. `tanh` is g(s) = 1 + tanh(s), in
-    (0, 2): at the start an update counts as much as without a router, on average over all tokens; `sigmoid` halves
-    that. `x` is what the sublayer reads, the normalised residual.
+    token that runs is negative: at the start, at a rate of an eighth, of two in five. `sigmoid` keeps it, as does
+    `tanh`, g(s) = 1 + tanh(s) in (0, 2), with which an update counts at the start as much as without a router, on
+    average over all tokens (experiments/LOG.md compares them). `x` is what the sublayer reads, the normalised residual.
     """
 
     name: ClassVar[str] = "linear"
