@@ -115,3 +115,9 @@ class ModConfig:
             else:
                 groups.append(Group(start, repeats, pattern))
         return tuple(groups)
+
+
+def skips(mod: object) -> bool:
+    """Whether tokens skip under the `mod` of a config.json, whatever it holds."""
+    values = [mod.get(rate) for rate in ("rate", "attention_rate", "mlp_rate")] if isinstance(mod, dict) else []
+    return any(any(value) for value in values if isinstance(value, list | tuple))

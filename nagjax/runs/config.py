@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.mod.config import skips
 from nagjax.model.config import ModelConfig
 from nagjax.ranges import (
     Count,
@@ -138,9 +139,9 @@ def _as_it_was(values: dict) -> dict:
     update was multiplied by its score."""
     from nagjax.residual import find_scheme
 
-    mod = (values.get("model") or {}).get("mod") or {}
-    skips = any(any(mod.get(rate) or ()) for rate in ("rate", "attention_rate", "mlp_rate"))
-    if "weight" in mod or not skips or mod.get("router", "auto") not in ("auto", "linear"):
+    model = values.get("model")
+    mod = model.get("mod") if isinstance(model, dict) else None
+    if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
         return dict(values)
     if mod.get("router", "auto") == "auto" and find_scheme(values["scheme"]["name"]).router != "linear":
         return dict(values)
