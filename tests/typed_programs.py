@@ -36,6 +36,10 @@ def programs(name: str, rate: float):
     yield "training", lambda: jit_train_step(blueprint).trace(state, batch)
     if name not in USUAL:
         return
+    if name == "nag" and rate:
+        all_by_one = ModConfig(rate=(rate,), capacity="adaptive", unit="block", kv="selected")
+        adaptive = tiny.blueprint(tiny.run_config(scheme, mod=all_by_one))
+        yield "adaptive training", lambda: jit_train_step(adaptive).trace(adaptive.abstract(), batch)
     token_bytes = jax.ShapeDtypeStruct((tiny.VOCAB,), jnp.float32)
     evaluation = (state.params, state.mod, state.step, batch, token_bytes)
     for causal in (False, True) if rate else (False,):

@@ -13,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, TrainConfig, differences, to_dict
 from nagjax.runs.log import load_run
+from nagjax.runs.metrics import judged
 from nagjax.runs.names import METRICS
 from nagjax.train.loop import train
 from pallas_kernels.origin import origin
@@ -98,6 +99,7 @@ def trained_metrics(folder: Path) -> dict[str, Any]:
     """What a finished run's folder tells: scores, costs, use of depth, and the validation curve [tokens, loss]."""
     run = load_run(folder)
     last = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if '"eval"' in line][-1]
+    last = judged(last)
     facts = run.depth_facts
     return {name: value for name, value in last.items() if name not in ("kind", "step")} | {
         "steps": run.step,

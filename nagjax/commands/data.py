@@ -26,7 +26,7 @@ def prepare(
         inputs: .txt, .md, .jsonl (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
         out: the corpus folder to make.
         tokenizer: bytes, or the path of a tokenizer.json.
-        validation: share of the documents held out, chosen by their hash.
+        validation: share of the documents held out, chosen by their hash; a text file is one document.
         held_out: further inputs that are held out whole.
         field: where JSON lines and table rows keep their text.
         runner: local, or beam for Apache Beam, whose own options follow after "--".

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import IO
+from typing import IO, Literal
 
 import zstandard
 
@@ -24,7 +24,7 @@ _FORMATS = (*_TEXT, ".jsonl", ".parquet")
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
-def split_name(document: str, validation: float) -> str:
+def split_name(document: str, validation: float) -> Literal["train", "validation"]:
     """`"train"` or `"validation"` for one document, decided by the SHA-256 of its UTF-8 bytes alone.
 
     The same text falls on the same side in every corpus and on every machine; `validation` is the share of
@@ -70,12 +70,25 @@ def read_documents(inputs: Sequence[str], *, field: str = "text") -> Iterator[st
     A JSON line or Parquet row is one document (its `field`); a text file is one document, or several of
     about `TEXT_PIECE` characters. Raises UserError naming file and line for what cannot be read.
     """
+    return (text for text, _ in split_documents(inputs, 0.0, field=field))
+
+
+def split_documents(
+    inputs: Sequence[str], validation: float, *, field: str = "text"
+) -> Iterator[tuple[str, Literal["train", "validation"]]]:
+    """`read_documents` with the split of each, by `split_name`: all of a text file, in however many documents it is
+    cut, goes where its first one does, so that no file stands in both."""
     for name in inputs:
         if name.startswith(HUB_PREFIX):
-            yield from map(_valid_unicode, _hub_documents(name, field))
-        else:
-            for path in find_files([name]):
-                yield from map(_valid_unicode, _file_documents(path, field))
+            for text in map(_valid_unicode, _hub_documents(name, field)):
+                yield text, split_name(text, validation)
+            continue
+        for path in find_files([name]):
+            side = None
+            for text in map(_valid_unicode, _file_documents(path, field)):
+                if side is None or format_of(path) not in _TEXT:
+                    side = split_name(text, validation)
+                yield text, side
 
 
 def _file_documents(path: StoragePath, field: str) -> Iterator[str]:

@@ -107,7 +107,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
         verify_small(folder, manifest, split)
     if not len(stream):
-        fix = "holds no documents: prepare the corpus again, from more text or with another --validation"
+        fix = "holds no documents (a text file is one): prepare it again with more, another --validation, or --held-out"
         raise UserError("split", f"{config.path}/{split}", fix)
     return Dataset(config, split, tokenizer, stream, content)
 

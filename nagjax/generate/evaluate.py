@@ -9,7 +9,7 @@ from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
 from nagjax.runs.identity import check_corpus
 from nagjax.runs.opening import OpenRun, open_run
-from nagjax.train.evaluator import Evaluator
+from nagjax.train.evaluator import Evaluator, with_causal
 
 
 def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None = None) -> dict:
@@ -25,8 +25,8 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
     With Mixture-of-Depths all this is under top-k, with mod_rate in all, of attention and of MLP (share of the
     (token, sublayer) pairs skipped), and agreement of the causal decider with top-k, over the routed sublayers; and
     what the causal decider makes of the same text stands beside it: causal_loss, causal_bits_per_byte,
-    causal_mod_rate in the same three parts, and depth's causal_executed by sublayer. A run without capacities of its
-    own, at a calibrated point of its dial, has the causal rule alone.
+    causal_accuracy, causal_mod_rate in the same three parts, and depth's causal_executed by sublayer. A run without
+    capacities of its own, at a calibrated point of its dial, has the causal rule alone.
 
     Raises UserError: all that `open_run` raises, `batches` below 1, no such corpus, one of another tokenizer.
     """
@@ -36,12 +36,7 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
     dataset = run_text(run, data)
     scores, depth = score(run, dataset, batches, causal=run.calibrated)
     if run.config.model.mod.active and not run.calibrated:
-        decided, decided_depth = score(run, dataset, batches, causal=True)
-        agreement, executed = np.array(depth["agreement"]), np.array(depth["executed"])
-        scores["agreement"] = float(np.mean(agreement[executed < 1.0])) if np.any(executed < 1.0) else 1.0
-        kept = ("loss", "bits_per_byte", "mod_rate", "mod_rate_attention", "mod_rate_mlp")
-        scores |= {f"causal_{name}": decided[name] for name in kept}
-        depth["causal_executed"] = decided_depth["executed"]
+        scores, depth = with_causal((scores, depth), score(run, dataset, batches, causal=True))
     tokens = scores.pop("targets")
     perplexity = float(np.exp(scores["loss"]))
     return {"step": run.step, **scores, "perplexity": perplexity, "tokens": tokens, "depth": depth}

@@ -56,3 +56,12 @@ def with_room(wanted: Bool[Array, "B T"], room: int, used: Int[Array, " B"] | in
     """The first tokens that want to run, as many as there is room for."""
     before = jnp.asarray(used).reshape(-1, 1) + jnp.cumsum(wanted, axis=1)
     return wanted & (before <= room)
+
+
+def with_room_by_document(wanted: Bool[Array, "B T"], room: int, where: Where) -> Bool[Array, "B T"]:
+    """The first tokens of each document that want to run, as many as there is room for: packed documents have a cache
+    each, as they have when they are sampled. Documents stand one behind the other."""
+    before = jnp.cumsum(wanted, axis=1)
+    begins = jnp.concatenate([jnp.ones_like(wanted[:, :1]), where.segments[:, 1:] != where.segments[:, :-1]], axis=1)
+    earlier = jax.lax.cummax(jnp.where(begins, before - wanted, 0), axis=1)
+    return wanted & (before - earlier <= room)

@@ -40,7 +40,11 @@ class ModConfig:
     mlp_rate: tuple[Share, ...] | None = None  # of MLP sublayers instead; here 1 removes the sublayer
     every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
+    # fixed: the rate is every sublayer's; adaptive: all sublayers' average, by one threshold on their scores
+    capacity: Literal["fixed", "adaptive"] = "fixed"
+    unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
     router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
+    weight: Literal["sigmoid", "tanh", "score"] = "sigmoid"  # of a linear router's score in the update; 1 + tanh; raw
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
     decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss
     ema: Fraction = 0.99  # of the top-k cuts, for the threshold
@@ -53,6 +57,24 @@ class ModConfig:
         for field in ("rate", "attention_rate", "mlp_rate"):
             if getattr(self, field) == ():
                 raise UserError(f"mod.{field}", (), "give one rate, or one for each stage")
+
+        alone = {"skip": "attention,mlp", "attention_rate": None, "mlp_rate": None}
+        if self.unit == "block" and (other := [name for name, usual in alone.items() if getattr(self, name) != usual]):
+            fix = "whole blocks are skipped: give --mod.rate alone, or --mod.unit sublayer"
+            raise UserError(f"mod.{other[0]}", getattr(self, other[0]), fix)
+
+        if self.adaptive:
+            for field, usual in (("attention_rate", None), ("mlp_rate", None), ("decider", "threshold")):
+                if getattr(self, field) != usual:
+                    fix = "one threshold rules all sublayers: leave it out, or use --mod.capacity fixed"
+                    raise UserError(f"mod.{field}", getattr(self, field), fix)
+            if len(self.rate) > 1:
+                raise UserError("mod.rate", self.rate, "one threshold has one rate: give one, or --mod.capacity fixed")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether one threshold chooses in all sublayers."""
+        return self.capacity == "adaptive"
 
     @property
     def active(self) -> bool:
@@ -93,3 +115,9 @@ class ModConfig:
             else:
                 groups.append(Group(start, repeats, pattern))
         return tuple(groups)
+
+
+def skips(mod: object) -> bool:
+    """Whether tokens skip under the `mod` of a config.json, whatever it holds."""
+    values = [mod.get(rate) for rate in ("rate", "attention_rate", "mlp_rate")] if isinstance(mod, dict) else []
+    return any(any(value) for value in values if isinstance(value, list | tuple))

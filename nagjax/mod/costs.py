@@ -45,7 +45,8 @@ def costs(
         {kind: _products(blocks[kind].get(part, {})) / config.depth for kind in branches} for part in ("gate", "entry")
     )
     known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
-    score = {"nag": gates, "linear": dict.fromkeys(gates, config.width), "random": dict.fromkeys(gates, 0.0)}[router]
+    linear = {kind: config.width if "routing" in blocks[kind] else 0.0 for kind in gates}  # a block has one of them
+    score = {"nag": gates, "linear": linear, "random": dict.fromkeys(gates, 0.0)}[router]
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
 
     main = scoring = guessing = skipped = slots = 0.0
@@ -63,7 +64,7 @@ def costs(
                 if everyone:
                     main += (1.0 - share) * known
                     unused -= (1.0 - share) * known
-                slots += 1.0 if everyone else share
+                slots += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
             skipped += unused
             if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]

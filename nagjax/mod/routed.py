@@ -2,10 +2,12 @@
 
 The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where padding
 was. loss: the decider's mean cross-entropy. executed: share of the tokens that ran; agreement: share on which the
-causal decision and the choice made here agree. Padding does not count.
+causal decision and the choice made here agree. Of adaptive depth, computed: share of the places that were computed, and
+above: shares of the tokens that score above each threshold of a grid. Padding does not count.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -18,14 +20,15 @@ from nagjax.errors import UserError
 from nagjax.layers.attention import KVCache
 from nagjax.layers.branch import Mixing, between, update_of
 from nagjax.layers.where import Where
-from nagjax.mod.cache import HIDDEN, SelectedCache, with_room
+from nagjax.mod import adaptive
+from nagjax.mod.cache import HIDDEN, SelectedCache, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.deciders import Decider, cross_entropy, find_decider
 from nagjax.mod.routers import Router, find_router
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing
-from nagjax.residual.rows import take
+from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
 
 Cache = KVCache | SelectedCache | None
@@ -59,6 +62,9 @@ class Site(NamedTuple):
     rate: float
 
 
+Sites = tuple[Site, ...]  # that run for the same tokens: one sublayer, or a block's attention and MLP
+
+
 @dataclasses.dataclass(frozen=True)
 class MoD:
     """The rules by which the sublayers of one model are routed."""
@@ -72,12 +78,17 @@ class MoD:
     @classmethod
     def of(cls, scheme: Scheme, config: ModConfig, context: int) -> "MoD":
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
-        router = find_router(config.router, scheme)
+        router = find_router(config.router, scheme, config.weight)
+        if config.adaptive and not router.common:
+            fix = f"no threshold is common to the {router.name} router's scores: use --mod.router nag, or random"
+            raise UserError("mod.capacity", config.capacity, fix)
         return cls(scheme, config, context, router, find_decider(config.decider, router))
 
     def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:
-        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well."""
-        return Routing(self.router, self.decider, width, rngs) if self.config.routes(kind) else Nothing()
+        """One sublayer's. Blocks are stacked, so that those between routed ones have them as well. A block that is
+        routed as a whole has its attention's."""
+        own = self.config.routes(kind) and not (kind == "mlp" and self.config.unit == "block")
+        return Routing(self.router, self.decider, width, rngs) if own else Nothing()
 
     def run(self, stream: Stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         """One sublayer: all tokens where its rate is 0, none where it is 1, else those the rule chooses."""
@@ -86,51 +97,76 @@ class MoD:
             return self._all(stream, site, cache, ctx)
         if site.rate == 1.0:
             return self._none(stream, site, cache, ctx)
+        if self.config.adaptive and not ctx.causal:
+            return self._by_threshold(stream, (site,), cache, ctx)[0]
         if ctx.causal:
-            return self._decided(stream, site, cache, ctx)
-        if cache is not None:
-            raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
-        k = kept(site.rate, tokens)
-        return self._all(stream, site, cache, ctx) if k == tokens else self._capacity(stream, site, ctx, k)
+            return self._decided(stream, (site,), cache, ctx)[0]
+        k = _capacity(site.rate, tokens, cache)
+        return self._all(stream, site, cache, ctx) if k == tokens else self._by_capacity(stream, (site,), ctx, k)[0]
+
+    def run_block(
+        self, stream: Stream, sites: tuple[Site, Site], cache: Cache, ctx: ForwardContext
+    ) -> tuple[Result, Result]:
+        """Attention and MLP of a block whose tokens are chosen once, in front of it; both have its rate."""
+        tokens, rate = ctx.where.positions.shape[1], sites[0].rate
+        if ctx.causal and 0.0 < rate < 1.0:
+            return self._decided(stream, sites, cache, ctx)
+        if self.config.adaptive and 0.0 < rate < 1.0:
+            return self._by_threshold(stream, sites, cache, ctx)
+        k = tokens if rate in (0.0, 1.0) else _capacity(rate, tokens, cache)
+        if k < tokens:
+            return self._by_capacity(stream, sites, ctx, k)
+        whole = self._all if rate < 1.0 else self._none
+        first = whole(stream, sites[0], cache, ctx)
+        return first, whole(first.stream, sites[1], None, ctx)
+
+    def room(self, rate: float) -> int:
+        """Tokens that attention which sees selected ones holds of a context."""
+        return self.context if self.config.adaptive else kept(rate, self.context)
+
+    def _notes(self, ran: Bool[Array, "B T"], **values: Any) -> dict[str, Float[Array, "B ..."]]:
+        values = {"cut": -jnp.inf, "loss": 0.0} | values
+        if self.config.adaptive:
+            values = {"computed": values["executed"]} | values
+        notes = {name: jnp.broadcast_to(jnp.float32(value), ran.shape[:1]) for name, value in values.items()}
+        return notes | ({"above": jnp.zeros((ran.shape[0], adaptive.GRID))} if self.config.adaptive else {})
 
     def _all(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         branch = lambda x: update_of(site.branch, x, ctx.where, cache)  # noqa: E731
         result = run(self.scheme, stream, branch, site.at, ctx.pin)
-        return result._replace(notes=_notes(result.ran, executed=1.0, agreement=1.0))
+        return result._replace(notes=self._notes(result.ran, executed=1.0, agreement=1.0))
 
     def _none(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         nobody = jnp.zeros(ctx.where.positions.shape, bool)
         gate = jnp.zeros((*nobody.shape, 1))
         return Result(
-            self.scheme.skip(stream, site.at), cache, gate, nobody, _notes(nobody, executed=0.0, agreement=1.0)
+            self.scheme.skip(stream, site.at), cache, gate, nobody, self._notes(nobody, executed=0.0, agreement=1.0)
         )
 
-    def _scores(self, stream, site: Site, ctx: ForwardContext) -> Float[Array, "B T"]:
+    def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> Float[Array, "B T"]:
+        own, at = sites[0].routing.router, tuple(site.at for site in sites)
+        if self.config.adaptive:  # a threshold is for the whole training: angles as they are when all have risen
+            at = tuple(here._replace(progress=jnp.float32(1.0)) for here in at)
         with jax.named_scope("routing"):
-            return self.router.score(self.scheme, stream, site.routing.router, site.at, ctx.where, ctx.noise)
+            if len(at) == 1:
+                return self.router.score(self.scheme, stream, own, at[0], ctx.where, ctx.noise)
+            return self.router.score_block(self.scheme, stream, own, at, ctx.where, ctx.noise)
 
     def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
         return self.decider.logits(site.routing.decider, x, scores, lowered(site.cut, self.router.scale, x.dtype))
 
-    def _capacity(self, stream, site: Site, ctx: ForwardContext, k: int) -> Result:
-        """The k highest scores of each sequence. Indices move first, then rows: nothing of full length is built."""
-        x, scores = self.scheme.read(stream), self._scores(stream, site, ctx)
+    def _by_capacity(self, stream, sites: Sites, ctx: ForwardContext, k: int) -> tuple[Result, ...]:
+        """The k highest scores of each sequence run the sublayers, one after the other. Indices move first, then rows:
+        nothing of full length is built, and rows go back once."""
+        scheme = self.scheme
+        x, scores = scheme.read(stream), self._scores(stream, sites, ctx)
         with jax.named_scope("routing"):
             chosen = top_tokens(scores, ctx.where, k)
             rows, there = jax.tree.map(ctx.pin, take((stream, ctx.where), chosen.indices))
-        picked = self.scheme.read(rows)
-        if isinstance(site.branch, Mixing):
-            source, seen = (x, ctx.where) if self.config.kv == "all" else (picked, there)
-            update = between(site.branch, picked, there, source, seen)
-        else:
-            update = site.branch(picked)
-        update = self.router.weigh(ctx.pin(update), take(scores, chosen.indices))
-        with jax.named_scope("residual"):
-            after, gate = self.scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
-
+        weights, results = take(scores, chosen.indices), []
         ran, real = is_chosen(chosen.indices, x.shape[1]), ctx.where.segments > 0
-        logits = self._logits(site, x, scores)
-        notes = _notes(
+        logits = self._logits(sites[0], x, scores)
+        notes = self._notes(
             ran,
             cut=chosen.cut,
             loss=cross_entropy(logits, ran, real) if self.decider.trained else 0.0,
@@ -138,16 +174,87 @@ class MoD:
             agreement=_share((logits >= 0) == ran, real),
         )
         batch = jnp.arange(x.shape[0])[:, None]
-        gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
-        return Result(after, None, gate, ran, notes)
+        for site in sites:
+            picked = scheme.read(rows)
+            if isinstance(site.branch, Mixing):
+                source, seen = (scheme.read(stream), ctx.where) if self.config.kv == "all" else (picked, there)
+                update = between(site.branch, picked, there, source, seen)
+            else:
+                update = site.branch(picked)
+            update = self.router.weigh(ctx.pin(update), weights)
+            with jax.named_scope("residual"):
+                if len(sites) == 1:
+                    after, gate = scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
+                else:
+                    rows, gate = scheme.advance(rows, update, site.at)
+                    stream = scheme.skip(stream, site.at)
+                    after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
+            gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
+            results.append(Result(after, None, gate, ran, notes))
+            notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
+        return tuple(results)
 
-    def _decided(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
+    def _by_threshold(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
+        """The tokens whose score reaches the one threshold, in the smallest size that holds them."""
+        _capacity(0.0, 0, cache)
+        real, tokens = ctx.where.segments > 0, ctx.where.positions.shape[1]
+        scores, x = jax.lax.stop_gradient(self._scores(stream, sites, ctx)), self.scheme.read(stream)
+        reach = lambda cut: scores[..., None] >= lowered(cut, self.router.scale, x.dtype)  # noqa: E731
+        ran = reach(sites[0].cut[None])[..., 0] & real
+        above = jnp.sum(reach(adaptive.grid(sites[0].cut)) & real[..., None], axis=1)
+        fits = adaptive.sizes(tokens)
+        index = jnp.searchsorted(jnp.asarray(fits), jnp.max(jnp.sum(ran, axis=-1)))
+        operands = stream, ctx.where, ran, [(site.branch, site.at) for site in sites]
+        done = adaptive.switch(index, [functools.partial(self._sized, k, ctx.pin) for k in fits], operands)
+        computed = jnp.asarray(fits, jnp.float32)[index] / tokens
+        notes = self._notes(ran, executed=_share(ran, real), agreement=1.0, computed=computed)
+        notes["above"] = above / jnp.maximum(jnp.sum(real, axis=-1, keepdims=True), 1)
+        return tuple(Result(after, None, gate, ran, notes) for after, gate in done)
+
+    def _sized(self, k: int, pin: Callable[[Array], Array], operands) -> list[tuple[Stream, Array]]:
+        """The stream and the gate behind each of the sublayers, run for at most k tokens of a sequence."""
+        stream, where, ran, parts = operands
+        scheme, everyone, done = self.scheme, k == ran.shape[1], []
+        rows, there, mine, indices = stream, where, ran, None
+        if 0 < k and not everyone:
+            indices = top_tokens(ran.astype(jnp.float32), where, k).indices
+            rows, there, mine = jax.tree.map(pin, take((stream, where, ran), indices))
+        batch = jnp.arange(ran.shape[0])[:, None]
+        for branch, at in parts:
+            gate = jnp.zeros((*ran.shape, 1))
+            if k == 0:
+                stream = scheme.skip(stream, at)
+                done.append((stream, gate))
+                continue
+            picked = scheme.read(rows)
+            if isinstance(branch, Mixing):
+                hidden = Where(jnp.where(mine, there.segments, HIDDEN), there.positions)
+                source = (there, scheme.read(stream), where) if self.config.kv == "all" else (hidden, picked, hidden)
+                update = between(branch, picked, *source)
+            else:
+                update = branch(picked)
+            with jax.named_scope("residual"):
+                after, opened = scheme.advance(rows, pin(update), at)
+                rows, stream = jax.tree.map(_keep(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
+            opened = mine[..., None] * _mean_gate(opened, picked)
+            gate = opened if everyone else gate.at[batch, indices].set(opened)
+            done.append((rows if everyone else put(stream, rows, indices), gate))
+        return done
+
+    def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
         """The tokens the causal decider lets in. Their number is data, so all are computed and some are kept; a
         sublayer that nobody of the batch enters is not run at all."""
+        scores, results = self._scores(stream, sites, ctx), []
+        ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
+        for site in sites:
+            results.append(self._kept(stream, site, cache, ctx, scores, ran))
+            stream, ran, cache = results[-1].stream, results[-1].ran, None
+        return tuple(results)
+
+    def _kept(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:
+        """One sublayer on all tokens, of which those of `ran` that a cache has room for are kept."""
         scheme, where = self.scheme, ctx.where
-        x, scores = scheme.read(stream), self._scores(stream, site, ctx)
-        real = where.segments > 0
-        ran = (self._logits(site, x, scores) >= 0) & real
+        x, real = scheme.read(stream), where.segments > 0
         mixing = isinstance(site.branch, Mixing)
         if mixing:
             ran, known, seen, cache = self._known(x, site, cache, where, ran)
@@ -156,15 +263,14 @@ class MoD:
         def enter(stream):
             update = site.branch.mix(x, where, known, seen, *backend) if mixing else site.branch(x)
             after, gate = scheme.advance(stream, self.router.weigh(ctx.pin(update), scores), site.at)
-            keep = lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)  # noqa: E731
-            after = jax.tree.map(keep, after, scheme.skip(stream, site.at))
+            after = jax.tree.map(_keep(ran), after, scheme.skip(stream, site.at))
             return after, ran[..., None] * _mean_gate(gate, x)
 
         def pass_by(stream):
             return scheme.skip(stream, site.at), jnp.zeros((*ran.shape, 1))
 
         after, gate = jax.lax.cond(jnp.any(ran), enter, pass_by, stream)
-        return Result(after, cache, gate, ran, _notes(ran, executed=_share(ran, real), agreement=1.0))
+        return Result(after, cache, gate, ran, self._notes(ran, executed=_share(ran, real), agreement=1.0))
 
     def _known(self, x, site: Site, cache: Any, where: Where, ran) -> tuple[Array, KVCache, Where, Cache]:
         """Who runs after all, what they attend to and where it stands, and the cache with what is new."""
@@ -175,7 +281,7 @@ class MoD:
             cache = cache.write(fresh, where)
             return ran, cache, cache.where, cache
         if cache is None:
-            ran = with_room(ran, kept(site.rate, self.context))
+            ran = with_room_by_document(ran, self.room(site.rate), where)
             seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
             return ran, site.branch.keys_values(x, where), seen, None
         ran = cache.room(ran)
@@ -185,12 +291,13 @@ class MoD:
         return ran, cache.known, cache.where, cache
 
 
-def _notes(ran: Bool[Array, "B T"], **values: Any) -> dict[str, Float[Array, " B"]]:
-    values = {"cut": -jnp.inf, "loss": 0.0} | values
-    return {name: jnp.broadcast_to(jnp.float32(value), ran.shape[:1]) for name, value in values.items()}
+def _capacity(rate: float, tokens: int, cache: Cache) -> int:
+    if cache is not None:
+        raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
+    return kept(rate, tokens)
 
 
-def averaged(notes: dict[str, Float[Array, "S B"]], where: Where) -> dict[str, Float[Array, " S"]]:
+def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[str, Float[Array, "S ..."]]:
     """Notes of a batch, each over its real tokens and not over its sequences; `cut` over the sequences that have one,
     -inf where none has, and their number `cuts`."""
     real = jnp.sum(where.segments > 0, axis=-1).astype(jnp.float32)
@@ -198,8 +305,13 @@ def averaged(notes: dict[str, Float[Array, "S B"]], where: Where) -> dict[str, F
     rows = jnp.sum(finite, axis=-1)
     mean = jnp.sum(jnp.where(finite, notes["cut"], 0.0), axis=-1) / jnp.maximum(rows, 1)
     real = real / jnp.maximum(jnp.sum(real), 1.0)
-    shares = {name: jnp.sum(note * real, axis=-1) for name, note in notes.items() if name != "cut"}
+    shares = {name: jnp.einsum("sb...,b->s...", note, real) for name, note in notes.items() if name != "cut"}
     return shares | {"cut": jnp.where(rows > 0, mean, -jnp.inf), "cuts": rows.astype(jnp.float32)}
+
+
+def _keep(ran: Bool[Array, "B T"]) -> Callable[[Array, Array], Array]:
+    """The first of two leaves for the tokens that ran, the second for the others."""
+    return lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)
 
 
 def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:

@@ -16,7 +16,7 @@ from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
-from nagjax.mod.config import Group, kept
+from nagjax.mod.config import Group
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.parameters import STACKED
@@ -40,7 +40,7 @@ POLICIES = {
 class Output(NamedTuple):
     """Result of a forward pass; `hidden` and `log_scale` are what the head reads.
 
-    telemetry: per sublayer, arrays [S], if asked for. routing: what Mixture-of-Depths did, arrays [S] (see
+    telemetry: per sublayer, arrays [S], if asked for. routing: what Mixture-of-Depths did, arrays [S, ...] (see
     `nagjax.mod.routed`); None in a model without routing. Padding counts in neither. paths: per sublayer and token,
     [S, B, T], if asked for: `ran`, and `turn`, the angle in radians by which the sublayer rotated the token's residual.
     seen: what an intervention gathered, leaves [L, ...].
@@ -50,7 +50,7 @@ class Output(NamedTuple):
     log_scale: Float[Array, "B T"]
     cache: tuple | None
     telemetry: dict[str, Float[Array, " S"]] | None
-    routing: dict[str, Float[Array, " S"]] | None = None
+    routing: dict[str, Float[Array, "S ..."]] | None = None
     paths: dict[str, Array] | None = None
     seen: Any = None
 
@@ -127,7 +127,7 @@ class Transformer(nnx.Module):
         make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs), transform_metadata=STACKED)
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
-        self.ends = scheme.ends(config.width, std, rngs)
+        self.ends = scheme.ends_for(scheme.ends(config.width, std, rngs), config.sublayers_before)
         self.head = None if config.tied else Head(config, rngs)
 
     def __repr__(self) -> str:
@@ -159,20 +159,24 @@ class Transformer(nnx.Module):
     ) -> tuple[Result, Result]:
         """Runs one block: the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
-        attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
-        think = lambda x: (mlp.branch(x), None)  # noqa: E731
 
-        def one(i: int, own: Sublayer, entry: nnx.Module, stream: Stream, branch, cache: Cache) -> Result:
+        def site(i: int, own: Sublayer, entry: nnx.Module) -> Site:
             at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)
-            if rates[i] == 0.0 and not self.config.mod.active:
-                return run(self.scheme, stream, branch, at, ctx.pin)
-            return self.mod.run(stream, Site(own.branch, own.routing, at, layer.cuts[i], rates[i]), cache, ctx)
+            return Site(own.branch, own.routing, at, layer.cuts[i], rates[i])
 
+        sites = site(0, attention, mlp.entry), site(1, mlp, layer.entry)
+        if not self.config.mod.active:
+            with jax.named_scope("attention"):
+                attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
+                first = run(self.scheme, stream, attend, sites[0].at, ctx.pin)
+            with jax.named_scope("mlp"):
+                return first, run(self.scheme, first.stream, lambda x: (mlp.branch(x), None), sites[1].at, ctx.pin)
+        if self.config.mod.unit == "block":
+            return self.mod.run_block(stream, sites, cache, ctx)
         with jax.named_scope("attention"):
-            first = one(0, attention, mlp.entry, stream, attend, cache)
+            first = self.mod.run(stream, sites[0], cache, ctx)
         with jax.named_scope("mlp"):
-            second = one(1, mlp, layer.entry, first.stream, think, None)
-        return first, second
+            return first, self.mod.run(first.stream, sites[1], None, ctx)
 
     def step(
         self,
@@ -230,7 +234,8 @@ class Transformer(nnx.Module):
         """
         where = Where.whole(*tokens.shape) if where is None else where
         progress = jnp.asarray(progress, jnp.float32)
-        if causal and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
+        asked = causal or self.config.mod.adaptive
+        if asked and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
@@ -300,7 +305,7 @@ class Transformer(nnx.Module):
 
         def one(group: Group, rate: float) -> Cache:
             routed = config.mod.kv == "selected" and rate > 0.0
-            slots = min(kept(rate, config.context), tokens) if routed else tokens
+            slots = min(self.mod.room(rate), tokens) if routed else tokens
             shape = (group.repeats, batch, slots, config.kv_heads or 0, config.head_width)
             if routed:
                 return SelectedCache.empty(shape, config.compute_dtype)

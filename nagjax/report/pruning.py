@@ -112,7 +112,7 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
         kind: {name: part for name, part in own.items() if name in blueprint.parameters["blocks"][kind]}
         for kind, own in jax.tree.map(lambda x: x[at], run.params["blocks"]).items()
     }
-    state = {name: x.reshape(-1, 2)[at].ravel() for name, x in run.mod.items()} if mod.active else {}
+    state = {name: x.reshape(-1, 2)[at].ravel() for name, x in run.mod.items() if x.ndim} if mod.active else {}
     params = jax.device_put(run.params | {"blocks": blocks}, blueprint.parameter_shardings())
     return dataclasses.replace(run, blueprint=blueprint, params=params, mod=state)
 

@@ -38,7 +38,8 @@ class Table:
 def comparison_table(runs: Sequence[Run]) -> Table:
     """The facts of each run. The best validation loss, bits per byte and step time are marked, ties included.
 
-    The step time also stands as a ratio to the plain run's where there is one of the same shape and device.
+    The step time also stands as a ratio to the plain run's where there is one of the same shape and device. Runs with
+    Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`).
     Raises `UserError` for a run with no evaluation yet.
     """
     evaluations = [run.last_eval for run in runs]
@@ -61,6 +62,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     columns |= {
         "tokens": [Cell(count(e.tokens)) for e in evaluations],
         "validation loss (nats/token)": _marked([e.loss for e in evaluations], lambda v: number(v, 4)),
+    }
+    top_k = [loss if (loss := run.evals.top_k_loss[-1]) == loss else None for run in runs]
+    if any(loss is not None for loss in top_k):
+        columns["the same by top-k, which looks ahead"] = [Cell(number(loss, 4)) for loss in top_k]
+    columns |= {
         "bits per byte": _marked([e.bits_per_byte for e in evaluations], lambda v: number(v, 4)),
         "residual growth, last/first block": [Cell(NOT_MEASURED if d is None else factor(d.growth)) for d in depth],
         "turn angle, last quarter (deg)": [

@@ -68,7 +68,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
     """One line per field, other than scheme and optimizer, in which the runs are not alike.
 
     Compared are every field of `data` (its number of workers apart) and `model`, `train.seed`, `train.steps`,
-    `train.batch`, and the tokens trained at the last evaluation.
+    `train.batch`, the tokens trained at the last evaluation, and whether that was by top-k.
     """
     flat = [_fair_fields(run) for run in runs]
     labels = run_labels(runs)
@@ -86,6 +86,7 @@ def _fair_fields(run: Run) -> dict[str, str]:
         **_flatten("data", run.config.get("data", {})),
         **_flatten("model", run.config["model"]),
         "tokens trained": f"{run.last_eval.tokens:,}",
+        "judged": "by top-k, which looks at later tokens" if run.looks_ahead else "as sampled",
     }
     fields.pop("data.workers", None)  # the batches are the same
     train = run.config.get("train", {})

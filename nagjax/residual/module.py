@@ -107,7 +107,7 @@ class Residual(nnx.Module):
         entry = nnx.vmap(lambda rngs: self.scheme.entry(width, rngs), transform_metadata=STACKED)
         self.entry = entry(rngs.split(sublayers + 1))
         std = self.scheme.embedding_std(width) if embedding_std is None else embedding_std
-        self.ends = self.scheme.ends(width, std, rngs)
+        self.ends = self.scheme.ends_for(self.scheme.ends(width, std, rngs), sublayers)
 
     def __call__(
         self,

@@ -125,6 +125,10 @@ class Scheme(abc.ABC):
         """Parameters that the whole stream has once."""
         return Nothing()
 
+    def ends_for(self, ends: nnx.Module, sublayers: int) -> nnx.Module:
+        """What `ends` made, where its start depends on the number of sublayers."""
+        return ends
+
     def constrain(self, value: Float[Array, "..."], axes: tuple[str | None, ...], role: str) -> Float[Array, "..."]:
         """Projects a parameter onto the values it may have, at initialisation and after every optimizer step. `axes`
         names its last axes; `role` is its group in the optimizer."""

@@ -19,7 +19,7 @@ class Result(NamedTuple):
     cache: Any
     gate: Float[Array, "#B #T #D"]
     ran: Bool[Array, "B T"]
-    notes: dict[str, Float[Array, " B"]]
+    notes: dict[str, Float[Array, "B ..."]]
 
 
 def run(

@@ -74,9 +74,11 @@ class ModelBlueprint:
         return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
 
     def init_mod(self) -> dict[str, jax.Array]:
-        """The state of Mixture-of-Depths before the first step: `cuts` [S], all -inf; empty without routing."""
+        """The state of Mixture-of-Depths before the first step: `cuts` [S], all -inf, and with adaptive depth also `debt`
+        (see `nagjax.mod.adaptive`); empty without routing."""
         model = self.config.model
-        return {"cuts": jnp.full(model.sublayers, -jnp.inf, jnp.float32)} if model.mod.active else {}
+        cuts = {"cuts": jnp.full(model.sublayers, -jnp.inf, jnp.float32)} if model.mod.active else {}
+        return cuts | {"debt": jnp.float32(0.0)} if cuts and model.mod.adaptive else cuts
 
     def abstract_params(self) -> Tree:
         """Shapes, dtypes and shardings of the parameters."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.mod.config import skips
 from nagjax.model.config import ModelConfig
 from nagjax.ranges import (
     Count,
@@ -119,7 +120,7 @@ def to_dict(config) -> dict:
 
 def from_dict(cls: type, values: dict):
     """The inverse of `to_dict`. Nothing in `values` is executed; unknown fields are a UserError."""
-    values, hints = dict(values), field_hints(cls)
+    values, hints = _as_it_was(values) if cls is RunConfig else dict(values), field_hints(cls)
     if unknown := set(values) - set(hints):
         raise UserError("config", sorted(unknown), f"{cls.__name__} has no such fields; it has {sorted(hints)}")
     for name, value in values.items():
@@ -131,6 +132,20 @@ def from_dict(cls: type, values: dict):
         elif isinstance(value, list):
             values[name] = tuple(value)
     return cls(**values)
+
+
+def _as_it_was(values: dict) -> dict:
+    """With what was done before there was an option for it, where that is not the option's default: a linear router's
+    update was multiplied by its score."""
+    from nagjax.residual import find_scheme
+
+    model = values.get("model")
+    mod = model.get("mod") if isinstance(model, dict) else None
+    if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
+        return dict(values)
+    if mod.get("router", "auto") == "auto" and find_scheme(values["scheme"]["name"]).router != "linear":
+        return dict(values)
+    return values | {"model": values["model"] | {"mod": mod | {"weight": "score"}}}
 
 
 def _scheme(values: dict) -> "Scheme":

@@ -9,6 +9,7 @@ import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside, read_json
+from nagjax.mod.config import skips
 from nagjax.runs.metrics import DepthLog, EvalLog, Event, TrainLog, columns, is_number, read_metrics
 from nagjax.runs.names import CONFIG, INFO, METRICS, SAMPLE
 
@@ -113,6 +114,12 @@ class Run:
                 "has no evaluation yet: let it train until its first eval line, then try again",
             )
         return Evaluation(int(e.step[-1]), int(e.tokens[-1]), float(e.loss[-1]), float(e.bits_per_byte[-1]))
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether its last score is of tokens chosen by top-k, which later tokens have a say in: of a routed run of an
+        earlier version, which did not measure the causal decider's."""
+        return skips(self.setting("model").get("mod")) and not np.isfinite(self.evals.top_k_loss[-1:]).any()
 
     @property
     def step_seconds(self) -> float | None:

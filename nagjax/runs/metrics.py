@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from nagjax.errors import UserError
 from nagjax.files import inside, naming, open_to_change
 
-_OPTIONAL = {"mfu", "accuracy"}
+_OPTIONAL = {"mfu", "accuracy", "top_k_loss"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,8 @@ class TrainLog:
 
 @dataclass(frozen=True, eq=False)
 class EvalLog:
-    """Validation lines in step order. What was not measured is NaN."""
+    """Validation lines in step order. What was not measured is NaN. Runs with Mixture-of-Depths are judged by their
+    causal decider (`judged`); runs of earlier versions that did not measure it, by top-k, and `top_k_loss` is NaN."""
 
     step: Int[np.ndarray, "N"]
     tokens: Int[np.ndarray, "N"]
@@ -43,6 +44,8 @@ class EvalLog:
     """Nats per token."""
     bits_per_byte: Float[np.ndarray, "N"]
     accuracy: Float[np.ndarray, "N"]
+    top_k_loss: Float[np.ndarray, "N"]
+    """Nats per token when tokens are chosen by top-k, as in training: it looks at later tokens. NaN without routing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +81,15 @@ def comparable(path: Path) -> list[dict]:
     happened to this one) and the wall-clock fields `TIMED`."""
     records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return [{k: v for k, v in r.items() if k not in TIMED} for r in records if r["kind"] != "event"]
+
+
+def judged(line: dict) -> dict:
+    """A validation line with the scores that a run is judged by under their plain names: where it has scores of the
+    causal decider those, and those of top-k under names with `top_k_`."""
+    causal = {name: value for name, value in line.items() if name.startswith("causal_")}
+    names = [name.removeprefix("causal_") for name in causal]
+    rest = {name: value for name, value in line.items() if name not in causal}
+    return rest | {f"top_k_{name}": line.get(name) for name in names} | dict(zip(names, causal.values(), strict=True))
 
 
 class JsonLines:
@@ -164,6 +176,7 @@ def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
             continue
         try:
             line = json.loads(text)
+            line = judged(line) if isinstance(line, dict) and line.get("kind") == "eval" else line
             complaint = _complaint(line)
         except (ValueError, RecursionError):
             complaint = "is not valid JSON"

@@ -40,8 +40,9 @@ class Evaluator:
         over all tokens that are no padding.
 
         Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
-        decider with top-k, too; its scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its
-        parts `mod_rate_attention` and `mod_rate_mlp`.
+        decider with top-k, too, and with adaptive depth `computed`, the share of the places that were computed; its
+        scores have `mod_rate`, the share of (token, sublayer) pairs skipped, and its parts `mod_rate_attention` and
+        `mod_rate_mlp`.
         """
         results = []
         for batch in batches:
@@ -62,12 +63,26 @@ class Evaluator:
         first = depth["log_norm"][:1] - depth["growth"][:1]
         depth["log_norm"] = np.concatenate([first, depth["log_norm"]])
         if results[0].routing is not None:
-            for name in ("executed", "agreement"):
+            for name in sorted({"executed", "agreement", "computed"} & results[0].routing.keys()):
                 depth[name] = mean([r.routing[name] for r in results])
             skipped = 1.0 - depth["executed"]
             parts = {"": skipped, "_attention": skipped[::2], "_mlp": skipped[1::2]}
             scores |= {f"mod_rate{part}": float(np.mean(rates)) for part, rates in parts.items()}
         return scores, {name: [float(v) for v in values] for name, values in depth.items()}
+
+
+JUDGED = ("loss", "bits_per_byte", "accuracy", "mod_rate", "mod_rate_attention", "mod_rate_mlp")
+
+
+def with_causal(top_k: tuple[dict, dict], causal: tuple[dict, dict]) -> tuple[dict, dict]:
+    """Scores and telemetry of a routed model under top-k, and beside them, by names with `causal_`, under its causal
+    decider; `agreement` of the two rules, mean over the sublayers where some tokens skip."""
+    (scores, depth), (decided, decided_depth) = top_k, causal
+    agreement, executed = np.array(depth["agreement"]), np.array(depth["executed"])
+    some = executed < 1.0
+    scores = scores | {"agreement": float(np.mean(agreement[some])) if np.any(some) else 1.0}
+    scores |= {f"causal_{name}": decided[name] for name in JUDGED}
+    return scores, depth | {"causal_executed": decided_depth["executed"]}
 
 
 def put(blueprint: ModelBlueprint, batch: dict) -> Batch:

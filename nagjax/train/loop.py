@@ -19,7 +19,7 @@ from nagjax.train.batches import Skipped, TrainBatches
 from nagjax.train.checkpoint.retention import SaveClock
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
-from nagjax.train.evaluator import Evaluator, put
+from nagjax.train.evaluator import Evaluator, put, with_causal
 from nagjax.train.host_votes import Ballot, VotingStep
 from nagjax.train.logging.console import ProgressLine
 from nagjax.train.logging.metrics import Writers
@@ -128,6 +128,8 @@ class Loop:
         self.blueprint, self.config = blueprint, blueprint.config.train
         self.batches, self.skipped, self.evaluator, self.checkpoints = batches, skipped, evaluator, checkpoints
         self.writers, self.log, self.stopper, self.lock = writers, log, stopper, lock
+        routed = blueprint.config.model.mod.active
+        self.causal = Evaluator(blueprint, evaluator.dataset, causal=True) if routed else None
         self.held_out = list(evaluator.batches(self.config.eval_batches))
         self.alone = jax.process_count() == 1
         self.take_step: Any = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
@@ -184,19 +186,24 @@ class Loop:
         return self.log.add(self.done, metrics)
 
     def _evaluate(self) -> float | None:
-        """The validation loss; None if it was interrupted, and then it is still owed."""
+        """The validation loss, by the causal decider if the model is routed; None if it was interrupted, and then it is
+        still owed."""
         self.log.pause()
         try:
-            scores, depth = self.evaluator(
-                self.state.params, self.state.mod, self.done, self.stopper.watch(self.held_out)
-            )
+            scores, depth = self._scores(self.evaluator)
+            if self.causal is not None:
+                scores, depth = with_causal((scores, depth), self._scores(self.causal))
         except Interrupted:
             return None
         self.writers.write("eval", self.done, tokens=self.done * self.log.tokens_per_step, **scores)
         self.writers.write("depth", self.done, **depth)
         self.log.restart_clock()
         self.owed = False
-        return scores["loss"]
+        return scores.get("causal_loss", scores["loss"])
+
+    def _scores(self, evaluator: Evaluator) -> tuple[dict, dict]:
+        state = self.state
+        return evaluator(state.params, state.mod, self.done, self.stopper.watch(self.held_out))
 
     def _save(self, score: float | None) -> None:
         if self.done == 0:

@@ -23,7 +23,7 @@ class TrainState(NamedTuple):
     params: Tree  # nested dict of float32 arrays
     optimizer: Tree
     rng: UInt32[Array, "2"]  # key data
-    mod: dict[str, Array]  # of Mixture-of-Depths: `cuts` [S], the average top-k cuts, -inf before the first; or empty
+    mod: dict[str, Array]  # of Mixture-of-Depths, see `ModelBlueprint.init_mod`: `cuts` [S], ...; or empty
     guard: Guard  # judges steps
 
 

@@ -9,6 +9,8 @@ import optax
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.layers.platform import platform_of, tracing_for
+from nagjax.mod.adaptive import Control, Pool, controlled
+from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
@@ -27,6 +29,7 @@ class StepMetrics(NamedTuple):
     grad_norm: Float[Array, ""]
     lr: Float[Array, ""]
     count: Float[Array, ""]
+    mod_rate: Float[Array, ""] | None  # of adaptive depth: share of the routed (token, sublayer) pairs that skipped
     bad: Int[Array, ""]  # 0: a good step; n: the n-th bad step in a row
 
 
@@ -38,7 +41,7 @@ class EvalSums(NamedTuple):
     bytes: Float[Array, ""]
     tokens: Int[Array, ""]
     telemetry: dict[str, Float[Array, " S"]]
-    routing: dict[str, Float[Array, " S"]] | None
+    routing: dict[str, Float[Array, "S ..."]] | None
 
 
 def progress(blueprint: ModelBlueprint, step: Int[Array, ""]) -> Float[Array, ""]:
@@ -65,21 +68,31 @@ class Cuts(NamedTuple):
     rows: Float[Array, " S"]
 
 
-def _cuts(output: Output) -> dict[str, Cuts]:
+def _cuts(model: Transformer, output: Output, batch: Batch) -> dict[str, Cuts | Pool]:
     if output.routing is None:
         return {}
+    if model.config.mod.adaptive:
+        routed = jnp.asarray([0.0 < rate < 1.0 for pair in model.config.mod.rates(model.config.depth) for rate in pair])
+        tokens = jnp.sum(batch.segment_ids > 0).astype(jnp.float32)
+        above, ran = (tokens * (routed @ output.routing[name]) for name in ("above", "executed"))
+        return {"cuts": jax.lax.stop_gradient(Pool(above, ran, tokens * jnp.sum(routed)))}
     cut, rows = (jax.lax.stop_gradient(output.routing[name]) for name in ("cut", "cuts"))
     return {"cuts": Cuts(jnp.where(rows > 0, cut * rows, 0.0), rows)}
 
 
-def _averaged(state: TrainState, cuts: dict[str, Cuts], decay: float) -> dict[str, Array]:
-    """Exponential moving averages of cuts, with decay_t = min(decay, t / (t + 10)) after t good steps: early cuts, from
-    when NAG's angles still rise, are soon forgotten. A batch without a cut does not change the average; an average
-    that is not finite (no cut yet) is replaced."""
+def _averaged(state: TrainState, cuts: dict[str, Cuts | Pool], mod: ModConfig) -> dict[str, Array]:
+    """The cuts after this step. With adaptive depth: the one threshold for all sublayers, moved towards its rate (see
+    `nagjax.mod.adaptive`). Otherwise: exponential moving averages, with decay_t = min(decay, t / (t + 10)) after t good
+    steps: early cuts, from when NAG's angles still rise, are soon forgotten. A batch without a cut does not change the
+    average; an average that is not finite (no cut yet) is replaced."""
     done = state.guard.good.astype(jnp.float32)
-    kept = jnp.minimum(decay, done / (done + 10.0))
+    kept = jnp.minimum(mod.ema, done / (done + 10.0))
+    pool = cuts.get("cuts")
+    if isinstance(pool, Pool):
+        own = controlled(Control(jnp.max(state.mod["cuts"]), state.mod["debt"]), pool, mod.rate[0])
+        return {"cuts": jnp.broadcast_to(own.cut, state.mod["cuts"].shape), "debt": own.debt}
 
-    def average(old, new: Cuts):
+    def average(old, new):
         seen = new.total / jnp.maximum(new.rows, 1.0)
         mixed = jnp.where(jnp.isfinite(old), kept * old + (1.0 - kept) * seen, seen)
         return jnp.where(new.rows > 0, mixed, old)
@@ -98,10 +111,12 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     def summed_loss(params, part: Batch, state: TrainState, share):
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
+        if model.config.mod.adaptive:
+            options["cuts"] = state.mod.get("cuts")
         with tracing_for(platform_of(mesh)):
             sums, output = forward(model, part, **options)
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
-        return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(output))
+        return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(model, output, part))
 
     def gradient(params, part: Batch, state: TrainState, share):
         """Gradients, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
@@ -127,13 +142,15 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         with jax.named_scope("optimizer"):
             updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
             params = blueprint.constrained(optax.apply_updates(state.params, updates))
-        mod = _averaged(state, cuts, blueprint.config.model.mod.ema)
+        mod = _averaged(state, cuts, blueprint.config.model.mod)
         loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
         new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
         with jax.named_scope("optimizer"):
             new = guarded(state, new, loss, grad_norm, train.spike)
-        return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, new.guard.bad)
+        pool = cuts.get("cuts")
+        skipped = 1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0) if isinstance(pool, Pool) else None
+        return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, skipped, new.guard.bad)
 
     return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
 

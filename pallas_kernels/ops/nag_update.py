@@ -10,6 +10,8 @@ With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / s
     dy = v (g - r' <g r'>)             dt = <dy n> D + ds t / (1 + t^2)
     dw = k t (dy - n <dy n>)           dr = dy - a dw - <dw r> c
     dc = dw - <dw r> r                 du = dc - <dc>
+Where q is below eps there is no direction to turn to, and k, up to 1e6, would be the gain of the gradient: one such row
+would decide how a whole batch's gradient is clipped. There dw = t dy, the gradient of an update that is added as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import Block, RowKernel
 from pallas_kernels.ops import by_rows
 
-# Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its rotation. The largest
-# possible gain of the normalisation is 1e6, so gradients at u_perp = 0 are finite in float32 and bfloat16.
+# Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its rotation.
 EPS_UPDATE = 1e-12
 # Added to mean(y^2) of the rotated direction. It changes nothing for a unit direction (mean(y^2) >= 1); a row of zeros,
 # such as padding, stays zero, with gradients below 1e6 times the incoming one.
@@ -58,9 +59,10 @@ def nag_update(
     nothing else is saved) and writes 2.
     Numerics: statistics and arithmetic in float32, each output rounded once. An update without a part
     orthogonal to the direction (zero, constant over features, or parallel) does not change the direction, and
-    the log-norm still grows by the predicted log(1 + t^2) / 2; its gradients are finite. Rounding errors of the
-    mean count as an orthogonal part unless they are small compared with the formula's 1e-6. Updates are exact
-    up to an RMS of 1e17. A row of zeros stays zero.
+    the log-norm still grows by the predicted log(1 + t^2) / 2; its gradient is that of an update that is added
+    without being normalised, so that a branch that starts at zero can learn. Rounding errors of the mean count as
+    an orthogonal part unless they are small compared with the formula's 1e-6. Updates are exact up to an RMS of
+    1e17. A row of zeros stays zero.
     Backend: see `pallas_kernels.dispatch`; XLA on CPU.
 
     Args:
@@ -100,7 +102,9 @@ def reference(
     t = turn[:, None]
     u = u - jnp.mean(u, -1, keepdims=True)
     u_perp = u - jnp.mean(u * r, -1, keepdims=True) * r
-    n = u_perp * jax.lax.rsqrt(jnp.mean(u_perp * u_perp, -1, keepdims=True) + EPS_UPDATE)
+    q = jnp.mean(u_perp * u_perp, -1, keepdims=True)
+    n = u_perp * jax.lax.rsqrt(q + EPS_UPDATE)
+    n = jnp.where(q > EPS_UPDATE, n, jax.lax.stop_gradient(n - u_perp) + u_perp)
     y = r + t * n
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + EPS_NORM)
     return y.astype(direction.dtype), log_norm + 0.5 * jnp.log1p(turn * turn)
@@ -152,9 +156,11 @@ def gradients(state: Turned, a: Row, mr: Row, rr: Row, t: Row, mg: Row, gr: Row,
     pull = v * v * (v * (gr + t * gn))  # dy = v g - pull y
     dy_n = v * gn - pull * (rn + t * nn)
     dy_r = v * gr - pull * (rr + t * rn)
-    dw_r = kt * (dy_r - rn * dy_n)
+    live = nn > 0.5  # q > eps
+    gain, along = jnp.where(live, kt, t), jnp.where(live, dy_n, 0.0)
+    dw_r = gain * (dy_r - rn * along)
     y_w = -pull * kt
-    w_g, w_r, w_w = kt * v, -kt * pull, kt * (y_w - k * dy_n)
+    w_g, w_r, w_w = gain * v, -gain * pull, gain * (y_w - k * along)
     u_r = w_r - dw_r
     return Gradients(
         r_g=v - a * w_g,

@@ -7,6 +7,8 @@ import pytest
 from tolerance import close_to
 
 from nagjax.cli import main
+from nagjax.runs.log import load_run
+from nagjax.train.checkpoint.store import Checkpoints
 
 SHAPE = "--depth 3 --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2".split()
 
@@ -34,9 +36,24 @@ def test_a_routed_run_records_what_it_skips(runs):
     assert info["executed_parameters_per_token"] < dense["executed_parameters_per_token"]
     assert info["train_flops_per_token"] < 0.8 * dense["train_flops_per_token"]
     lines = [json.loads(line) for line in (runs / "routed" / "metrics.jsonl").read_text().splitlines()]
-    assert [line for line in lines if line["kind"] == "eval"][-1]["mod_rate"] == pytest.approx(0.5)
+    last = [line for line in lines if line["kind"] == "eval"][-1]
+    assert last["mod_rate"] == pytest.approx(0.5)
     depth = [line for line in lines if line["kind"] == "depth"][-1]
-    assert len(depth["executed"]) == len(depth["agreement"]) == 6
+    assert len(depth["executed"]) == len(depth["agreement"]) == len(depth["causal_executed"]) == 6
+    assert last["causal_mod_rate"] == pytest.approx(1 - sum(depth["causal_executed"]) / 6)
+    assert last["causal_loss"] != last["loss"]
+
+
+def test_a_routed_run_is_judged_by_its_causal_decider(runs, capsys):
+    """By the log's reader, by what `eval` says of its last checkpoint, and by the checkpoint's own score."""
+    lines = [json.loads(line) for line in (runs / "routed" / "metrics.jsonl").read_text().splitlines()]
+    line = [line for line in lines if line["kind"] == "eval"][-1]
+    run = load_run(runs / "routed")
+    assert run.last_eval.loss == line["causal_loss"] and run.evals.top_k_loss[-1] == line["loss"]
+    assert run.last_eval.bits_per_byte == line["causal_bits_per_byte"] and not run.looks_ahead
+    scores = json.loads(printed(capsys, "eval", runs / "routed", "--batches", 2, "--as-json"))
+    assert scores["causal_loss"] == pytest.approx(run.last_eval.loss, rel=1e-5)
+    assert Checkpoints(runs / "routed" / "checkpoints").facts(12)["score"] == line["causal_loss"]
 
 
 def test_eval_tells_both_rules(runs, capsys):

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from nagjax.data import read_documents
-from nagjax.data.documents import TEXT_PIECE, find_files, split_name
+from nagjax.data.documents import TEXT_PIECE, find_files, split_documents, split_name
 from nagjax.errors import UserError
 
 PACK = {
@@ -59,6 +59,24 @@ def test_long_text_is_cut_at_lines_and_loses_nothing(tmp_path):
     pieces = list(read_documents([str(tmp_path)]))
     assert "".join(pieces) == text and len(pieces) > 3
     assert all(piece.endswith("\n") and len(piece) < TEXT_PIECE + 20 for piece in pieces)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_no_file_is_on_both_sides(tmp_path, suffix):
+    """A long text file is several documents and one draw; lines of JSON are drawn each."""
+    for book in range(12):
+        text = "".join(f"book {book} line {i} of many\n" for i in range(4_000))
+        (tmp_path / f"{book}.txt{suffix}").write_bytes(PACK[suffix](text.encode()))
+    books = {}
+    for text, side in split_documents([str(tmp_path)], 0.4):
+        books.setdefault(text.split()[1], []).append(side)
+    assert len(books) == 12 and all(len(sides) > 2 and len(set(sides)) == 1 for sides in books.values())
+    assert {sides[0] for sides in books.values()} == {"train", "validation"}
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(60)))
+    drawn = list(split_documents([str(lines)], 0.2))
+    assert drawn == [(text, split_name(text, 0.2)) for text, _ in drawn]
+    assert {side for _, side in drawn} == {"train", "validation"}
 
 
 def test_half_surrogates_become_replacement_characters(tmp_path):

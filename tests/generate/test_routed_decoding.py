@@ -19,6 +19,7 @@ CASES = {
     "nag": ("nag", ModConfig(rate=(0.5,))),
     "nag, selected keys": ("nag", ModConfig(rate=(0.5,), kv="selected")),
     "plain, every other block, random": ("plain", ModConfig(rate=(0.4,), every=2, router="random", kv="selected")),
+    "nag, whole blocks, selected keys": ("nag", ModConfig(rate=(0.5,), unit="block", kv="selected")),
     "review, predictor": ("review", ModConfig(rate=(0.5,), decider="predictor")),
 }
 
@@ -87,6 +88,41 @@ def test_step_by_step_logits(model):
     whole, whole_ran = forward(model, rows.tolist(), cuts)
     np.testing.assert_array_equal(ran.transpose(1, 2, 0), whole_ran[..., :20])
     assert_close(logits.swapaxes(0, 1), whole[:, :20], **tiny.FORWARD)
+
+
+def test_packed_documents_are_judged_as_they_are_sampled():
+    """Evaluation packs documents; sampling has each alone, token by token: the same tokens run, the same logits."""
+    model = make_model(find_scheme("nag")(), mod=ModConfig(rate=(0.5,), kv="selected"), depth=3)
+    cuts, lengths = middle_cuts(model) - 0.05, (20, 17, 11)  # 48 in all: together they want more than a context keeps
+    texts = [np.random.default_rng(i).integers(0, 61, n) for i, n in enumerate(lengths)]
+    segments = np.repeat([1, 2, 3], lengths)[None]
+    where = Where(segments, np.concatenate([np.arange(n) for n in lengths])[None])
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def packed(params):
+        model = nnx.merge(graph, params)
+        output = model(np.concatenate(texts)[None], where, cuts=cuts, causal=True, mapped=True)
+        return model.logits(output)[0], output.paths["ran"][:, 0]
+
+    @jax.jit
+    def sampled(params, text):
+        model = nnx.merge(graph, params)
+
+        def step(cache, at):
+            token = jax.lax.dynamic_slice_in_dim(text, at, 1, 1)
+            here = Where(np.ones((1, 1), np.int32), jnp.full((1, 1), at, np.int32))
+            output = model(token, here, cache=cache, cuts=cuts, causal=True, mapped=True)
+            return output.cache, (model.logits(output)[0, 0], output.paths["ran"][:, 0, 0])
+
+        return jax.lax.scan(step, model.empty_cache(1, 20), jnp.arange(20))[1]
+
+    logits, ran = jax.device_get(packed(params))
+    assert ran[::2].sum(axis=1).max() > 24  # of the 48 that a row of a context has room for
+    for i, text in enumerate(texts):
+        want, want_ran = jax.device_get(sampled(params, np.resize(text, (1, 20))))
+        np.testing.assert_array_equal(ran[:, segments[0] == i + 1], want_ran.T[:, : len(text)])
+        assert_close(logits[segments[0] == i + 1], want[: len(text)], **tiny.FORWARD)
 
 
 def test_a_full_cache_lets_nobody_in():

@@ -60,8 +60,21 @@ def masked_reference(model: Transformer, batch, chosen):
     for i, (part, rate) in enumerate(zip(parts, rates, strict=True)):
         here = at(part.gate, i + 1, entries[i + 1], i + 2 if i + 1 < len(parts) else 0)
         k, x = kept(rate, config.context), scheme.read(stream)
-        if 0 < k < config.context:
-            scores = mod.router.score(scheme, stream, part.routing.router, here, where, jnp.uint32(0))
+        own = part.routing.router if 0 < k < config.context and (config.mod.unit == "sublayer" or i % 2 == 0) else None
+        if own is not None and config.mod.unit == "block":
+            following = Boundary(
+                parts[i + 1].gate,
+                entries[i + 2],
+                jnp.int32(i + 2),
+                jnp.int32(i + 3 if i + 2 < len(parts) else 0),
+                jnp.float32(1.0),
+                config.sublayers_before,
+            )
+            scores = mod.router.score_block(scheme, stream, own, (here, following), where, jnp.uint32(0))
+        elif own is not None:
+            scores = mod.router.score(scheme, stream, own, here, where, jnp.uint32(0))
+        elif 0 < k < config.context:
+            scores = all_scores[-1]  # of the block that it belongs to
         else:
             scores = jnp.ones(x.shape[:2])
         mask = chosen[i]

@@ -53,10 +53,11 @@ def counted(scheme: str, mod: ModConfig) -> tuple[float, float]:
         ("nag", ModConfig(rate=(0.5,))),
         ("plain", ModConfig(rate=(0.5,), kv="selected")),
         ("review", ModConfig(rate=(0.25,), skip="mlp")),
+        ("nag", ModConfig(rate=(0.5,), unit="block")),
         ("plain", ModConfig(mlp_rate=(1.0,), rate=(0.5,), decider="predictor")),
         ("mhc", ModConfig()),  # has matrices before the norm as well
     ],
-    ids=lambda v: v if isinstance(v, str) else f"{v.rate}{v.kv}{v.skip}{v.decider}",
+    ids=lambda v: v if isinstance(v, str) else f"{v.rate}{v.kv}{v.skip}{v.decider}{v.unit}",
 )
 def test_training_flops_are_those_xla_counts(scheme, mod):
     count, known = counted(scheme, mod)

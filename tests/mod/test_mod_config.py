@@ -20,6 +20,8 @@ from nagjax.residual import find_scheme
         ({"rate": ()}, "mod.rate"),
         ({"mlp_rate": (1.5,)}, "mod.mlp_rate.*1 removes the sublayer"),
         ({"every": 0}, "mod.every"),
+        ({"unit": "block", "mlp_rate": (0.5,)}, "mod.mlp_rate.*--mod.rate alone, or --mod.unit sublayer"),
+        ({"unit": "block", "skip": "mlp"}, "mod.skip.*whole blocks"),
         ({"ema": 1.0}, "mod.ema"),
         ({"aux_weight": -1.0}, "mod.aux_weight"),
     ],

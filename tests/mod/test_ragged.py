@@ -49,11 +49,11 @@ def mapped(name: str, mod: ModConfig):
     return model, jax.device_get(output), ran, scores.astype(np.float64), batch.segment_ids > 0
 
 
-def watched(bp):
+def watched(bp, causal: bool = False):
     """The output of a model on a batch."""
 
-    def forward(params, batch, progress):
-        options = {"observed": True, "mapped": True, "cuts": jnp.full(6, 0.1)}
+    def forward(params, batch, progress, cuts=0.1):
+        options = {"observed": True, "mapped": True, "cuts": jnp.broadcast_to(cuts, 6), "causal": causal}
         return bp.model(params)(batch.tokens, batch.where, progress=progress, **options)
 
     return jax.jit(forward)
@@ -89,25 +89,44 @@ def test_telemetry_without_padding_is_that_of_the_text_alone():
         assert_close(beside[name], values, **tiny.FORWARD, err_msg=name)
 
 
-def test_an_evaluation_weighs_its_batches_by_tokens():
-    """Over two batches of 35 tokens and of 3."""
-    bp = tiny.blueprint(config(train={"batch": 8}))
+RULES = {
+    "top-k": (HALF, False),
+    "threshold": (HALF, True),
+    "predictor, blocks, selected keys": (
+        ModConfig(rate=(0.5,), unit="block", kv="selected", decider="predictor"),
+        True,
+    ),
+    "one threshold": (ModConfig(rate=(0.5,), capacity="adaptive", skip="mlp"), False),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_evaluation_weighs_its_batches_by_tokens(rule):
+    """Over two batches of 35 tokens and of 3: what is reported is what is counted by hand, to 1e-6."""
+    mod, causal = RULES[rule]
+    bp = tiny.blueprint(config(mod=mod, train={"batch": 8}))
     evaluator = object.__new__(Evaluator)
-    evaluator.token_bytes, evaluator.step = jnp.ones(tiny.VOCAB), jit_eval_step(bp)
-    params, forward = tiny.moved(bp.create().params), watched(bp)
-    mod, text = {"cuts": jnp.full(6, 0.1)}, [ragged(0), ragged(1, (3, 0, 0, 0, 0, 0, 0, 0))]
-    scores, depth = evaluator(params, mod, 50, text)
+    evaluator.token_bytes, evaluator.step = jnp.ones(tiny.VOCAB), jit_eval_step(bp, causal=causal)
+    params, forward = tiny.moved(bp.create().params), watched(bp, causal)
+    text, cut = [ragged(0), ragged(1, (3, 0, 0, 0, 0, 0, 0, 0))], 0.1
+    if "threshold" in rule:  # somewhere among the scores
+        cuts = watched(tiny.blueprint(config(train={"batch": 8})))(params, text[0], 0.5).routing["cut"]
+        cut = float(jnp.median(cuts))
+    scores, depth = evaluator(params, {"cuts": jnp.full(6, cut)}, 50, text)
     counts, seen = [], []
     for batch in text:
-        output = jax.device_get(forward(params, batch, 0.5))
+        output = jax.device_get(forward(params, batch, 0.5, cut))
         real = batch.segment_ids > 0
         counts.append(real.sum())
         seen.append((mean(output.paths["ran"], real), mean(output.paths["turn"], real)))
     ran, turn = (np.average([s[i] for s in seen], axis=0, weights=counts) for i in (0, 1))
     np.testing.assert_allclose(depth["executed"], ran, atol=1e-6)
     assert_close(depth["turn"], turn, **tiny.FORWARD)
-    assert scores["mod_rate"] == pytest.approx(1 - ran.mean(), abs=1e-6)
-    assert counts == [35, 3] and abs(np.mean([s[0] for s in seen]) - ran.mean()) > 0.05
+    for name, part in {"mod_rate": ran, "mod_rate_attention": ran[::2], "mod_rate_mlp": ran[1::2]}.items():
+        assert scores[name] == pytest.approx(1 - part.mean(), abs=1e-6)
+    assert counts == [35, 3] and 0.05 < ran[1::2].mean() < 0.95
+    if rule == "top-k":
+        assert abs(np.mean([s[0] for s in seen]) - ran.mean()) > 0.05
 
 
 def test_a_threshold_outlives_short_rows():
@@ -132,9 +151,9 @@ def test_a_broken_threshold_heals(broken, steps):
     """As older runs saved it, and as a run that starts from one finds it: at a decay of 0 and later."""
     guard = new_guard()._replace(good=jnp.int32(steps))
     state = TrainState(None, None, None, None, {"cuts": jnp.array([broken, 0.5])}, guard)
-    none = _averaged(state, {"cuts": Cuts(jnp.zeros(2), jnp.zeros(2))}, 0.99)["cuts"]
+    none = _averaged(state, {"cuts": Cuts(jnp.zeros(2), jnp.zeros(2))}, ModConfig())["cuts"]
     np.testing.assert_array_equal(none, [broken, 0.5])
-    healed = _averaged(state, {"cuts": Cuts(jnp.full(2, 0.6), jnp.full(2, 2.0))}, 0.99)["cuts"]
+    healed = _averaged(state, {"cuts": Cuts(jnp.full(2, 0.6), jnp.full(2, 2.0))}, ModConfig())["cuts"]
     np.testing.assert_allclose(healed, [0.3, 0.3 + steps / (steps + 10) * 0.2], rtol=1e-6)
 
 

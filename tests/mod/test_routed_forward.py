@@ -20,12 +20,13 @@ SOME = {
     "every other block, random": ModConfig(rate=(0.25,), every=2, router="random"),
     "stages, one kind removed": ModConfig(rate=(0.0, 0.5, 0.75), mlp_rate=(0.25, 1.0)),
     "attention only": ModConfig(rate=(0.6,), skip="attention", kv="selected"),
+    "whole blocks": ModConfig(rate=(0.0, 0.5, 0.75), unit="block"),
+    "whole blocks, selected keys": ModConfig(rate=(0.5,), unit="block", kv="selected", every=2),
 }
 
 
-CASES = [
-    (name, kind) for name in one_per_stream() for kind in SOME if name in ("plain", "nag") or kind.startswith("stages")
-]
+EVERY = ("stages, one kind removed", "whole blocks")  # cases of every kind of stream
+CASES = [(name, kind) for name in one_per_stream() for kind in SOME if name in ("plain", "nag") or kind in EVERY]
 
 
 @pytest.mark.parametrize("name, kind", CASES)
@@ -123,6 +124,20 @@ def test_every_sublayer_has_its_own_router():
     routers = [params["blocks"][kind]["routing"]["router"]["weight"] for kind in ("attention", "mlp")]
     rows = np.concatenate(routers)
     assert rows.shape == (6, 16) and len(np.unique(rows[:, 0])) == 6
+
+
+@pytest.mark.parametrize("name", ["plain", "nag"])
+def test_a_block_has_one_router_and_one_choice(name):
+    model = make(find_scheme(name)(), SOME["whole blocks"])
+    params = nnx.to_pure_dict(nnx.split(model)[1])["blocks"]
+    assert not params["mlp"].get("routing") and bool(params["attention"].get("routing")) == (name == "plain")
+    output, _ = run(model, mapped=True, observed=True)
+    ran = np.asarray(output.paths["ran"])
+    np.testing.assert_array_equal(ran[::2], ran[1::2])
+    assert not np.array_equal(ran[2], ran[4])
+    turned = np.asarray(output.paths["turn"]) > 0
+    np.testing.assert_array_equal(turned, ran)  # what is observed between attention and MLP as well
+    assert np.all(output.routing["cut"][1::2] == -np.inf) and np.all(np.isfinite(output.routing["cut"][2::2]))
 
 
 def test_blocks_of_one_rate_share_a_scan():

@@ -15,7 +15,10 @@ def update(r, s, u, t):
     inner = jnp.einsum("nd,nd->n", u, r)[:, None]
     perpendicular = u - inner / d * r
     length = jnp.sqrt(jnp.einsum("nd,nd->n", perpendicular, perpendicular) + d * 1e-12)[:, None]
-    y = r + t[:, None] * (np.sqrt(d) * perpendicular / length)
+    unit = np.sqrt(d) * perpendicular / length
+    nothing = length**2 <= 2 * d * 1e-12  # no direction: it is differentiated as if it were not normalised
+    unit = jnp.where(nothing, jax.lax.stop_gradient(unit - perpendicular) + perpendicular, unit)
+    y = r + t[:, None] * unit
     size = jnp.sqrt(jnp.einsum("nd,nd->n", y, y) + d * 1e-12)[:, None]
     return np.sqrt(d) * y / size, s - jnp.log(jnp.cos(jnp.arctan(t)))
 

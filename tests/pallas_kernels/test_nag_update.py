@@ -88,6 +88,19 @@ def test_edges_match_float64_and_stay_finite(name, edge):
         nag_oracle.assert_close(NAMES, got, want, width, sums)
 
 
+@pytest.mark.parametrize("name", ("reference", "xla", *INTERPRETERS))
+def test_no_update_does_not_rule_the_gradient(name):
+    """A row that proposes nothing has a gradient no larger than what comes in, and not none: it can learn."""
+    (r, s, u, t), cotangents = nag_oracle.inputs(8, 128, "float32")
+    t = 0.1 + jnp.abs(t)
+    u = u.at[0].set(0.0).at[1].set(1e-8 * u[1]).at[2].set(3.0)
+    with interpreting(INTERPRETERS.get(name)):
+        got = nag_oracle.with_gradients(implementation(name), (r, s, u, t), cotangents)
+    size = lambda x: np.sqrt(np.mean(np.square(np.asarray(x[:3], np.float64)), axis=-1))  # noqa: E731
+    du, g = size(got[NAMES.index("d_update")]), size(cotangents[0])
+    assert np.all(du < 3 * t[:3] * g) and np.all(du > 0.1 * t[:3] * g)
+
+
 def test_parallel_update_leaves_nothing_to_turn_to():
     (r, s, _, t), cotangents = nag_oracle.inputs(5, 640, "float32")
     r = r - r.mean(-1, keepdims=True)

@@ -51,6 +51,17 @@ def test_nan_is_never_the_best(runs, make_run):
     assert [c.best for c in cells] == [False, False, True]
 
 
+def test_routed_runs_are_judged_as_sampled(runs, make_run):
+    """The loss of the causal decider is in the table and decides; that of top-k stands beside it."""
+    better_ahead = eval_line(10, 1.5) | {"causal_loss": 1.80, "causal_bits_per_byte": 2.6}
+    table = comparison_table([*runs, load_run(make_run("m", [better_ahead]))])
+    assert [c.text for c in column(table, "validation loss")] == ["1.8100", "1.7900", "1.8000"]
+    assert [c.best for c in column(table, "validation loss")] == [False, True, False]
+    assert [c.text for c in column(table, "bits per byte")][2] == "2.6000"
+    assert [c.text for c in column(table, "the same by top-k")] == ["n/m", "n/m", "1.5000"]
+    assert not any(name.startswith("the same by top-k") for name in comparison_table(runs).columns)
+
+
 def test_no_ratio_without_a_comparable_plain_run(runs):
     assert "step time / plain" not in comparison_table(runs[1:]).columns
 

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -72,6 +73,20 @@ def test_learning_rates_are_stated(load):
 
 def test_equal_terms_give_no_differences(load):
     assert differences([load("plain", 1.8, lr=0.016), load("nag", 1.7)]) == []
+
+
+def test_a_loss_that_looks_ahead_is_named(make_run):
+    """A routed run of an earlier version, which measured top-k alone, beside one that measured the causal decider."""
+    runs = []
+    for name, more in (("old", {}), ("new", {"causal_loss": 1.9, "causal_bits_per_byte": 2.7})):
+        folder = make_run(name, [eval_line(10, 1.8) | more])
+        config = json.loads((folder / "config.json").read_text())
+        config["model"]["mod"] = {"rate": [0.5]}
+        (folder / "config.json").write_text(json.dumps(config))
+        runs.append(load_run(folder))
+    assert [run.looks_ahead for run in runs] == [True, False]
+    (line,) = differences(runs)
+    assert line.startswith("judged: ") and "by top-k, which looks at later tokens" in line and "as sampled" in line
 
 
 def test_every_differing_field_is_named(make_run):

@@ -8,6 +8,8 @@ from flax import nnx
 from stack import boundary, build, normal, streams
 from tolerance import assert_close
 
+from nagjax.model.config import ModelConfig
+from nagjax.model.transformer import Transformer
 from nagjax.residual.schemes.nag import NAG, NAGStream
 
 WIDTH = 48
@@ -116,3 +118,21 @@ def test_the_embedding_enters_centred_and_padding_of_zeros_stays_finite():
     zeros, pull = jax.vjp(opened, jnp.zeros((1, 4, WIDTH)))
     (grad,) = pull(jax.tree.map(jnp.ones_like, zeros))
     assert all(np.all(np.isfinite(x)) for x in (*zeros, grad))
+
+
+@pytest.mark.parametrize("ramp", [0.0, 0.05])
+def test_the_first_loss_is_near_that_of_a_guess_with_and_without_a_ramp(ramp):
+    """At 48 blocks a log-norm that has grown from the first step on would make the first logits twice too large."""
+    config = ModelConfig(depth=48, width=32, context=32, vocab=257, dtype="float32")
+    tokens, targets = np.random.default_rng(0).integers(0, 257, (2, 8, 32))
+
+    @jax.jit
+    def start():
+        model = Transformer(config, NAG(ramp=ramp), nnx.Rngs(0))
+        logits = model.logits(model(tokens, progress=0.0))
+        own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own), jnp.std(logits)
+
+    loss, spread = start()
+    assert loss < 1.05 * np.log(257)
+    assert 0.4 < spread < 0.6

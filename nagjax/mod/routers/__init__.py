@@ -20,6 +20,10 @@ class Router:
     name: ClassVar[str] = ""  # the file's name
     scale: ClassVar[float] = 0.0  # of what cancels in a score near 0, which is then rounded like a number of this size
 
+    common: ClassVar[bool] = False  # scores are positive, and those of different sublayers compare
+
+    weight: str = "score"  # `ModConfig.weight`, for a router whose score is a factor
+
     def check(self, scheme: Scheme) -> None:
         """Raises UserError for a scheme the router cannot score."""
 
@@ -39,6 +43,18 @@ class Router:
         """Float32: how much each token is worth to the sublayer, from the stream before it runs."""
         raise NotImplementedError
 
+    def score_block(
+        self,
+        scheme: Scheme,
+        stream: Stream,
+        own: nnx.Module,
+        at: tuple[Boundary, Boundary],
+        where: Where,
+        noise: UInt32[Array, ""],
+    ) -> Float[Array, "B T"]:
+        """The same for a block whose attention and MLP run for the same tokens, from the stream before both."""
+        return self.score(scheme, stream, own, at[0], where, noise)
+
     def weigh(self, update: Float[Array, "B k D"], scores: Float[Array, "B k"]) -> Float[Array, "B k D"]:
         """The update that is committed; a router with parameters gets its gradient here."""
         return update
@@ -50,8 +66,8 @@ def routers() -> dict[str, type[Router]]:
     return classes_by_file(sys.modules[__name__], Router)
 
 
-def find_router(name: str, scheme: Scheme) -> Router:
+def find_router(name: str, scheme: Scheme, weight: str = "sigmoid") -> Router:
     """The router of that name, fit for the scheme; "auto" is the scheme's own choice."""
-    router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")()
+    router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")(weight)
     router.check(scheme)
     return router

@@ -19,11 +19,17 @@ class Direction(nnx.Module):
         self.weight = gate_parameter(jax.random.normal(rngs.params(), (width,)) * width**-0.5, ("embed",))
 
 
+WEIGHTS = {"tanh": lambda score: 1.0 + jnp.tanh(score), "sigmoid": jax.nn.sigmoid, "score": lambda score: score}
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearRouter(Router):
-    """`score_i = <w, x_i>`; `x_i <- x_i + score_i f(X_selected)_i` for the selected, the others pass unchanged.
+    """`s_i = <w, x_i>`; `x_i <- x_i + g(s_i) f(X_selected)_i` for the selected, the others pass unchanged.
 
-    Raposo et al. 2024, arXiv:2404.02258. `x` is what the sublayer reads, the normalised residual.
+    Raposo et al. 2024, arXiv:2404.02258, whose g(s) = s (`score`) turns the sign of an update where the score of a
+    token that runs is negative: at the start, at a rate of an eighth, of two in five. `sigmoid` keeps it, as does
+    `tanh`, g(s) = 1 + tanh(s) in (0, 2), with which an update counts at the start as much as without a router, on
+    average over all tokens (experiments/LOG.md compares them). `x` is what the sublayer reads, the normalised residual.
     """
 
     name: ClassVar[str] = "linear"
@@ -43,4 +49,4 @@ class LinearRouter(Router):
         return jnp.einsum("btd,d->bt", x, own.weight[...].astype(x.dtype), preferred_element_type=jnp.float32)
 
     def weigh(self, update, scores):
-        return scores[..., None].astype(update.dtype) * update
+        return WEIGHTS[self.weight](scores)[..., None].astype(update.dtype) * update

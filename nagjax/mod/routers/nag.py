@@ -13,9 +13,12 @@ class NAGRouter(Router):
 
     The modulator learns through the update it scales, so the score is on the gradient path as it stands. The idea is
     of Figliolia & Millidge 2026, arXiv:2606.16112; capacities and thresholds on the angle are this project's design.
+    A block's score is the sum of its two, both of the direction before it: what the MLP is going to do once attention
+    has turned the token is not known then.
     """
 
     name: ClassVar[str] = "nag"
+    common: ClassVar[bool] = True
 
     def check(self, scheme):
         if not scheme.turns:
@@ -24,3 +27,6 @@ class NAGRouter(Router):
 
     def score(self, scheme, stream, own, at, where, noise):
         return scheme.turn(stream, at)
+
+    def score_block(self, scheme, stream, own, at, where, noise):
+        return scheme.turn(stream, at[0]) + scheme.turn(stream, at[1])

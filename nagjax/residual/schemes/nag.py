@@ -96,6 +96,13 @@ class NAG(Scheme):
     def ends(self, width, embedding_std, rngs):
         return Ends(width, embedding_std)
 
+    def ends_for(self, ends, sublayers):
+        """Without a ramp the log-norm has grown by the head already at the start, modulators being about one half."""
+        if not self.ramp:
+            turns = (0.5 * index**-self.alpha_power for index in range(1, sublayers + 1))
+            ends.decode[...] = ends.decode[...] - sum(0.5 * math.log1p(turn * turn) for turn in turns)
+        return ends
+
     def head_rows(self, table):
         centred = table - jnp.mean(table, axis=-1, keepdims=True)
         return centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-12)

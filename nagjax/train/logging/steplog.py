@@ -79,7 +79,7 @@ class StepLog:
         speed = self.tokens_per_step / seconds
         bad = []
         for (step, _), metrics in zip(self.pending, fetched, strict=True):
-            values = {name: float(value) for name, value in metrics._asdict().items()}
+            values = {name: float(value) for name, value in metrics._asdict().items() if value is not None}
             in_a_row = int(values.pop("bad"))
             values |= {"tokens": step * self.tokens_per_step, "tokens_per_second": speed, "step_seconds": seconds}
             if in_a_row:

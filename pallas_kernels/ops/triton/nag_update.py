@@ -46,9 +46,11 @@ def gradients(a, mr, rr, t, mg, gr, gw, k, rn, nn, v, D: constexpr):
     pull = v * v * (v * (gr + t * gn))
     dy_n = v * gn - pull * (rn + t * nn)
     dy_r = v * gr - pull * (rr + t * rn)
-    dw_r = kt * (dy_r - rn * dy_n)
+    live = nn > 0.5
+    gain, along = tl.where(live, kt, t), tl.where(live, dy_n, 0.0)
+    dw_r = gain * (dy_r - rn * along)
     y_w = -pull * kt
-    w_g, w_r, w_w = kt * v, -kt * pull, kt * (y_w - k * dy_n)
+    w_g, w_r, w_w = gain * v, -gain * pull, gain * (y_w - k * along)
     r_g, r_r, r_w = v - a * w_g, -pull - a * w_r - a * dw_r, y_w - a * w_w - dw_r
     u_r = w_r - dw_r
     u_1 = -(w_g * mg + (u_r - a * w_w) * mr)
