@@ -74,7 +74,7 @@ class ModelBlueprint:
         return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
 
     def init_mod(self) -> dict[str, jax.Array]:
-        """The state of Mixture-of-Depths before the first step: `cuts` [S], all -inf, and with adaptive depth also `debt`
+        """The state of Mixture-of-Depths before the first step: `cuts` [S], all -inf, with adaptive depth `debt` too
         (see `nagjax.mod.adaptive`); empty without routing."""
         model = self.config.model
         cuts = {"cuts": jnp.full(model.sublayers, -jnp.inf, jnp.float32)} if model.mod.active else {}
