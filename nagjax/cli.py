@@ -22,6 +22,7 @@ from nagjax.errors import Preempted, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+LONGEST_LINE = 2000  # characters: what stands in a file of somebody else's may be longer
 COMMANDS = Path(__file__).parent / "commands"
 
 
@@ -141,7 +142,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: Exception) -> int:
-    print(f"nagjax: error: {' '.join(str(error).split())}", file=sys.stderr)
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(str(error).split()))
+    print(f"nagjax: error: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}...'}", file=sys.stderr)
     return 2
 
 

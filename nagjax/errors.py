@@ -1,5 +1,7 @@
 """The one exception a user is meant to read."""
 
+LONGEST = 300  # characters of a value that are shown
+
 
 class UserError(Exception):
     """Bad input: says which field, what its value was, and what to change.
@@ -9,7 +11,8 @@ class UserError(Exception):
 
     def __init__(self, field: str, value: object, fix: str):
         self.field, self.value, self.fix = field, value, fix
-        super().__init__(f"{field} = {value!r}: {fix}")
+        shown = repr(value)
+        super().__init__(f"{field} = {shown if len(shown) <= LONGEST else f'{shown[:LONGEST]}...'}: {fix}")
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of a traceback."""

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from nagjax import json_reader
 from nagjax.errors import UserError
 
 PARTIAL = ".partial"
+LARGEST = 1 << 30  # bytes of a file that is read as a whole
 
 
 def inside(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Path:
@@ -47,24 +49,41 @@ def has_file(path: str | os.PathLike, root: str | os.PathLike | None = None) -> 
     return inside(path, root).is_file()
 
 
-def read_bytes(path: str | os.PathLike, root: str | os.PathLike | None = None) -> bytes:
-    """Raises OSError, and UserError as `inside` does."""
-    return inside(path, root).read_bytes()
+def read_bytes(path: str | os.PathLike, root: str | os.PathLike | None = None, *, largest: int = LARGEST) -> bytes:
+    """Raises OSError, and UserError as `inside` does and for a file of more than `largest` bytes."""
+    with inside(path, root).open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise UserError("file", str(path), f"has more than {largest:,} bytes: it is not what its name says")
+    return content
 
 
-def read_text(path: str | os.PathLike, root: str | os.PathLike | None = None) -> str:
-    """UTF-8. Raises OSError, UnicodeDecodeError (a ValueError), and UserError as `inside` does."""
-    return inside(path, root).read_text(encoding="utf-8")
+def read_json(path: str | os.PathLike, root: str | os.PathLike | None = None, **limits):
+    """The JSON value in a file, within the limits of `json_reader.read`. Raises OSError, ValueError as that does, and
+    UserError as `inside` does."""
+    with inside(path, root).open("rb") as file:
+        return json_reader.read(file, **limits)
 
 
-def read_json(path: str | os.PathLike, root: str | os.PathLike | None = None):
-    """The JSON value in a file. Raises OSError, ValueError where it is not JSON or nested without end, and UserError
-    as `inside` does."""
-    text = read_text(path, root)
+def read_record[T](
+    cls: type[T], path: str | os.PathLike, field: str, fix: str, *, shown: str | None = None, **options
+) -> T:
+    """A dataclass from the JSON file of its name in a folder of a run: see `json_reader.build`, which takes `options`.
+
+    Raises FileNotFoundError where there is none, and UserError of `field` with `shown` (the file unless given), what is
+    wrong, and `fix`.
+    """
     try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        return json_reader.build(cls, read_json(path), **options)
+    except FileNotFoundError:
+        raise
+    except UserError as error:
+        if error.field == "file":  # a link, say
+            raise
+        what = str(error)
+    except (OSError, ValueError) as error:
+        what = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    raise UserError(field, shown or str(path), f"cannot be read ({what}): {fix}")
 
 
 def refuse_link(path: Path) -> None:

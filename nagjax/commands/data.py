@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from nagjax.arguments import POSITIONAL, Rest
 from nagjax.console import Progress, say
 from nagjax.errors import UserError
-from nagjax.ranges import Range
+from nagjax.ranges import Count, Range
 
 
 def prepare(
@@ -16,6 +16,7 @@ def prepare(
     validation: Annotated[float, Range(ge=0, lt=1)] = 0.05,
     held_out: tuple[str, ...] = (),
     field: str = "text",
+    longest: Count = 2**26,
     runner: Literal["local", "beam"] = "local",
 ) -> None:
     """Turn documents into token shards. Stopped and started again, it continues.
@@ -29,12 +30,13 @@ def prepare(
         validation: share of the documents held out, chosen by their hash; a text file is one document.
         held_out: further inputs that are held out whole.
         field: where JSON lines and table rows keep their text.
+        longest: characters that one such line or row may have.
         runner: local, or beam for Apache Beam, whose own options follow after "--".
     """
     if beam_options and runner == "local":
         raise UserError("--", " ".join(beam_options), "only --runner beam takes options of its own")
     say(f"preparing {len(inputs) + len(held_out)} inputs with tokenizer {tokenizer}, into {out}")
-    given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field)
+    given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field, longest=longest)
     if runner == "beam":
         from nagjax.data.beam import prepare_on_beam
 

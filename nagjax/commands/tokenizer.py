@@ -5,7 +5,7 @@ from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import Progress, say
-from nagjax.ranges import Range
+from nagjax.ranges import Count, Range
 
 
 def train(
@@ -13,6 +13,7 @@ def train(
     out: Path,
     vocab: Annotated[int, Range(ge=257, le=2**31 - 1)] = 16384,
     field: str = "text",
+    longest: Count = 2**26,
 ) -> None:
     """Learn a byte-level BPE tokenizer from documents.
 
@@ -21,12 +22,13 @@ def train(
         out: the tokenizer.json to write.
         vocab: its size, with 256 bytes and the end-of-text token.
         field: where JSON lines and table rows keep their text.
+        longest: characters that one such line or row may have.
     """
     say(f"learning a tokenizer of {vocab:,} tokens from {len(inputs)} inputs, into {out}")
     from nagjax.data import train_bpe
 
     progress = Progress("documents read:")
-    trained = train_bpe(inputs, vocab, out, field=field, progress=progress, say=say)
+    trained = train_bpe(inputs, vocab, out, field=field, longest=longest, progress=progress, say=say)
     print(f"{out}: {trained.vocab_size} tokens\nuse it: nagjax data prepare ... --tokenizer {out}")
 
 

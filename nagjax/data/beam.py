@@ -6,7 +6,6 @@ second writes the shards of each round. Every piece of work leaves a file that a
 that a retry, or the same command after a stop, goes on from there; `.beam` is emptied at the end.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nagjax.data.documents import HUB_PREFIX, find_files, split_documents
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
 from nagjax.data.prepare import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
@@ -26,12 +25,14 @@ from nagjax.data.store import (
     Manifest,
     ShardRecord,
     cannot_write,
+    read_own,
     write_file,
     write_json,
     write_shard,
 )
 from nagjax.data.tokenizer import Tokenizer
 from nagjax.errors import UserError
+from nagjax.json_reader import build, parse_json
 
 STAGE = ".beam"
 
@@ -44,6 +45,7 @@ class Work:
     tokenizer: Tokenizer
     validation: float
     field: str
+    longest: int = LONGEST
 
     @property
     def stage(self) -> StoragePath:
@@ -67,7 +69,8 @@ class Piece:
         rows = []
 
         def ids() -> Iterator[np.ndarray]:
-            sides = split_documents([self.source], 1.0 if self.held_out else work.validation, field=work.field)
+            texts = read_documents([self.source], field=work.field, longest=work.longest)
+            sides = ((t, "validation" if self.held_out else split_name(t, work.validation)) for t in texts)
             for split, document in encode_documents(sides, work.tokenizer):
                 if document.byte_count:
                     rows.append((SPLITS.index(split), len(document.ids), document.byte_count))
@@ -123,6 +126,7 @@ def prepare_on_beam(
     validation: float = 0.05,
     held_out: Sequence[str] = (),
     field: str = "text",
+    longest: int = LONGEST,
     shard_tokens: int = 1 << 25,
     options: Sequence[str] = (),
 ) -> Manifest:
@@ -137,7 +141,7 @@ def prepare_on_beam(
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
     if manifest := request.finished():
         return manifest
-    work = Work(request.folder, request.tokenizer, validation, field)
+    work = Work(request.folder, request.tokenizer, validation, field, longest)
     if request.progress("beam") is None:
         write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
     with cannot_write(work.folder):
@@ -188,7 +192,8 @@ def _run(todo: Sequence[Piece] | Sequence[Round], work: Work, options: Sequence[
     for one in todo:
         error = work.stage / f"{one.done}.error"
         if not (work.stage / one.done).exists():
-            raise UserError(**json.loads(error.read_text(encoding="utf-8")))
+            told = build(_Told, parse_json(read_own(error)))
+            raise UserError(told.field, told.value, told.fix)
 
 
 def _make(one: Piece | Round, work: Work) -> None:
@@ -206,14 +211,31 @@ def _make(one: Piece | Round, work: Work) -> None:
 def _gather(request: Request, work: Work, pieces: Sequence[Piece], rounds: Sequence[Round]) -> Manifest:
     splits: dict[str, list[ShardRecord]] = {}
     for one in rounds:
-        for name, shard in json.loads((work.stage / one.done).read_text(encoding="utf-8")).items():
-            splits.setdefault(name, []).append(ShardRecord.from_json(shard))
+        for name, shard in _written(work.stage / one.done).items():
+            splits.setdefault(name, []).append(shard)
     manifest = finish(request, splits)
     for leftover in list(work.stage.files() if isinstance(work.stage, RemotePath) else work.stage.iterdir()):
         leftover.unlink(missing_ok=True)
     if isinstance(work.stage, Path):
         work.stage.rmdir()
     return manifest
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The error that a worker met."""
+
+    field: str
+    value: str
+    fix: str
+
+
+def _written(path: StoragePath) -> dict[str, ShardRecord]:
+    try:
+        shards = parse_json(read_own(path))
+        return {name: ShardRecord.from_json(shards[name], name) for name in SPLITS if name in shards}
+    except (OSError, ValueError, TypeError, UserError) as error:
+        raise UserError("out", str(path), f"cannot be read ({error}): delete it and start again") from None
 
 
 def _sources(inputs: Sequence[str]) -> list[str]:

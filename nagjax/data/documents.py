@@ -2,7 +2,7 @@
 
 import gzip
 import io
-import json
+import itertools
 import lzma
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,10 @@ import zstandard
 
 from nagjax.data.storage import StoragePath, files_under, storage_path
 from nagjax.errors import UserError
+from nagjax.json_reader import parse_json
 
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
+LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
 HUB_PREFIX = "hub:"
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstandard.open}
@@ -64,11 +66,12 @@ def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     return found
 
 
-def read_documents(inputs: Sequence[str], *, field: str = "text") -> Iterator[str]:
+def read_documents(inputs: Sequence[str], *, field: str = "text", longest: int = LONGEST) -> Iterator[str]:
     """Stream the documents of files, folders and `hub:` datasets, holding one at a time.
 
-    A JSON line or Parquet row is one document (its `field`); a text file is one document, or several of
-    about `TEXT_PIECE` characters. Raises UserError naming file and line for what cannot be read.
+    A JSON line or Parquet row is one document (its `field`), of at most `longest` characters: a small compressed file
+    can hold a line larger than any memory. A text file is one document, or several of about `TEXT_PIECE` characters.
+    Raises UserError naming file and line for what cannot be read.
     """
     return (text for text, _ in split_documents(inputs, 0.0, field=field))
 
@@ -80,26 +83,21 @@ def split_documents(
     cut, goes where its first one does, so that no file stands in both."""
     for name in inputs:
         if name.startswith(HUB_PREFIX):
-            for text in map(_valid_unicode, _hub_documents(name, field)):
-                yield text, split_name(text, validation)
-            continue
-        for path in find_files([name]):
-            side = None
-            for text in map(_valid_unicode, _file_documents(path, field)):
-                if side is None or format_of(path) not in _TEXT:
-                    side = split_name(text, validation)
-                yield text, side
+            yield from map(_valid_unicode, _hub_documents(name, field))
+        else:
+            for path in find_files([name]):
+                yield from map(_valid_unicode, _file_documents(path, field, longest))
 
 
-def _file_documents(path: StoragePath, field: str) -> Iterator[str]:
+def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:
     kind = format_of(path)
     with _readable(path):
         if kind == ".parquet":
-            yield from _parquet_documents(path, field)
+            yield from _parquet_documents(path, field, longest)
             return
         opener = _OPENERS.get(path.suffix.lower(), lambda raw, _, **how: io.TextIOWrapper(raw, **how))
         with path.open("rb") as raw, opener(raw, "rt", encoding="utf-8", newline="") as file:
-            yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field)
+            yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
 
 
 def _pieces(file: IO[str]) -> Iterator[str]:
@@ -107,15 +105,19 @@ def _pieces(file: IO[str]) -> Iterator[str]:
         yield piece + file.readline(TEXT_PIECE)
 
 
-def _json_lines(file: IO[str], path: StoragePath, field: str) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
+def _json_lines(file: IO[str], path: StoragePath, field: str, longest: int) -> Iterator[str]:
+    for number in itertools.count(1):
+        if not (line := file.readline(longest + 1)):
+            return
         if not line.strip():
             continue
         where = f"{path}:{number}"
+        if len(line) > longest:
+            raise _too_long(where, longest)
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError("inputs", where, f"not a line of JSON ({error.msg})") from None
+            record = parse_json(line, lenient=True)
+        except ValueError as error:
+            raise UserError("inputs", where, f"not a line of JSON ({error})") from None
         value = record.get(field) if isinstance(record, dict) else None
         if not isinstance(value, str):
             has = f"it has {sorted(record)}" if isinstance(record, dict) else "it is not an object"
@@ -123,7 +125,12 @@ def _json_lines(file: IO[str], path: StoragePath, field: str) -> Iterator[str]:
         yield value
 
 
-def _parquet_documents(path: StoragePath, field: str) -> Iterator[str]:
+def _too_long(where: str, longest: int) -> UserError:
+    fix = f"a document of more than {longest:,} characters: allow longer ones with --longest, or leave it out"
+    return UserError("inputs", where, fix)
+
+
+def _parquet_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:
     import pyarrow.parquet
 
     if path.suffix.lower() in _OPENERS:
@@ -136,12 +143,16 @@ def _parquet_documents(path: StoragePath, field: str) -> Iterator[str]:
                 )
             row = 0
             for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
+                for value in (cell.as_py() for cell in batch.column(0)):
                     if not isinstance(value, str):
                         raise UserError("inputs", f"{path}:{row}", f"no text in column {field!r}")
+                    if len(value) > longest:
+                        raise _too_long(f"{path}:{row}", longest)
                     yield value
                     row += 1
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, PermissionError):
+            raise
         raise UserError("inputs", str(path), f"not a whole Parquet file ({error}); fetch it again") from None
 
 

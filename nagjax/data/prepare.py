@@ -5,16 +5,16 @@ split that got any, and then records in `progress.json` how many documents of th
 that was stopped (killed, disk full) continues after the last recorded round when started again.
 """
 
-import json
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nagjax.data.documents import HUB_PREFIX, find_files, read_documents, split_documents
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
 from nagjax.data.storage import StoragePath, size_of, storage_path
 from nagjax.data.store import (
@@ -24,6 +24,7 @@ from nagjax.data.store import (
     Document,
     Manifest,
     ShardRecord,
+    Size,
     cannot_write,
     read_manifest,
     read_own,
@@ -34,6 +35,18 @@ from nagjax.data.store import (
 )
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
+from nagjax.json_reader import build, parse_json
+
+
+@dataclass
+class Progress:
+    """The content of progress.json: documents of the input that are behind the rounds that are done."""
+
+    request: dict
+    runner: str = "local"
+    rounds: Size = 0
+    documents: Size = 0
+    splits: dict[str, list[ShardRecord]] = dataclasses.field(default_factory=dict)
 
 
 class Request(NamedTuple):
@@ -55,18 +68,24 @@ class Request(NamedTuple):
             verify_small(self.folder, manifest, split)
         return manifest
 
-    def progress(self, runner: str) -> dict | None:
+    def progress(self, runner: str) -> "Progress | None":
         """The record of an unfinished run of the same request by the same runner; None in a folder without one."""
         try:
-            progress = json.loads(read_own(self.folder / PROGRESS))
+            found = build(Progress, parse_json(read_own(self.folder / PROGRESS)))
         except FileNotFoundError:
             return None
-        if other := _difference(progress.pop("request"), self.source):
+        except (OSError, ValueError, UserError) as error:
+            if isinstance(error, UserError) and error.field == "file":  # a link
+                raise
+            fix = f"cannot be read ({error}): delete it and prepare the corpus anew, or choose another folder"
+            raise UserError("out", str(self.folder / PROGRESS), fix) from None
+        if other := _difference(found.request, self.source):
             fix = f"holds an unfinished corpus of another request ({other}): delete it, or choose another folder"
             raise UserError("out", str(self.folder), fix)
-        if (begun := progress.pop("runner", "local")) != runner:
-            raise UserError("out", str(self.folder), f"was begun with --runner {begun}: go on with that, or delete it")
-        return progress
+        if found.runner != runner:
+            fix = f"was begun with --runner {found.runner}: go on with that, or delete it"
+            raise UserError("out", str(self.folder), fix)
+        return found
 
     def check_inputs(self) -> None:
         """Raises UserError for an input that has changed since its content was noted."""
@@ -84,6 +103,7 @@ def prepare(
     validation: float = 0.05,
     held_out: Sequence[str] = (),
     field: str = "text",
+    longest: int = LONGEST,
     shard_tokens: int = 1 << 25,
     progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
@@ -91,11 +111,10 @@ def prepare(
 
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
     `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
-    documents held out, chosen by hash; a text file counts as one, however long.
-    held_out: further inputs that go to validation whole; with them
-    `validation` may be 0. field: where JSON lines, Parquet rows and hub rows keep their text. shard_tokens:
-    tokens in one round, which also bounds the memory (about 5 bytes each). progress: called with the numbers of
-    documents and tokens so far, after each document.
+    documents held out, chosen by hash. held_out: further inputs that go to validation whole; with them
+    `validation` may be 0. field: where JSON lines, Parquet rows and hub rows keep their text. longest:
+    characters that one such line or row may have. shard_tokens: tokens in one round, which also bounds the memory
+    (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after each document.
 
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else, and when it cannot be written.
@@ -104,36 +123,36 @@ def prepare(
     folder, encoder, source, _ = request
     if manifest := request.finished():
         return manifest
-    done = request.progress("local") or {"rounds": 0, "documents": 0, "splits": {}}
+    done = request.progress("local") or Progress(source)
 
     def finish_round(pending: dict[str, list[Document]]) -> None:
         request.check_inputs()
         for name, documents in pending.items():
             if documents:
-                shard = write_shard(folder, name, done["rounds"], documents, encoder)
-                done["splits"].setdefault(name, []).append(asdict(shard))
+                shard = write_shard(folder, name, done.rounds, documents, encoder)
+                done.splits.setdefault(name, []).append(shard)
                 documents.clear()
-        done["rounds"] += 1
-        write_json(folder, PROGRESS, {"request": source, **done})
+        done.rounds += 1
+        write_json(folder, PROGRESS, asdict(done))
 
     pending, tokens, total = {name: [] for name in SPLITS}, 0, 0
-    texts = _labelled(inputs, held_out, validation, field)
-    for split, document in encode_documents(islice(texts, done["documents"], None), encoder):
-        done["documents"] += 1
+    texts = _labelled(inputs, held_out, validation, field, longest)
+    for split, document in encode_documents(islice(texts, done.documents, None), encoder):
+        done.documents += 1
         if document.byte_count:
             pending[split].append(document)
             tokens += len(document.ids) + 1
             total += len(document.ids) + 1
         if progress:
-            progress(done["documents"], total)
+            progress(done.documents, total)
         if tokens >= shard_tokens:
             finish_round(pending)
             tokens = 0
     if tokens:
         finish_round(pending)
-    if not done["splits"]:
+    if not done.splits:
         raise UserError("inputs", list(inputs), "there is no text in them")
-    return finish(request, {n: [ShardRecord.from_json(s) for s in shards] for n, shards in done["splits"].items()})
+    return finish(request, done.splits)
 
 
 def describe_request(
@@ -178,10 +197,11 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
 
 
 def _labelled(
-    inputs: Sequence[str], held_out: Sequence[str], validation: float, field: str
+    inputs: Sequence[str], held_out: Sequence[str], validation: float, field: str, longest: int
 ) -> Iterator[tuple[str, str]]:
-    yield from split_documents(inputs, validation, field=field)
-    for text in read_documents(held_out, field=field):
+    for text in read_documents(inputs, field=field, longest=longest):
+        yield text, split_name(text, validation)
+    for text in read_documents(held_out, field=field, longest=longest):
         yield text, "validation"
 
 
@@ -218,6 +238,8 @@ def _difference(old: dict, new: dict) -> str:
         if not isinstance(was, list) or len(was) != len(now):
             return f"{field} are other files"
         for before, after in zip(was, now, strict=True):
+            if not isinstance(before, list) or len(before) < 2:
+                return f"{field} are other files"
             known = [1, 2] if len(before) > 2 and after[2] else [0, 1]
             if any(before[i] != after[i] for i in known):
                 return f"{after[0]} in {field} has changed, or was another file"

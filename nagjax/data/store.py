@@ -18,20 +18,28 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath, size_of, storage_path
+from nagjax.data.tokenizer import LARGEST as LARGEST_TOKENIZER
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
-from nagjax.files import create, inside, refuse_link
+from nagjax.files import create, inside, read_bytes, refuse_link
+from nagjax.json_reader import build, parse_json
+from nagjax.ranges import Range
 
 FORMAT = 1
 MANIFEST, PROGRESS = "manifest.json", "progress.json"
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
+LARGEST = 1 << 28  # bytes of a manifest: a million shards
 SMALL = 1 << 26  # bytes of a split that are hashed whenever it is opened: a fraction of a second
+
+
+Size = Annotated[int, Range(ge=0, le=2**62)]
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class FileRecord:
     """A finished file: its name inside the corpus folder, size in bytes, and SHA-256."""
 
     name: str
-    size: int
+    size: Size
     sha256: str
 
     def __post_init__(self):
@@ -54,14 +62,14 @@ class ShardRecord:
 
     tokens: FileRecord
     documents: FileRecord
-    token_count: int
-    document_count: int
-    byte_count: int
+    token_count: Size
+    document_count: Size
+    byte_count: Size
     exact: bool
 
     @classmethod
-    def from_json(cls, data: dict) -> "ShardRecord":
-        return cls(**{**data, **{name: FileRecord(**data[name]) for name in ("tokens", "documents")}})
+    def from_json(cls, data: Any, where: str = "shard") -> "ShardRecord":
+        return build(cls, data, where)
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,27 @@ class Manifest:
         return {"format": FORMAT, **{k: v for k, v in vars(self).items() if k != "splits"}, "splits": splits}
 
     @classmethod
-    def from_json(cls, data: dict) -> "Manifest":
-        splits = {n: [ShardRecord.from_json(s) for s in split["shards"]] for n, split in data["splits"].items()}
-        names = ("tokenizer_name", "tokenizer_fingerprint", "dtype", "source")
-        return cls(**{name: data[name] for name in names}, splits=splits)
+    def from_json(cls, data: Any) -> "Manifest":
+        """Raises UserError naming the field that is missing or of the wrong type."""
+        found = build(_Content, data, others=(_Content, _Split))
+        kept = {name: value for name, value in vars(found).items() if name != "splits"}
+        return cls(**kept, splits={name: split.shards for name, split in found.splits.items()})
+
+
+@dataclass(frozen=True)
+class _Split:
+    shards: list[ShardRecord]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A manifest as it stands in its file, without the sums."""
+
+    tokenizer_name: str
+    tokenizer_fingerprint: str
+    dtype: str
+    source: dict
+    splits: dict[str, _Split]
 
 
 @dataclass(frozen=True)
@@ -237,9 +262,14 @@ def _new_file(path: StoragePath):
     return open(create(path), "wb")
 
 
-def read_own(path: StoragePath) -> str:
-    """A text file of a corpus; on this machine it may be no link out of its folder."""
-    return (inside(path) if isinstance(path, Path) else path).read_text(encoding="utf-8")
+def read_own(path: StoragePath, largest: int = LARGEST) -> bytes:
+    """A file of a corpus; on this machine it may be no link out of its folder. Raises OSError, and UserError for a link
+    and for more than `largest` bytes."""
+    if isinstance(path, Path):
+        return read_bytes(path, largest=largest)
+    if path.is_file() and path.size() > largest:
+        raise UserError("path", str(path), f"has more than {largest:,} bytes: it is not what its name says")
+    return path.read_bytes()
 
 
 def write_json(folder: StoragePath, name: str, data: dict) -> FileRecord:
@@ -261,7 +291,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
     folder = storage_path(folder)
     try:
-        data = json.loads(read_own(folder / MANIFEST))
+        data = parse_json(read_own(folder / MANIFEST))
     except (FileNotFoundError, NotADirectoryError):
         if (folder / PROGRESS).exists():
             fix = 'was not finished: run the same "nagjax data prepare" again, it goes on where it stopped'
@@ -269,7 +299,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
             state = "is not a corpus folder" if folder.exists() else "does not exist"
             fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use path = "stdlib"'
         raise UserError("path", str(folder), fix) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
@@ -277,8 +307,10 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         manifest = Manifest.from_json(data)
         if manifest.dtype not in TOKEN_TYPES:
             raise ValueError(f"tokens of type {manifest.dtype!r}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError("path", str(folder / MANIFEST), f"is damaged ({error!r}): prepare the corpus again") from None
+    except (ValueError, UserError) as error:
+        if isinstance(error, UserError) and error.field == "path":
+            raise
+        raise UserError("path", str(folder / MANIFEST), f"is damaged ({error}): prepare the corpus again") from None
     return manifest
 
 
@@ -288,8 +320,8 @@ def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         path = folder / "tokenizer.json"
         try:
-            tokenizer = JsonTokenizer(read_own(path), name=manifest.tokenizer_name)
-        except OSError:
+            tokenizer = JsonTokenizer(read_own(path, LARGEST_TOKENIZER).decode(), name=manifest.tokenizer_name)
+        except (OSError, UnicodeDecodeError):
             raise UserError("path", str(path), "is missing or unreadable: prepare the corpus again") from None
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
         raise UserError("path", str(folder), "its tokenizer.json is not the one its tokens were made with")

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32, Integer
 
-from nagjax.data.documents import read_documents
+from nagjax.data.documents import LONGEST, read_documents
 from nagjax.errors import UserError
+from nagjax.files import read_bytes
+from nagjax.json_reader import parse_json
 
 if TYPE_CHECKING:
     import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
+LARGEST = 1 << 28  # bytes of a tokenizer.json
+MOST_TOKENS = 1 << 24
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 
@@ -76,18 +81,18 @@ class JsonTokenizer:
     def __init__(self, text: str, *, name: str):
         from tokenizers import Tokenizer as Engine
 
-        try:
-            self._spec = json.loads(text)
-            self._engine = Engine.from_str(text)
-        except Exception as error:  # the Rust side raises plain Exception
-            raise UserError("tokenizer", name, f"not a tokenizer.json the library can read: {error}") from None
-        self._engine.no_truncation()
-        self._engine.no_padding()
-        self._engine.encode_special_tokens = True
         self.name = name
+        with self._told("not a tokenizer.json the library can read"):
+            self._spec = parse_json(text)
+            self._engine = Engine.from_str(text)
+            self._engine.no_truncation()
+            self._engine.no_padding()
+            self._engine.encode_special_tokens = True
+            vocabulary = self._engine.get_vocab(with_added_tokens=True)
         self.fingerprint = sha256(json.dumps(self._spec, sort_keys=True).encode()).hexdigest()
-        vocabulary = self._engine.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
+        self.vocab_size = max(vocabulary.values(), default=0) + 1
+        if self.vocab_size > MOST_TOKENS:
+            raise UserError("tokenizer", name, f"has the id {self.vocab_size - 1:,}: give one below {MOST_TOKENS:,}")
         ends = [vocabulary[token] for token in _KNOWN_ENDS if token in vocabulary]
         if not ends:
             raise UserError("tokenizer", name, f"needs an end-of-text token, one of {', '.join(_KNOWN_ENDS)}")
@@ -97,15 +102,36 @@ class JsonTokenizer:
     def token_bytes(self) -> Int32[np.ndarray, "V"] | None:
         return _exact_token_bytes(self._spec, self._engine, self.vocab_size)
 
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turns what the library raises into a UserError: plain Exceptions, and panics, which are no Exceptions."""
+        try:
+            yield
+        except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise UserError("tokenizer", self.name, f"{what}: {error}") from None
+
     def encode(self, text: str) -> Int32[np.ndarray, "n"]:
-        return np.array(self._engine.encode(text, add_special_tokens=False).ids, np.int32)
+        with self._told("cannot encode this text"):
+            return np.array(self._engine.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
-        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        with self._told("cannot encode these texts"):
+            encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
-        return self._engine.decode([int(i) for i in ids], skip_special_tokens=True)
+        with self._told("cannot decode these tokens"):
+            return self._engine.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    @property
+    def in_front(self) -> list[int]:
+        """The ids that this tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
+        with self._told("cannot encode a letter"):
+            plain, whole = (self._engine.encode("a", add_special_tokens=special).ids for special in (False, True))
+        ends = [i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain]
+        return whole[: max(ends)] if plain and ends else []
 
     def to_json(self) -> str | None:
         return json.dumps(self._spec, ensure_ascii=False)
@@ -151,21 +177,10 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if not path.is_file():
         raise UserError("tokenizer", spec, 'use "bytes" or the path of an existing tokenizer.json')
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path.resolve(), largest=LARGEST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("tokenizer", spec, f"cannot be read: {error}") from None
     return JsonTokenizer(text, name=path.stem)
-
-
-def added_in_front(path: Path) -> list[int]:
-    """The ids that a tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
-    from tokenizers import Tokenizer as Engine
-
-    if not path.is_file():
-        return []
-    engine = Engine.from_file(str(path))
-    plain, whole = (engine.encode("a", add_special_tokens=special).ids for special in (False, True))
-    return whole[: max(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)] if plain else []
 
 
 def train_bpe(
@@ -174,6 +189,7 @@ def train_bpe(
     path: str | os.PathLike,
     *,
     field: str = "text",
+    longest: int = LONGEST,
     progress: Callable[[int], None] = lambda documents: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tokenizer:
@@ -199,7 +215,7 @@ def train_bpe(
     )
 
     def read() -> Iterator[str]:
-        for number, text in enumerate(read_documents(inputs, field=field), 1):
+        for number, text in enumerate(read_documents(inputs, field=field, longest=longest), 1):
             yield text
             progress(number)
         say("all documents are read; learning merges")
@@ -250,6 +266,6 @@ def _keeps_every_byte(pre_tokenizer: dict | None) -> bool:
     *before, last = steps
     return (
         last.get("type") == "ByteLevel"
-        and not last["add_prefix_space"]
+        and not last.get("add_prefix_space", True)
         and all(s["type"] == "Digits" or (s["type"] == "Split" and s["behavior"] != "Removed") for s in before)
     )

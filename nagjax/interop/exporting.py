@@ -71,7 +71,7 @@ def export(
 def special_ids(run: OpenRun) -> dict:
     """Ids of the tokens that begin, end and pad a text: as an imported model's config had them, or of the tokenizer."""
     origin = read_origin(run.folder)
-    given = (origin or {}).get("config", {})
+    given = origin.config if origin else {}
     ending = None if isinstance(run.tokenizer, NoTokenizer) else run.tokenizer.end_of_text
     defaults = {"bos_token_id": None, "eos_token_id": ending, "pad_token_id": None}
     return {name: given.get(name, default) for name, default in defaults.items()}

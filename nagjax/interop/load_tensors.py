@@ -36,6 +36,8 @@ def find(
     assert sorted(parts) == sorted(shapes), sorted(set(parts) ^ set(shapes))
     depth, found, missing, used = blueprint.config.model.depth, {}, [], set()
     for tensor in tensors:
+        if tensor.stacked and depth > len(files):  # each block has tensors of its own
+            raise UserError("weights", f"{len(files)} tensors", f"too few for the {depth:,} blocks of the config.json")
         wanted = [tensor.name.format(i) for i in range(depth)] if tensor.stacked else [tensor.name]
         names = [tensor.alias if tensor.alias in files and name not in files else name for name in wanted]
         missing += [name for name in names if name not in files]
@@ -78,15 +80,23 @@ def _place(path: str, leaf: jax.ShapeDtypeStruct, tensor: Tensor, own: list[np.n
 
     def shard(index: tuple[slice, ...]) -> np.ndarray:
         if not tensor.stacked:
-            return np.array(tensor.split(own[0])[part][index], leaf.dtype, order="C")
+            return _sound(path, np.array(tensor.split(own[0])[part][index], leaf.dtype, order="C"))
         blocks = range(leaf.shape[0])[index[0]]
         sizes = (len(range(size)[at]) for size, at in zip(leaf.shape[1:], index[1:], strict=True))
         rows = np.empty((len(blocks), *sizes), leaf.dtype)
         for row, block in zip(rows, blocks, strict=True):
             row[...] = tensor.split(own[block])[part][index[1:]]
-        return rows
+        return _sound(path, rows)
 
     return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, leaf.sharding, shard))
+
+
+def _sound(path: str, value: np.ndarray) -> np.ndarray:
+    if not np.isfinite(value).all():
+        wrong = value.size - np.isfinite(value).sum()
+        fix = f"{wrong:,} of its {value.size:,} weights are NaN or infinite in float32: fetch the model again"
+        raise UserError("weights", path, fix)
+    return value
 
 
 def flat(tree: Tree) -> dict:

@@ -5,14 +5,17 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside, naming, read_json, write_text
+from nagjax.json_reader import build, parse_json
+from nagjax.ranges import Range
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -29,7 +32,13 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LONGEST_HEADER = 100 << 20  # bytes, as the format's own reader has it
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+Offset = Annotated[int, Range(ge=0, le=2**48)]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+@dataclass(frozen=True)
+class _Index:
+    weight_map: dict[str, str]
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -49,24 +58,46 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
             path, f"its header of {length:,} bytes does not fit a file of {len(data):,}: cut short, or a pickle"
         )
     try:
-        header = json.loads(data[8 : 8 + length].tobytes())
+        header = parse_json(data[8 : 8 + length].tobytes())
+        if not isinstance(header, dict):
+            raise ValueError("it is no JSON object")
         header.pop("__metadata__", None)
+        entries = {name: build(_Entry, entry, name) for name, entry in header.items()}
         body = data[8 + length :]
-        return {name: _view(name, body, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        _check_cover(entries, len(body))
+        return {name: _view(name, body, entry) for name, entry in entries.items()}
+    except (ValueError, UserError) as error:
         raise _broken(path, f"its header is damaged ({error})") from None
 
 
-def _view(name: str, body: np.ndarray, entry: dict) -> np.ndarray:
-    shape, (begin, end) = tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
-    if entry["dtype"] not in DTYPES:
-        raise ValueError(f"{name} has the dtype {entry['dtype']}; known: {', '.join(DTYPES)}")
-    dtype = DTYPES[entry["dtype"]]
-    if min(shape, default=0) < 0 or not 0 <= begin <= end <= len(body):
-        raise ValueError(f"{name} lies outside of the file")
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{name} of shape {shape} does not take {end - begin} bytes")
-    return np.asarray(body[begin:end]).view(dtype).reshape(shape)
+@dataclass(frozen=True)
+class _Entry:
+    dtype: str
+    shape: tuple[Offset, ...]
+    data_offsets: tuple[Offset, ...]
+
+
+def _check_cover(entries: dict[str, _Entry], size: int) -> None:
+    """Raises ValueError unless the tensors lie one behind the other, and nothing else is there."""
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda pair: pair[1].data_offsets):
+        if len(entry.data_offsets) != 2 or not entry.data_offsets[0] <= entry.data_offsets[1] <= size:
+            raise ValueError(f"{name} lies outside of the file")
+        if entry.data_offsets[0] != at:
+            raise ValueError(f"{name} begins at byte {entry.data_offsets[0]:,}, the one before it ends at {at:,}")
+        at = entry.data_offsets[1]
+    if at != size:
+        raise ValueError(f"{size - at:,} bytes behind the last tensor belong to none")
+
+
+def _view(name: str, body: np.ndarray, entry: _Entry) -> np.ndarray:
+    begin, end = entry.data_offsets
+    if entry.dtype not in DTYPES:
+        raise ValueError(f"{name} has the dtype {entry.dtype}; known: {', '.join(DTYPES)}")
+    dtype = DTYPES[entry.dtype]
+    if end - begin != math.prod(entry.shape) * dtype.itemsize:
+        raise ValueError(f"{name} of shape {entry.shape} does not take {end - begin} bytes")
+    return np.asarray(body[begin:end]).view(dtype).reshape(entry.shape)
 
 
 def _broken(path: Path, what: str) -> UserError:
@@ -96,12 +127,12 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
 
 def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
     try:
-        weights = read_json(index)["weight_map"]
+        weights = build(_Index, read_json(index, largest=LONGEST_HEADER), others=(_Index,)).weight_map
         files = sorted(set(weights.values()))
-        if not all(isinstance(name, str) and Path(name).name == name for name in files):
+        if not all(Path(name).name == name and "\0" not in name for name in files):
             raise ValueError("it names files in other folders")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError("weights", str(index), f"cannot be read ({error!r}): bring it back") from None
+    except (OSError, ValueError, UserError) as error:
+        raise UserError("weights", str(index), f"cannot be read ({error}): bring it back") from None
     if missing := [name for name in files if not (folder / name).is_file()]:
         raise UserError("weights", str(folder / missing[0]), f"is missing: {index.name} names it; bring it back")
     tensors = {}

@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from nagjax.data import ByteTokenizer, Tokenizer, load_tokenizer
 from nagjax.data.tokenizer import NoTokenizer
@@ -16,7 +18,9 @@ from nagjax.interop.families import family_of
 from nagjax.interop.load_tensors import find, flat, load
 from nagjax.interop.safetensors import read_folder
 from nagjax.interop.tensors import same
+from nagjax.json_reader import build
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Natural, Range, check_value
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, from_dict
 from nagjax.runs.names import TOKENIZER
@@ -26,6 +30,12 @@ from nagjax.train.distributed.mesh import make_mesh
 BUNDLE = "nagjax"  # the bundle's model_type, and the field of its config.json that is nagjax's own
 CUTS = "mod.cuts"
 MODEL_CONFIG = "config.json"  # of transformers; a bundle has one, too
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bundle:
+    config: dict
+    step: Natural
 
 
 def read_source(
@@ -54,13 +64,13 @@ def read_source(
     blueprint = ModelBlueprint.of(config, mesh)
     files = read_folder(folder)
     if bundle:
-        cuts = files.pop(CUTS, None)
+        cuts = _cuts(files.pop(CUTS, None), config.model)
         found = find(files, [same(path, path) for path in flat(blueprint.parameters)], blueprint)
     else:
         family, cuts = family_of(values), None
         found = find(files, family.tensors(config.model), blueprint, family.prefix, config.model.tied)
-    mod = blueprint.init_mod() | {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
-    step = int(values[BUNDLE]["step"]) if bundle else 0
+    mod = {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
+    step = values[BUNDLE]["step"] if bundle else 0
     run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, open_tokenizer(folder, values, config.model))
     return at_point(run, folder)
 
@@ -91,18 +101,23 @@ def _foreign(values: dict, context: int | None) -> RunConfig:
         if error.field.startswith("config.json"):
             raise
         raise UserError(f"config.json, read as {error.field}", error.value, error.fix) from None
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise UserError("config.json", values.get("model_type"), f"cannot be read ({error!r})") from None
     return RunConfig(scheme, model, train=TrainConfig(batch=1))  # evaluations go row by row: their context is long
 
 
 def _bundled(folder: Path, values: dict) -> RunConfig:
     try:
-        own = values[BUNDLE]
-        int(own["step"])
-        return from_dict(RunConfig, own["config"])
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UserError("source", str(folder), f"its config.json cannot be read ({error!r})") from None
+        own = build(_Bundle, values.get(BUNDLE), BUNDLE, others=(_Bundle,))
+        return from_dict(RunConfig, own.config)
+    except UserError as error:
+        raise UserError(error.field, error.value, f"{error.fix} (in {folder / MODEL_CONFIG})") from None
+
+
+def _cuts(cuts: np.ndarray | None, model: ModelConfig) -> np.ndarray | None:
+    if cuts is not None and (cuts.shape != (model.sublayers,) or cuts.dtype != np.float32 or np.isnan(cuts).any()):
+        raise UserError("weights", CUTS, f"must be {model.sublayers} numbers of float32: export the run again")
+    return cuts
 
 
 def _fitted(model: ModelConfig, context: int | None, dtype: str) -> ModelConfig:
@@ -119,11 +134,13 @@ def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
     Raises UserError where it has more tokens than the model.
     """
     path = folder / TOKENIZER
-    if values.get(BUNDLE, {}).get("tokenizer") == "bytes":
+    own = values.get(BUNDLE)
+    if isinstance(own, dict) and own.get("tokenizer") == "bytes":
         return ByteTokenizer()
     if not has_file(path):
         ending = values.get("eos_token_id")
-        ending = ending[0] if isinstance(ending, list) else ending
+        ending = ending[0] if isinstance(ending, list) and ending else ending
+        check_value("config.json: eos_token_id", ending, Annotated[int, Range(ge=0, lt=model.vocab)] | None)
         return NoTokenizer(model.vocab, ending or 0)
     tokenizer = load_tokenizer(str(inside(path)))
     if tokenizer.vocab_size > model.vocab:

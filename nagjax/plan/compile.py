@@ -1,7 +1,6 @@
 """Plans one run: starts a compiler process with a time limit, and adds bounds and advice to its result."""
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
+from nagjax.files import read_json
 from nagjax.plan.advice import advise
 from nagjax.plan.order import choose, encoded, mesh_shape, options
 from nagjax.plan.roofline import Roofline, throughput
@@ -102,7 +102,7 @@ def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) 
             raise UserError(
                 "plan", _ending(done.returncode), f"the compiler's process ended: {_last_line(done.stderr)}"
             )
-        found = json.loads(answer.read_text())
+        found = read_json(answer, lenient=True)
     if "error" in found:
         raise UserError("plan", "compiler", found["error"])
     found["involuntary_rematerializations"] = done.stderr.count(REMATERIALISED)

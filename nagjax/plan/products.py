@@ -1,11 +1,11 @@
 """FLOPs of matrix products in a compiled program, in all forms that the compilers give them."""
 
-import json
 import math
 import re
 
 import numpy as np
 
+from nagjax.json_reader import parse_json
 from pallas_kernels.hlo import Computation, Instruction, arrays
 
 # Matrix products of the splash attention kernels: scores and mixing forward; backward the scores again and their
@@ -71,7 +71,7 @@ def _cublas(one: Instruction, home: Computation) -> float:
     if start < 0 or not found:
         return 0.0
     lhs = _shape(home, one.operands[0])
-    return 2.0 * math.prod(arrays(one.type)[0][1]) * math.prod(lhs[int(d)] for d in json.loads(found[1]))
+    return 2.0 * math.prod(arrays(one.type)[0][1]) * math.prod(lhs[int(d)] for d in parse_json(found[1]))
 
 
 def _splash_product(one: Instruction, home: Computation, kernel: str) -> float:

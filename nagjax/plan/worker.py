@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 
+from nagjax.json_reader import parse_json
 from nagjax.layers.platform import tracing_for
 from nagjax.plan.account import account
 from nagjax.plan.saved import saved_bytes
@@ -123,7 +124,7 @@ def _bytes(tree) -> int:
 
 
 def main() -> None:
-    order = json.load(sys.stdin)
+    order = parse_json(sys.stdin.read())
     config = from_dict(RunConfig, order["config"])
     try:
         result = compile_step(config, parse_topology(order["topology"]), order["alternatives"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import has_file, write_bytes
+from nagjax.files import has_file, read_bytes, write_bytes
 from nagjax.report.labels import listing, run_labels
 from nagjax.report.page import Report, html_page, markdown_page
 from nagjax.report.plots import Plot, draw_plots
@@ -68,7 +68,7 @@ def _maps(pairs: Sequence[tuple[str, Run]]) -> list[Plot]:
     """The depth maps that `nagjax map` has left in the runs' folders."""
     caption = "which sublayers each token of a text went through (white: skipped), coloured by how far they turned it"
     found = [(label, run.path / MAP) for label, run in pairs if has_file(run.path / MAP)]
-    return [Plot(f"map-{i}", f"{label}: {caption}.", path.read_bytes()) for i, (label, path) in enumerate(found, 1)]
+    return [Plot(f"map-{i}", f"{label}: {caption}.", read_bytes(path)) for i, (label, path) in enumerate(found, 1)]
 
 
 def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:

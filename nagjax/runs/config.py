@@ -1,11 +1,11 @@
 """Everything that defines a run, as frozen dataclasses; the command line is generated from them."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
-from nagjax.mod.config import skips
+from nagjax.json_reader import build
 from nagjax.model.config import ModelConfig
 from nagjax.ranges import (
     Count,
@@ -16,8 +16,6 @@ from nagjax.ranges import (
     Seed,
     Share,
     check_fields,
-    field_hints,
-    unwrapped,
 )
 
 if TYPE_CHECKING:  # a parser of options imports this file, and schemes import jax
@@ -118,41 +116,18 @@ def to_dict(config) -> dict:
     return values if name is None or "name" in values else {"name": name} | values
 
 
-def from_dict(cls: type, values: dict):
-    """The inverse of `to_dict`. Nothing in `values` is executed; unknown fields are a UserError."""
-    values, hints = _as_it_was(values) if cls is RunConfig else dict(values), field_hints(cls)
-    if unknown := set(values) - set(hints):
-        raise UserError("config", sorted(unknown), f"{cls.__name__} has no such fields; it has {sorted(hints)}")
-    for name, value in values.items():
-        kind = unwrapped(hints[name])[0]
-        if cls is RunConfig and name == "scheme":
-            values[name] = _scheme(value)
-        elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            values[name] = from_dict(kind, value)
-        elif isinstance(value, list):
-            values[name] = tuple(value)
-    return cls(**values)
+def from_dict[T](cls: type[T], values: Any) -> T:
+    """The inverse of `to_dict`. Nothing in `values` is executed. Raises UserError naming a field that is unknown,
+    missing, or of another type or range than declared."""
+    return build(cls, values, made={"scheme": _scheme} if cls is RunConfig else None)
 
 
-def _as_it_was(values: dict) -> dict:
-    """With what was done before there was an option for it, where that is not the option's default: a linear router's
-    update was multiplied by its score."""
+def _scheme(values: Any, where: str) -> "Scheme":
     from nagjax.residual import find_scheme
 
-    model = values.get("model")
-    mod = model.get("mod") if isinstance(model, dict) else None
-    if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
-        return dict(values)
-    if mod.get("router", "auto") == "auto" and find_scheme(values["scheme"]["name"]).router != "linear":
-        return dict(values)
-    return values | {"model": values["model"] | {"mod": mod | {"weight": "score"}}}
-
-
-def _scheme(values: dict) -> "Scheme":
-    from nagjax.residual import find_scheme
-
-    values = dict(values)
-    return from_dict(find_scheme(values.pop("name")), values)
+    if not isinstance(values, dict) or not isinstance(values.get("name"), str):
+        raise UserError(where, values, "must be one JSON object with the scheme's name")
+    return build(find_scheme(values["name"]), {name: v for name, v in values.items() if name != "name"}, where)
 
 
 def flatten(values: dict, prefix: str = "") -> dict:

@@ -66,36 +66,38 @@ def _completed(values: dict) -> dict:
     """A config.json with the defaults of what was no option yet when it was written."""
     try:
         return to_dict(from_dict(RunConfig, values))
-    except (UserError, ValueError, TypeError, KeyError, AttributeError):
+    except UserError:
         return values  # of a later version, or changed by hand: the fields that differ are named
 
 
 def read_config(folder: Path) -> RunConfig:
     """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
-    path = folder / CONFIG
     try:
-        values = read_json(path)
-        if not isinstance(values.get("scheme"), dict):
-            raise TypeError("no scheme")
-        return from_dict(RunConfig, values)
+        return from_dict(RunConfig, _read_object(folder / CONFIG))
     except (FileNotFoundError, NotADirectoryError):
         fix = f"there is no {CONFIG} in it: give a folder that nagjax train has written"
         raise UserError("run", str(folder), fix) from None
-    except UserError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError("run", str(folder), f"its {CONFIG} cannot be read ({error!r})") from None
+    except UserError as error:
+        if error.field == "file":  # a link, say
+            raise
+        raise UserError(error.field, error.value, f"{error.fix} (in {folder / CONFIG})") from None
+    except (OSError, ValueError) as error:
+        raise UserError("run", str(folder), f"its {CONFIG} cannot be read ({error})") from None
 
 
 def _read(path: Path) -> dict:
     try:
-        values = read_json(path)
-        if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
-        return values
+        return _read_object(path)
     except (OSError, ValueError) as error:
         fix = f"belongs to a run and cannot be read ({error}): bring it back, or choose another --out"
         raise UserError("out", str(path), fix) from None
+
+
+def _read_object(path: Path) -> dict:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    return values
 
 
 def clear(folder: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
-from nagjax.files import read_json, write_json
+from nagjax.files import read_record, write_json
+from nagjax.json_reader import parse_json
 from nagjax.runs.config import RunConfig, flatten, to_dict
 from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 
@@ -20,11 +22,21 @@ FREE_TO_CHANGE = {
 WHERE_FROM = "path"  # of a corpus
 
 
+@dataclass(frozen=True)
+class _Identity:
+    id: str
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    content: str | None = None  # older versions noted counts only
+
+
 def settled(config: RunConfig | dict) -> dict:
     """By dotted name, the settings that a run keeps for life."""
     values = flatten(to_dict(config) if isinstance(config, RunConfig) else config)
     kept = {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
-    return json.loads(json.dumps(kept))
+    return parse_json(json.dumps(kept))  # tuples as lists, as they are read back
 
 
 def corpus_identity(corpus: Dataset) -> dict:
@@ -54,16 +66,10 @@ def found_run(folder: Path, config: RunConfig) -> dict:
 
 def read_id(folder: Path) -> str | None:
     """None where an older version made the run."""
-    path = folder / IDENTITY
     try:
-        run = read_json(path)["id"]
-        if not isinstance(run, str):
-            raise TypeError(run)
-        return run
+        return read_record(_Identity, folder / IDENTITY, "run", "bring it back", others=(_Identity,)).id
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError("run", str(path), f"cannot be read ({error!r}): bring it back") from None
 
 
 def settle_id(folder: Path) -> str:
@@ -95,12 +101,9 @@ def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
 def check_corpus(folder: Path, corpus: Dataset) -> None:
     """Raises UserError where the corpus is not the one that the run in `folder` was trained on, as far as recorded."""
     try:
-        recorded = read_json(folder / CORPUS)
+        content = read_record(_Corpus, folder / CORPUS, "run", "bring it back", others=(_Corpus,)).content
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
-        raise UserError("run", str(folder / CORPUS), f"cannot be read ({error}): bring it back") from None
-    content = recorded.get("content") if isinstance(recorded, dict) else None
     if content is not None and content != corpus.content:
         fix = f"is not the text that the run was trained on; to read it all the same give --data {corpus.config.path}"
         raise UserError("data.path", corpus.config.path, fix)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import open_to_change, read_json
+from nagjax.json_reader import read
 from nagjax.runs.names import LOCK
 from nagjax.train.distributed.consensus import from_first
 
@@ -172,15 +173,15 @@ def _flock(file) -> bool | None:
 def _parsed(file) -> dict:
     file.seek(0)
     try:
-        return _checked(json.loads(file.read(4 * WIDTH)))
-    except (ValueError, RecursionError):
+        return _checked(read(file, largest=4 * WIDTH))
+    except ValueError:
         return {}
 
 
 def _read(path: Path) -> dict | None:
     """The holder that the file names; None if there is no file."""
     try:
-        return _checked(read_json(path))
+        return _checked(read_json(path, largest=4 * WIDTH))
     except FileNotFoundError:
         return None
     except (ValueError, OSError, UserError):

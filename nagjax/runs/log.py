@@ -1,23 +1,71 @@
 """Reading what a run has measured, and the facts that follow from it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nagjax.errors import UserError
-from nagjax.files import has_file, inside, read_json
-from nagjax.mod.config import skips
-from nagjax.runs.metrics import DepthLog, EvalLog, Event, TrainLog, columns, is_number, read_metrics
+from nagjax.files import has_file, inside, read_bytes, read_json
+from nagjax.json_reader import build
+from nagjax.ranges import Count, NonNegative, Positive, Share
+from nagjax.runs.metrics import DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
 from nagjax.runs.names import CONFIG, INFO, METRICS, SAMPLE
+
+LONGEST_SAMPLE = 1 << 20  # bytes
 
 COMPILE_LINES = 3
 """Training lines left out of the step time: the first ones contain compilation."""
 
 DEAD_RATIO = 0.05
 """A sublayer whose mean update-to-stream ratio |t| is below this hardly turns the stream: a dead gate."""
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Model:
+    depth: Count
+    vocab: int | None = None
+
+
+@dataclass(frozen=True)
+class _Optimizer:
+    lr: Positive | None
+
+
+@dataclass(frozen=True)
+class _Train:
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class _Config:
+    """What is asked of a run's config.json, by whatever version it was written."""
+
+    scheme: _Scheme
+    model: _Model
+    optimizer: _Optimizer
+    train: _Train = _Train()
+    data: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Rates:
+    total: Share = 0.0
+
+
+@dataclass(frozen=True)
+class _Info:
+    parameters: NonNegative
+    train_flops_per_token: NonNegative
+    versions: dict = field(default_factory=dict)
+    mod_rate: _Rates | None = None
 
 
 @dataclass(frozen=True)
@@ -158,11 +206,8 @@ def load_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir() or not has_file(path / CONFIG):
         raise UserError("run", str(path), f"is not a run folder: give the folder that holds its {CONFIG}")
-    config = _json_object(path / CONFIG)
-    info = _json_object(path / INFO)
-    for key in ("parameters", "train_flops_per_token"):
-        if not is_number(info.get(key)):
-            raise UserError(key, info.get(key), f"{path / INFO} must give a number here")
+    config = _json_object(path / CONFIG, _Config)
+    info = _json_object(path / INFO, _Info)
     logs, events = read_metrics(path / METRICS)
     sample = inside(path / SAMPLE)
     run = Run(
@@ -173,10 +218,8 @@ def load_run(path: str | Path) -> Run:
         evals=columns(EvalLog, logs["eval"]),
         depth_log=columns(DepthLog, logs["depth"]),
         events=tuple(events),
-        sample=sample.read_text(encoding="utf-8", errors="replace") if sample.is_file() else None,
+        sample=read_bytes(sample, largest=LONGEST_SAMPLE).decode(errors="replace") if sample.is_file() else None,
     )
-    for field in ("scheme.name", "model.depth", "optimizer.lr"):
-        run.setting(field)
     sublayers = run.depth_log.turn.shape[1] if run.depth_log.step.size else 2 * run.depth
     if sublayers != 2 * run.depth:
         raise UserError(
@@ -187,13 +230,15 @@ def load_run(path: str | Path) -> Run:
     return run
 
 
-def _json_object(file: Path) -> dict[str, Any]:
+def _json_object(file: Path, cls: type) -> dict[str, Any]:
+    """The whole of it, in which the fields of `cls` are as declared."""
     try:
         value = read_json(file)
+        build(cls, value, others=(_Scheme, _Model, _Optimizer, _Train, _Config, _Rates, _Info))
     except FileNotFoundError:
         raise UserError("run", str(file.parent), f"has no {file.name}: was it ever started?") from None
     except ValueError as error:
         raise UserError(str(file), "", f"is not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UserError(str(file), value, "must hold one JSON object")
+    except UserError as error:
+        raise UserError(error.field, error.value, f"{error.fix} (in {file})") from None
     return value

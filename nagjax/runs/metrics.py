@@ -1,5 +1,6 @@
 """`metrics.jsonl`: the lines a run appends while it trains, and how they are read."""
 
+import io
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from jaxtyping import Float, Int
 
 from nagjax.errors import UserError
 from nagjax.files import inside, naming, open_to_change
+from nagjax.json_reader import damaged_line, parse_json, read_lines
 
 _OPTIONAL = {"mfu", "accuracy", "top_k_loss"}
 
@@ -79,7 +81,7 @@ TIMED = ("tokens_per_second", "step_seconds", "mfu")
 def comparable(path: Path) -> list[dict]:
     """The records of a metrics.jsonl that a run repeats bit for bit however often it is killed: all but events (what
     happened to this one) and the wall-clock fields `TIMED`."""
-    records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    records = (_parsed(line) or {} for line in path.read_bytes().splitlines())
     return [{k: v for k, v in r.items() if k not in TIMED} for r in records if r["kind"] != "event"]
 
 
@@ -113,7 +115,7 @@ class JsonLines:
         content = self._file.read()
         same, tail, unchanged = 0, [], True
         for line in content.split(b"\n"):  # what does not parse: half a line, or what a crash of the machine left of it
-            if _parses(line) and stays(json.loads(line)):
+            if (record := _parsed(line)) and stays(record):
                 unchanged &= same + len(line) < len(content)
                 if unchanged:
                     same += len(line) + 1
@@ -147,8 +149,6 @@ class JsonLines:
 
 
 def _stays(record: dict, step: int, owed: bool) -> bool:
-    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
-        return False
     if record["kind"] == "event":
         return True
     return record["step"] < step or (record["step"] == step and (record["kind"] == "train" or not owed))
@@ -168,37 +168,32 @@ def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
     logs: dict[str, dict[int, dict]] = {kind: {} for kind in _LOGS}
     events: list[Event] = []
     found = inside(file)
-    raw = found.read_bytes() if found.is_file() else b""
-    *whole, unfinished = raw.split(b"\n")
-    lines = [*whole, unfinished] if _parses(unfinished) else whole
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-            line = judged(line) if isinstance(line, dict) and line.get("kind") == "eval" else line
-            complaint = _complaint(line)
-        except (ValueError, RecursionError):
-            complaint = "is not valid JSON"
-        if complaint:
-            shown = text[:60].decode("utf-8", "replace")
-            raise UserError(f"{file}:{number}", shown, f"{complaint}: repair or remove this line")
-        if line["kind"] == "event":
-            events.append(Event(int(line["step"]), str(line["message"])))
-        elif line["kind"] in logs:
-            logs[line["kind"]][int(line["step"])] = line
+    with found.open("rb") if found.is_file() else io.BytesIO() as lines:
+        for number, line in read_lines(lines, str(file)):
+            if complaint := _complaint(line):
+                raise damaged_line(str(file), number, json.dumps(line).encode(), complaint)
+            if line["kind"] == "event":
+                events.append(Event(line["step"], line["message"]))
+            elif line["kind"] in logs:
+                logs[line["kind"]][line["step"]] = line
     widths = {len(line["turn"]) for line in logs["depth"].values()}
     if len(widths) > 1:
         raise UserError(str(file), sorted(widths), "depth lines of one run must have the same number of sublayers")
     return logs, events
 
 
-def _parses(text: bytes) -> bool:
+def _parsed(line: bytes) -> dict | None:
+    """A line with a kind and a step; None for anything else."""
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        record = parse_json(line, lenient=True)
+    except ValueError:
+        return None
+    fine = isinstance(record, dict) and isinstance(record.get("kind"), str) and _is_count(record.get("step"))
+    return record if fine else None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _complaint(line: Any) -> str | None:
@@ -207,7 +202,7 @@ def _complaint(line: Any) -> str | None:
         return "must be an object with a 'kind'"
     kind = line["kind"]
     if kind == "event":
-        fine = isinstance(line.get("step"), int) and isinstance(line.get("message"), str)
+        fine = _is_count(line.get("step")) and isinstance(line.get("message"), str)
         return None if fine else "must have an integer 'step' and a 'message'"
     if kind not in _LOGS:
         return None
@@ -216,7 +211,7 @@ def _complaint(line: Any) -> str | None:
         if field.name not in line and field.name not in _OPTIONAL:
             return f"has no '{field.name}'"
         if field.name in ("step", "tokens"):
-            fine = isinstance(value, int)
+            fine = _is_count(value)
         elif kind == "depth":
             fine = isinstance(value, list) and all(v is None or is_number(v) for v in value)
         else:
@@ -231,7 +226,7 @@ def _complaint(line: Any) -> str | None:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63)
 
 
 def columns(cls, lines: dict[int, dict]):

@@ -1,7 +1,6 @@
 """Opening what a training run left in its folder."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nagjax.data import Tokenizer, load_tokenizer
-from nagjax.data.tokenizer import NoTokenizer, added_in_front
+from nagjax.data.tokenizer import JsonTokenizer, NoTokenizer
 from nagjax.errors import UserError
-from nagjax.files import has_file, inside, read_json
+from nagjax.files import has_file, inside, read_record
 from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
+from nagjax.ranges import Count, Fraction, Natural
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.folder import read_config
@@ -23,6 +23,23 @@ from nagjax.runs.identity import owner, read_id
 from nagjax.runs.names import CALIBRATION, CHECKPOINTS, ORIGIN, TOKENIZER
 from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.distributed.mesh import make_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A point of the dial: the rate asked for, and the threshold on NAG's angle that comes to it."""
+
+    rate: Fraction
+    threshold: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Of an imported run: tokens of its tokenizer (None: it came without one), and its source's config.json."""
+
+    tokenizer_vocab: Count | None
+    end_of_text: Natural
+    config: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +70,7 @@ class OpenRun:
     @cached_property
     def beginning(self) -> list[int]:
         """Token ids an imported model expects before every text, as its tokenizer.json has it; of other runs none."""
-        return added_in_front(inside(self.folder / TOKENIZER))
+        return self.tokenizer.in_front if isinstance(self.tokenizer, JsonTokenizer) else []
 
     def __repr__(self) -> str:
         model, count = self.config.model, sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -119,7 +136,7 @@ def at_point(run: OpenRun, folder: Path) -> OpenRun:
     point = read_calibration(folder)
     if point is None:
         return run
-    at = run.routed(dial(point["rate"]), jnp.full(run.config.model.sublayers, point["threshold"], jnp.float32))
+    at = run.routed(dial(point.rate), jnp.full(run.config.model.sublayers, point.threshold, jnp.float32))
     return dataclasses.replace(at, calibrated=True)
 
 
@@ -128,43 +145,33 @@ def dial(rate: float) -> ModConfig:
     return ModConfig(rate=(rate,), router="nag", decider="threshold", kv="all")
 
 
-def read_calibration(folder: Path) -> dict | None:
-    """The point `nagjax calibrate` has saved beside the checkpoints: `rate` and `threshold`; None where there is none.
+def read_calibration(folder: Path) -> Calibration | None:
+    """The point `nagjax calibrate` has saved beside the checkpoints; None where there is none.
 
     Raises UserError where it cannot be read.
     """
-    path = folder / CALIBRATION
+    fix = f"remove it, or calibrate again (nagjax calibrate {folder})"
     try:
-        point = read_json(path)
-        if not (0.0 < point["rate"] < 1.0 and math.isfinite(point["threshold"])):
-            raise ValueError("out of range")
-        return point
+        return read_record(Calibration, folder / CALIBRATION, "calibration", fix, others=(Calibration,))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
-        fix = f"cannot be read ({error!r}): remove it, or calibrate again (nagjax calibrate {folder})"
-        raise UserError("calibration", str(path), fix) from None
 
 
-def read_origin(folder: Path) -> dict | None:
+def read_origin(folder: Path) -> Origin | None:
     """What `nagjax import` noted in a run's folder; None where the run was not imported."""
-    path = folder / ORIGIN
     try:
-        origin = read_json(path)
-        return {"tokenizer_vocab": origin["tokenizer_vocab"], "end_of_text": origin["end_of_text"], **origin}
+        return read_record(Origin, folder / ORIGIN, "run", "bring it back, or import again", others=(Origin,))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError("run", str(path), f"cannot be read ({error!r}): bring it back, or import again") from None
 
 
 def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
     """The run's own copy, so that a run can be used without its corpus."""
     path, then = folder / TOKENIZER, config.model.vocab
     if (origin := read_origin(folder)) is not None:
-        then = origin["tokenizer_vocab"]
-        if then is None:
-            return NoTokenizer(config.model.vocab, origin["end_of_text"])
+        if origin.tokenizer_vocab is None:
+            return NoTokenizer(config.model.vocab, origin.end_of_text)
+        then = origin.tokenizer_vocab
     tokenizer = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
     if tokenizer.vocab_size != then:
         now = tokenizer.vocab_size

@@ -1,13 +1,19 @@
 """The training batch of every step, and the record of batches that are left out."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nagjax.data import Dataset, batches
-from nagjax.errors import UserError
-from nagjax.files import read_json, write_json
+from nagjax.files import read_record, write_json
+from nagjax.ranges import Natural
 from nagjax.runs.names import SKIPPED
 from nagjax.train.distributed.consensus import from_first
+
+
+@dataclass(frozen=True)
+class _Batches:
+    batches: list[Natural]
 
 
 class Skipped:
@@ -27,12 +33,8 @@ class Skipped:
     def _read(self) -> list[int]:
         if not self.path.exists():
             return []
-        try:
-            found = read_json(self.path)["batches"]
-            return sorted(int(number) for number in found)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            fix = f"cannot be read ({error}): bring it back, or choose another --out (--fresh deletes the run)"
-            raise UserError("out", str(self.path), fix) from None
+        fix = "bring it back, or choose another --out (--fresh deletes the run)"
+        return sorted({*read_record(_Batches, self.path, "out", fix).batches})
 
     def add(self, batch: int) -> None:
         self.batches = sorted({*self.batches, batch})

@@ -159,7 +159,6 @@ metric_list:
 def test_what_a_tokenizer_puts_in_front_goes_in_front(tmp_path):
     from tokenizers import Tokenizer, processors
 
-    from nagjax.data.tokenizer import added_in_front
     from nagjax.interop.tokenizer_files import byte_level_json
 
     engine = Tokenizer.from_str(byte_level_json())
@@ -168,6 +167,6 @@ def test_what_a_tokenizer_puts_in_front_goes_in_front(tmp_path):
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
     )
     (tmp_path / "front.json").write_text(engine.to_str())
-    assert added_in_front(tmp_path / "plain.json") == added_in_front(tmp_path / "none.json") == []
-    assert added_in_front(tmp_path / "front.json") == [256]
+    assert load_tokenizer(str(tmp_path / "plain.json")).in_front == []
+    assert load_tokenizer(str(tmp_path / "front.json")).in_front == [256]
     assert load_tokenizer(str(tmp_path / "front.json")).encode("a").tolist() == [97]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.files import inside, read_text, write_bytes, write_text
+from nagjax.files import inside, read_bytes, write_bytes, write_text
 from nagjax.report.maps import write_map
 from nagjax.runs import names
 from nagjax.runs.folder import clear, read_config
@@ -87,7 +87,7 @@ def test_a_link_inside_the_folder_and_one_to_the_folder_are_fine(folder, tmp_pat
     (folder / "a").write_text("1")
     (folder / "b").symlink_to("a")
     (tmp_path / "link").symlink_to(folder)
-    assert read_text(tmp_path / "link" / "b") == "1"
+    assert read_bytes(tmp_path / "link" / "b") == b"1"
     write_text(tmp_path / "link" / "c", "2")
     assert (folder / "c").read_text() == "2"
 
@@ -98,14 +98,14 @@ def test_the_cache_of_a_hub_is_such_a_folder(tmp_path):
     blobs.mkdir()
     (blobs / "ff").write_text("1")
     (snapshot / "config.json").symlink_to("../../blobs/ff")
-    assert read_text(snapshot / "config.json") == "1"
+    assert read_bytes(snapshot / "config.json") == b"1"
     (tmp_path / "secret").write_text("2")
     (snapshot / "other").symlink_to("../../../secret")
     (blobs / "ee").symlink_to(tmp_path / "secret")
     (snapshot / "twice").symlink_to("../../blobs/ee")
     for name in ("other", "twice"):
         with pytest.raises(UserError, match="is a link out of"):
-            read_text(snapshot / name)
+            read_bytes(snapshot / name)
 
 
 def test_a_pipe_is_not_waited_for(folder):

@@ -76,7 +76,7 @@ def test_unreadable_config(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match="config.json") as error:
         open_run(tmp_path)
-    assert error.value.field == "run"
+    assert error.value.field in ("run", "scheme")
 
 
 def test_unknown_scheme_suggests_the_nearest(run_folder, tmp_path):

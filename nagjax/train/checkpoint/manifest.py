@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
 from hashlib import file_digest, sha256
@@ -10,9 +11,18 @@ from typing import Any
 
 from nagjax.errors import UserError
 from nagjax.files import read_json, sync_folder, write_bytes
+from nagjax.json_reader import build
 from nagjax.runs.names import MANIFEST, SEAL
 
 READERS = 4  # files hashed at once; hashing lets go of the interpreter
+
+
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    facts: dict
+    files: dict[str, list]
+    sha256: str
+    owner: Any = None  # a dict; of older versions the step alone
 
 
 class Damaged(Exception):
@@ -95,15 +105,18 @@ def _problem(path: Path, size: int, digest: str) -> str | None:
 def _read(folder: Path) -> dict[str, Any]:
     name = SEAL if not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / SEAL) else MANIFEST
     try:
-        body = read_json(folder / name)
-        digest = body.pop("sha256")
-        dict.items(body["files"]), dict.items(body["facts"])
+        body = read_json(folder / name, lenient=True)  # a score may be NaN, as the loss was
+        found = build(_Body, body)
     except FileNotFoundError:
         raise Damaged(f"{name} is missing") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, UserError) as error:
+    except (OSError, ValueError, UserError) as error:
         raise Damaged(f"{name} cannot be read ({error})") from None
-    if digest != _digest(body):
+    del body["sha256"]
+    if found.sha256 != _digest(body):
         raise Damaged(f"{name} does not have the content that was saved")
+    for file, described in found.files.items():
+        if Path(file).is_absolute() or ".." in Path(file).parts or [*map(type, described)] != [int, str]:
+            raise Damaged(f"{name} does not describe {file!r} as a file of its folder")
     return body
 
 

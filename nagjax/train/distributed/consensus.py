@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from nagjax.errors import UserError
+from nagjax.json_reader import parse_json
 
 BLOCK = 1024  # bytes
 
@@ -66,12 +67,12 @@ def _exchange(message: Any) -> list[Any]:
     padded = np.zeros(-(-int(sizes.max()) // BLOCK) * BLOCK, np.uint8)  # each size is compiled: few of them
     padded[: content.size] = content
     rows = multihost_utils.process_allgather(padded)
-    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+    return [parse_json(row[:size].tobytes(), lenient=True) for row, size in zip(rows, sizes, strict=True)]
 
 
 def _told(error: Exception) -> list[str]:
     if isinstance(error, UserError):
-        return [error.field, str(error.value), str(error).removeprefix(f"{error.field} = {error.value!r}: ")]
+        return [error.field, str(error.value), error.fix]
     return [f"{type(error).__name__}: {error}"]
 
 

@@ -1,0 +1,157 @@
+"""JSON that somebody else may have made: read within limits, in the types that were declared for it, or refused in one
+line. Nothing else in nagjax parses JSON."""
+
+import dataclasses
+import json
+import math
+import re
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, BinaryIO
+
+from nagjax.errors import UserError
+from nagjax.ranges import check_value, field_hints, unwrapped
+
+LARGEST = 1 << 26  # bytes of one value, unless its reader allows more
+LONGEST_LINE = 1 << 24  # bytes of one line of a log
+DEEPEST = 100  # lists and objects inside one another
+WHOLE = 1 << 64  # whole numbers lie below it, and above its negative
+_TOO_DEEP = f"it is nested more than {DEEPEST} deep"
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
+    """The value of a JSON text, UTF-8 where it is bytes.
+
+    Raises ValueError for what is no JSON or is nested more than `DEEPEST` deep; and unless `lenient`, as for what other
+    programs have written beside the field that is wanted, for NaN and infinities, whole numbers of more than 64 bits, a
+    field that is there twice, and half a surrogate pair.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8")
+    try:
+        value = (_LENIENT if lenient else _STRICT).decode(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level, depth = [value], 0
+    while level := [outer for outer in level if isinstance(outer, dict | list)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(_TOO_DEEP)
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    if not lenient and _HALF_PAIR.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 21 or abs(int(digits)) >= WHOLE:
+        raise ValueError(f"a whole number of {len(digits)} digits: it must have 64 bits")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)[:60]!r} is there twice")
+    return found
+
+
+_LENIENT = json.JSONDecoder()
+_STRICT = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_once)
+
+
+def read(file: BinaryIO, *, largest: int = LARGEST, lenient: bool = False) -> Any:
+    """The value that an open file holds. Raises ValueError as `parse_json`, and for more than `largest` bytes."""
+    content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"it has more than {largest:,} bytes")
+    return parse_json(content, lenient=lenient)
+
+
+def read_lines(file: BinaryIO, name: str, largest: int = LONGEST_LINE) -> Iterator[tuple[int, Any]]:
+    """The values of a log of JSON lines, with their numbers from 1; NaN may be among what was measured. Empty lines
+    are passed over, and a last one that its writer did not finish is left out. Raises UserError with `name` and number
+    for any other damage."""
+    number = 0
+    while line := file.readline(largest + 1):
+        number += 1
+        if not line.strip():
+            continue
+        try:
+            if len(line) > largest:
+                raise ValueError(f"it has more than {largest:,} bytes")
+            value = parse_json(line, lenient=True)
+        except ValueError as error:
+            if not line.endswith(b"\n") and len(line) <= largest:
+                return
+            raise damaged_line(name, number, line, f"is not valid JSON ({error})") from None
+        yield number, value
+
+
+def damaged_line(name: str, number: int, line: bytes, complaint: str) -> UserError:
+    shown = line[:60].decode("utf-8", "replace").rstrip("\n")
+    return UserError(f"{name}:{number}", shown, f"{complaint}: repair or remove this line")
+
+
+def build[T](
+    cls: type[T],
+    values: Any,
+    where: str = "",
+    *,
+    others: Collection[type] = (),
+    made: Mapping[str, Callable[[Any, str], Any]] | None = None,
+) -> T:
+    """A dataclass from a JSON object: every field of the type and in the range that its annotation declares.
+
+    `where` stands before the fields' names in what is said. `others`: classes in whose objects unknown fields are passed over.
+    `made`: by field, what makes its value out of the JSON's and its name. Raises UserError naming a field that is
+    unknown, missing, or not what it may be.
+    """
+    hints, named = field_hints(cls), f"{where}." if where else ""
+    if not isinstance(values, dict):
+        raise UserError(where or cls.__name__, values, "must be one JSON object")
+    if (unknown := sorted(set(values) - set(hints))) and cls not in others:
+        raise UserError(where or "config", unknown, f"{cls.__name__} has no such fields; it has {sorted(hints)}")
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    for field in fields:
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and field.name not in values:
+            raise UserError(f"{named}{field.name}", None, "is missing")
+    given = {}
+    for field in fields:
+        if field.name in values:
+            make = (made or {}).get(field.name) or partial(_converted, hint=hints[field.name], others=others)
+            given[field.name] = make(values[field.name], f"{named}{field.name}")
+    return cls(**given)
+
+
+def _converted(value: Any, where: str, hint: Any, others: Collection[type]) -> Any:
+    kind, optional, _ = unwrapped(hint)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if value is None and optional:
+        return None
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type, kind), value, where, others=others)
+    if origin is list or (origin is tuple and isinstance(value, list)):
+        if not isinstance(value, list):
+            raise UserError(where, value, "must be a list")
+        made = [_converted(one, f"{where}[{i}]", inner[0], others) for i, one in enumerate(value)]
+        if origin is list:
+            return made
+        value = tuple(made)
+    if kind is dict or origin is dict:
+        if not isinstance(value, dict):
+            raise UserError(where, value, "must be one JSON object")
+        if not inner:
+            return value
+        return {name: _converted(one, f"{where}.{name}", inner[1], others) for name, one in value.items()}
+    check_value(where, value, hint)
+    return value
