@@ -111,9 +111,9 @@ def build[T](
 ) -> T:
     """A dataclass from a JSON object: every field of the type and in the range that its annotation declares.
 
-    `where` stands before the fields' names in what is said. `others`: classes in whose objects unknown fields are passed over.
-    `made`: by field, what makes its value out of the JSON's and its name. Raises UserError naming a field that is
-    unknown, missing, or not what it may be.
+    `where` stands before the fields' names in what is said. `others`: classes whose objects may have further fields
+    that are passed over. `made`: by field, what makes its value out of the JSON's and its name. Raises UserError naming
+    a field that is unknown, missing, or not what it may be.
     """
     hints, named = field_hints(cls), f"{where}." if where else ""
     if not isinstance(values, dict):

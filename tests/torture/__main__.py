@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes that each work through some configurations")
     parser.add_argument("--variants", type=int, default=None, help="only so many configurations")
+    parser.add_argument("--minutes", type=float, default=None, help="begin no configuration after so long")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/torture.json"))
     parser.add_argument("--docs", type=Path, default=None, help="write the table of faults there")
     parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
@@ -51,6 +52,7 @@ def lead(args) -> int:
         command = [sys.executable, str(HERE), "--seed", str(args.seed), "--faults", str(args.faults)]
         command += ["--variants", str(args.variants)] if args.variants else []
         command += ["--jobs", str(args.jobs)]
+        command += ["--minutes", str(args.minutes)] if args.minutes else []
         workers = [
             subprocess.Popen([*command, "--worker", str(share), str(scratch)], env=os.environ)
             for share in range(args.jobs)
@@ -114,8 +116,9 @@ def work(args) -> int:
     import nagjax.train.loop  # noqa: F401 - what the forks need is imported once
 
     logging.disable(logging.WARNING)
+    began = time.monotonic()
     for i, (variant, kinds) in enumerate(faults_of_each(args)):
-        if i % args.jobs != share:
+        if i % args.jobs != share or (args.minutes and time.monotonic() - began > 60 * args.minutes):
             continue
         folder = scratch / f"variant-{i}"
         folder.mkdir()
@@ -141,6 +144,7 @@ def faults_of_each(args) -> list[tuple]:
                 mine = ["kill in a step" if kind == "NaN in a batch, once" else kind for kind in mine]
             if mine:
                 found.append((variant, mine))
+    random.Random(args.seed).shuffle(found)  # of both, whenever it is cut short
     return found
 
 
