@@ -1,5 +1,5 @@
-"""The folders that are damaged, made once: a corpus, runs, a bundle, models of other formats, tokenizers, documents; and
-the verbs that read each."""
+"""The folders that are damaged, made once: a corpus, runs, a bundle, models of other formats, tokenizers, documents;
+and the verbs that read each."""
 
 import contextlib
 import gzip
@@ -21,7 +21,7 @@ TINY = ["--depth", "2", "--width", "16", "--context", "16", "--batch", "2", "--m
 
 READERS = {
     "metrics.jsonl": {"compare", "train"},
-    "info.json": {"compare"},
+    "info.json": {"compare", "train"},
     "sample.txt": {"compare"},
     "corpus.json": {"train", "eval"},
     "run.json": {"export", "open", "train"},
@@ -33,7 +33,7 @@ READERS = {
 
 
 class Target(NamedTuple):
-    """A folder, its files that are damaged (by pattern), and the verbs that read them: functions of the folder (damaged)
+    """A folder, its files that are damaged (by pattern), and the verbs that read them: functions of the damaged folder
     and of an empty one for what they write, which return an exit code."""
 
     name: str
