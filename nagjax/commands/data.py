@@ -1,5 +1,7 @@
 """data prepare: documents into token shards."""
 
+import contextlib
+from pathlib import Path
 from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL, Rest
@@ -37,19 +39,31 @@ def prepare(
         raise UserError("--", " ".join(beam_options), "only --runner beam takes options of its own")
     say(f"preparing {len(inputs) + len(held_out)} inputs with tokenizer {tokenizer}, into {out}")
     given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field, longest=longest)
-    if runner == "beam":
-        from nagjax.data.beam import prepare_on_beam
+    with _lock(out):
+        if runner == "beam":
+            from nagjax.data.beam import prepare_on_beam
 
-        manifest = prepare_on_beam(inputs, out, options=list(beam_options), **given)
-    else:
-        from nagjax.data.prepare import prepare
+            manifest = prepare_on_beam(inputs, out, options=list(beam_options), **given)
+        else:
+            from nagjax.data.prepare import prepare
 
-        progress = Progress("documents")
-        manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
+            progress = Progress("documents")
+            manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
     for split in manifest.splits:
         documents, tokens, size = (manifest.total(split, f"{what}_count") for what in ("document", "token", "byte"))
         print(f"{split:11} {documents:,} documents  {tokens:,} tokens  {size:,} bytes")
     print(f"train on it: nagjax train --data.path {out}")
+
+
+def _lock(out: str) -> contextlib.AbstractContextManager:
+    """A finished corpus is read only, and an object store has no locks."""
+    from nagjax.data.storage import storage_path
+    from nagjax.data.store import MANIFEST
+    from nagjax.runs.lock import WriterLock
+
+    folder = storage_path(out)
+    unfinished = isinstance(folder, Path) and not (folder / MANIFEST).exists()
+    return WriterLock(folder, "data prepare") if unfinished else contextlib.nullcontext()
 
 
 SUBCOMMANDS = (prepare,)

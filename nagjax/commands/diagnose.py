@@ -20,7 +20,7 @@ def main(
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        out: folder for the two files; the run's folder by default.
+        out: folder for the two files; the run's folder by default, unless it is training.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: batches (of the run's size) for the statistics of one forward pass.
         skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.
@@ -30,9 +30,11 @@ def main(
     from nagjax.interop.load import load
     from nagjax.report.diagnose_report import write_diagnosis
     from nagjax.report.diagnosis import Effort, diagnose
+    from nagjax.runs.lock import lock_of_report
 
     opened = load(run)
     say(repr(opened))
-    record = diagnose(opened, Effort(batches, skip_batches, curve_batches), data, say=say)
-    page = write_diagnosis(record, out or run)
+    with lock_of_report(out or run, "diagnose"):
+        record = diagnose(opened, Effort(batches, skip_batches, curve_batches), data, say=say)
+        page = write_diagnosis(record, out or run)
     print(f"{record['verdict']}\n{page}")

@@ -46,10 +46,13 @@ def main(
 
 def _benchmarks(run: Path, tasks: str, folder: Path | None, fewshot: int | None, limit: int | None, as_json: bool):
     from nagjax.interop.lm_eval import evaluate_tasks
+    from nagjax.runs.lock import lock_of_report
     from nagjax.runs.opening import open_run
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    scores = evaluate_tasks(open_run(run), names, task_folder=folder, fewshot=fewshot, limit=limit)
+    opened = open_run(run)
+    with lock_of_report(run, "eval", "run"):
+        scores = evaluate_tasks(opened, names, task_folder=folder, fewshot=fewshot, limit=limit)
     if as_json:
         print(json.dumps(scores))
         return

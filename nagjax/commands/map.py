@@ -7,7 +7,11 @@ from nagjax.arguments import POSITIONAL
 
 
 def main(
-    run: Annotated[Path, POSITIONAL], text: str | None = None, file: Path | None = None, top_k: bool = False
+    run: Annotated[Path, POSITIONAL],
+    text: str | None = None,
+    file: Path | None = None,
+    top_k: bool = False,
+    out: Path | None = None,
 ) -> None:
     """Draw which sublayers each token of a text goes through, coloured by rotation angle: map.png in the run's folder.
 
@@ -16,13 +20,17 @@ def main(
         text: the text.
         file: a file with the text.
         top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
+        out: where map.png and map.json go; the run's folder by default, unless it is training.
     """
     from nagjax.generate.paths import read_text, token_paths
     from nagjax.report.maps import write_map
+    from nagjax.runs.lock import lock_of_report
     from nagjax.runs.opening import open_run
 
-    opened = open_run(run)
-    paths = token_paths(opened, read_text(text, file), top_k=top_k)
-    model = opened.config.model
-    title = f"{opened.config.scheme.title}, {model.depth} blocks x {model.width}"
-    print(f"{1 - paths['ran'].mean():.1%} of the (token, sublayer) pairs skipped: {write_map(paths, run, title)}")
+    opened, words, place = open_run(run), read_text(text, file), out or run
+    with lock_of_report(place, "map"):
+        paths = token_paths(opened, words, top_k=top_k)
+        model = opened.config.model
+        title = f"{opened.config.scheme.title}, {model.depth} blocks x {model.width}"
+        page = write_map(paths, place, title)
+    print(f"{1 - paths['ran'].mean():.1%} of the (token, sublayer) pairs skipped: {page}")

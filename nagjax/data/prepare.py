@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_name
 from nagjax.data.encode import encode_documents
+from nagjax.data.manifest import Size
 from nagjax.data.storage import StoragePath, size_of, storage_path
 from nagjax.data.store import (
     MANIFEST,
@@ -24,7 +25,6 @@ from nagjax.data.store import (
     Document,
     Manifest,
     ShardRecord,
-    Size,
     cannot_write,
     read_manifest,
     read_own,

@@ -86,7 +86,8 @@ def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
 
 
 def write_map(paths: dict, folder: Path, title: str) -> Path:
-    """Writes map.png and map.json into the folder and returns the picture's path."""
+    """Writes map.png and map.json into the folder, made if need be, and returns the picture's path."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / MAP, depth_map(paths, title))
     content = {"tokens": paths["tokens"], "ran": paths["ran"].astype(int).tolist()}
     content["degrees"] = np.round(paths["degrees"], 3).tolist()

@@ -5,8 +5,8 @@ machines, and on file systems without such locks, the file itself decides: its w
 and a file that was not renewed for `STALE` seconds belongs to nobody. Ages are measured by the file system's clock
 and by waiting, never by comparing the clocks of two machines.
 
-Readers take no lock. Reports (a map, a diagnosis, results of tasks) take none either: each is written atomically, under
-its own name.
+Readers take no lock. What writes a report (a map, a diagnosis, results of tasks) into a run's folder takes it, and has
+another place to write to while the run trains. So does the preparation of a corpus in its folder.
 """
 
 import contextlib
@@ -26,8 +26,7 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.files import open_to_change, read_json
 from nagjax.json_reader import read
-from nagjax.runs.names import LOCK
-from nagjax.train.distributed.consensus import from_first
+from nagjax.runs.names import CONFIG, LOCK
 
 BEAT, STALE = 20.0, 120.0  # seconds
 LOOK = 1.0  # seconds between two checks of another machine's file
@@ -57,7 +56,12 @@ class WriterLock:
         }
 
     def __enter__(self):
-        from_first(self._acquire)
+        if "jax" in sys.modules:
+            from nagjax.train.distributed.consensus import from_first
+
+            from_first(self._acquire)
+        else:  # then there are no other hosts, and no need to import it
+            self._acquire()
         return self
 
     def __exit__(self, *_):
@@ -155,6 +159,11 @@ class WriterLock:
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(file.fileno()), os.lstat(self.path))
         return False
+
+
+def lock_of_report(folder: str | os.PathLike, doing: str, field: str = "out") -> contextlib.AbstractContextManager:
+    """`WriterLock` where the folder is a run's; other folders of reports belong to nobody."""
+    return WriterLock(folder, doing, field) if (Path(folder) / CONFIG).exists() else contextlib.nullcontext()
 
 
 def _flock(file) -> bool | None:

@@ -26,7 +26,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         targets = [t for t in build(Path(scratch) / "world", trained=True) if args.only in t.name]
         found = walk(targets, args.mutations, args.seed, Path(scratch), tell=lambda text: print(text, flush=True))
-    text = table(found, args.seed, time.monotonic() - began)
+    text = table(found)
     print(text)
     if args.docs:
         args.docs.write_text(text)

@@ -102,7 +102,7 @@ def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def table(found: dict, seed: int, seconds: float) -> str:
+def table(found: dict) -> str:
     """Markdown: file, mutations, outcomes."""
     total = sum(o.refused + o.accepted + len(o.failures) for o in found.values())
     text = "| folder | file | mutations | refused in one line, code 2 | read all the same, code 0 | anything else |\n"

@@ -14,7 +14,7 @@ import pytest
 from nagjax.errors import UserError
 from nagjax.runs import lock
 from nagjax.runs.lock import WriterLock
-from nagjax.runs.names import LOCK
+from nagjax.runs.names import CONFIG, LOCK
 
 HOLD = """
 import sys, time
@@ -168,3 +168,24 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(UserError, match="it or one of its parents is a file"):
             WriterLock(out, "train").__enter__()
+
+
+def test_a_corpus_is_prepared_by_one(tmp_path, holder, capsys):
+    from nagjax.cli import main
+
+    text = tmp_path / "a.txt"
+    text.write_text("some text")
+    assert main(["data", "prepare", str(text), "--out", str(tmp_path)]) == 2
+    assert f"is being written by process {holder.pid} on " in capsys.readouterr().err
+    args = ["data", "prepare", str(text), "--out", str(tmp_path / "corpus"), "--validation", "0.0"]
+    assert main(args) == 0 and not (tmp_path / "corpus" / LOCK).exists()
+    (tmp_path / "corpus").chmod(0o555)  # a finished corpus is read where it cannot be written
+    assert main(args) == 0
+
+
+def test_a_report_goes_elsewhere_while_a_run_is_written(tmp_path, holder):
+    with lock.lock_of_report(tmp_path, "map"):
+        pass  # no run's folder
+    (tmp_path / CONFIG).write_text("{}")
+    with pytest.raises(UserError, match=rf"out = .*process {holder.pid} on .*or choose another folder"):
+        lock.lock_of_report(tmp_path, "map").__enter__()
