@@ -43,6 +43,8 @@ def walk(targets: list[Target], mutations: int, seed: int, scratch: Path, tell=l
         target, name = rng.choice(files[kind])
         outcome = found.setdefault(kind, Outcome())
         verb = rng.choice(target.readers(name))
+        if number and not number % 100:
+            tell(f"{number} mutations")
         code, problem = once(target, name, verb, rng, scratch)
         if problem:
             outcome.failures.append(f"{target.name}, {name}, {verb}, mutation {number} of seed {seed}: {problem}")
