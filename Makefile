@@ -7,6 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= 2
 DEPTH  ?= 24
 FAULTS ?= 240
+MUTATIONS ?= 2000
 NO_PYTHON = nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12
 
 ifneq ($(shell command -v uv 2>/dev/null),)
@@ -17,7 +18,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture notebooks docs lint clean
+.PHONY: environments demo test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture fuzz notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -78,6 +79,10 @@ bench-torch: $(VENV)/.dev .venv-torch/.torch
 # Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
 torture: $(VENV)/.dev
 	$(BIN)/python tests/torture --faults $(FAULTS) --jobs $(JOBS) --docs docs/faults.md
+
+# Every file that a command reads, damaged; writes the table of docs/damaged_files.md.
+fuzz: $(VENV)/.dev
+	$(BIN)/python tests/fuzz --mutations $(MUTATIONS) --docs docs/damaged_files.md
 
 # All notebooks top to bottom; NOTEBOOKS=1_first_model.ipynb for one, WRITE=1 to renew the outputs in the files.
 notebooks: $(VENV)/.notebooks

@@ -19,19 +19,19 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.update({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
     sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
-    from fuzz_walk import table, walk
+    from fuzz_walk import page, table, walk
     from fuzz_world import build
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         targets = [t for t in build(Path(scratch) / "world", trained=True) if args.only in t.name]
         found = walk(targets, args.mutations, args.seed, Path(scratch), tell=lambda text: print(text, flush=True))
-    text = table(found)
-    print(text)
+    seconds = time.monotonic() - began
+    print(table(found))
     if args.docs:
-        args.docs.write_text(text)
+        args.docs.write_text(page(found, args.seed, seconds))
     failures = [failure for one in found.values() for failure in one.failures]
-    print(f"{args.mutations} mutations in {time.monotonic() - began:.0f} s, {len(failures)} failures")
+    print(f"{args.mutations} mutations in {seconds:.0f} s, {len(failures)} failures")
     return 1 if failures else 0
 
 

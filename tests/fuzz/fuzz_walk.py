@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,14 +67,16 @@ def _kind(name: str) -> str:
     return "/".join([*shown[:-1], "".join("N" if c.isdigit() else c for c in stem) + dot + suffix])
 
 
-def once(target: Target, name: str, verb: str, rng: random.Random, scratch: Path) -> tuple[int, str]:
+def once(
+    target: Target, name: str, verb: str, rng: random.Random, scratch: Path, damage: Callable = mutate
+) -> tuple[int, str]:
     """One mutation under one verb: its exit code, and what is wrong with how it ended."""
     place = scratch / "walk"
     shutil.rmtree(place, ignore_errors=True)
     folder, out = place / "damaged" / target.folder.name, place / "out"
     shutil.copytree(target.folder, folder, symlinks=True)
     out.mkdir()
-    how = mutate(rng, folder / name)
+    how = damage(rng, folder / name)
     began, before = time.monotonic(), _memory()
     old = signal.signal(signal.SIGALRM, _alarm)
     signal.alarm(LIMIT)
@@ -102,6 +105,31 @@ def _alarm(*_):
 
 def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+HEAD = """# Damaged files, and what reads them
+
+Written by `make fuzz`; do not edit. {total:,} mutations in {minutes:.0f} minutes (seed {seed}, {date},
+commit {commit}).
+
+Every file that a command reads is damaged, one at a time: in JSON every field is left out, doubled, or replaced by
+values of other types and sizes, by NaN, by nests 60,000 deep; in safetensors the header, its length, the weights; in
+all of them bytes are changed, lost and added; and the file becomes a folder, a link, a pipe or a terabyte of zeros.
+Then a command that reads it runs, in one process. It must end with code 2 and one line, or with code 0 where what was
+changed says nothing (a note, white space) or something else that is as good (a smaller seed). *Anything else* is a
+traceback, another code, more than {limit} seconds, or a gigabyte of memory more.
+
+"""
+
+
+def page(found: dict, seed: int, seconds: float) -> str:
+    """What `make fuzz` writes into the docs."""
+    from nagjax.runs.facts import commit
+
+    total = sum(o.refused + o.accepted + len(o.failures) for o in found.values())
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    head = HEAD.format(total=total, minutes=seconds / 60, seed=seed, date=date, commit=commit(), limit=LIMIT)
+    return head + table(found)
 
 
 def table(found: dict) -> str:

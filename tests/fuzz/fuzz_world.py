@@ -130,7 +130,8 @@ def build(folder: Path, trained: bool) -> list[Target]:
     nagjax("data", "prepare", text, "--out", corpus, "--validation", 0.3, "--tokenizer", tokenizer)
     _documents(documents)
     shutil.copytree(documents, folder / "stopped" / "input")
-    _stopped(folder / "stopped")
+    with contextlib.suppress(Stop):
+        _stopped(folder / "stopped", documents=20)
     model = _model(folder, corpus)
     nagjax("import", model, "--out", folder / "imported")
     _log(folder / "imported", corpus)
@@ -150,7 +151,6 @@ def build(folder: Path, trained: bool) -> list[Target]:
     imports = {"import": command("import", "FOLDER", "--out", "OUT"), "open": function(open_model)}
     run_files = ("*.json", "*.jsonl", "sample.txt", "checkpoints/*/manifest.json", "checkpoints/*/**/*")
     prepares = command("data", "prepare", "FOLDER", "--out", "OUT", "--validation", "0.3", "--longest", "100000")
-    again = ("data", "prepare", "FOLDER/input", "--out", "FOLDER/corpus", "--validation", "0.3")
     with_tokenizer = ("data", "prepare", str(text), "--out", "OUT", "--tokenizer", "FOLDER/tokenizer.json")
     targets = [
         Target("run", folder / "imported", run_files, run_verbs),
@@ -168,7 +168,9 @@ def build(folder: Path, trained: bool) -> list[Target]:
                 "tokenizer train": command("tokenizer", "train", "FOLDER", "--out", "OUT", "--vocab", "260"),
             },
         ),
-        Target("unfinished corpus", folder / "stopped", ("corpus/progress.json",), {"data prepare": command(*again)}),
+        Target(
+            "unfinished corpus", folder / "stopped", ("corpus/progress.json",), {"data prepare": function(_stopped)}
+        ),
     ]
     if trained:
         run = folder / "trained"
@@ -238,16 +240,16 @@ def _documents(folder: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), folder / "f.parquet")
 
 
-def _stopped(folder: Path) -> None:
-    """A preparation that ended after some rounds."""
+class Stop(Exception):
+    """Ends a preparation in its midst."""
+
+
+def _stopped(folder: Path, documents: int | None = None) -> None:
+    """A preparation that ends after so many documents, or goes on to its end."""
     from nagjax.data.prepare import prepare
 
-    class Stop(Exception):
-        pass
-
-    def stop(documents: int, tokens: int) -> None:
-        if documents >= 20:
+    def stop(done: int, tokens: int) -> None:
+        if done == documents:
             raise Stop
 
-    with contextlib.suppress(Stop):
-        prepare([str(folder / "input")], folder / "corpus", validation=0.3, shard_tokens=400, progress=stop)
+    prepare([str(folder / "input")], folder / "corpus", validation=0.3, shard_tokens=400, progress=stop)
