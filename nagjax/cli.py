@@ -133,6 +133,8 @@ def main(args: Sequence[str] | None = None) -> int:
         else:
             raise
         return _fail(UserError("file", error.filename or "(unnamed)", f"{os.strerror(error.errno)}: {fix}"))
+    except MemoryError as error:
+        return _fail(UserError("memory", str(error), "there is not as much: make model, batch or context smaller"))
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130

@@ -20,7 +20,10 @@ TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents
 LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
 HUB_PREFIX = "hub:"
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".zst": zstandard.open}
+XZ_MEMORY = (
+    1 << 28
+)  # bytes that unpacking .xz may take: `xz -9` asks for 65 MiB; .zst is held to 128 MiB by its library
+_OPENERS = {".gz": gzip.open, ".xz": lambda raw, _, **how: _open_xz(raw, **how), ".zst": zstandard.open}
 _TEXT = (".txt", ".md")
 _FORMATS = (*_TEXT, ".jsonl", ".parquet")
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
@@ -98,6 +101,38 @@ def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str
         opener = _OPENERS.get(path.suffix.lower(), lambda raw, _, **how: io.TextIOWrapper(raw, **how))
         with path.open("rb") as raw, opener(raw, "rt", encoding="utf-8", newline="") as file:
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
+
+
+def _open_xz(raw: IO[bytes], **how: str) -> IO[str]:
+    """As `lzma.open`, but a file cannot ask for gigabytes of dictionary."""
+    return io.TextIOWrapper(io.BufferedReader(_Xz(raw), TEXT_PIECE), **how)
+
+
+class _Xz(io.RawIOBase):
+    """The streams of an .xz file one behind the other."""
+
+    def __init__(self, raw: IO[bytes]):
+        self._raw, self._decoder = raw, lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        data, more = b"", b""
+        while not data:
+            if self._decoder.eof:
+                more = self._decoder.unused_data.lstrip(b"\0")  # padding
+                while not more and (block := self._raw.read(TEXT_PIECE)):
+                    more = block.lstrip(b"\0")
+                if not more:
+                    return 0
+                self._decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
+            elif self._decoder.needs_input and not (more := self._raw.read(TEXT_PIECE)):
+                raise EOFError("it ends in the midst of a stream")
+            data = self._decoder.decompress(more, len(buffer))
+            more = b""
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _pieces(file: IO[str]) -> Iterator[str]:

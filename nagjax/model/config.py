@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
 from nagjax.mod.config import ModConfig
-from nagjax.ranges import HIDDEN, Count, Natural, Positive, check_fields
+from nagjax.ranges import HIDDEN, Count, Natural, Positive, Range, check_fields
 
 
 def _round_up(value: float, multiple: int) -> int:
@@ -17,13 +17,13 @@ def _round_up(value: float, multiple: int) -> int:
 class ModelConfig:
     """The shape of a decoder-only Transformer. Fields that are None follow from `depth` and `width`."""
 
-    depth: Count = 24  # blocks; each is an attention and an MLP sublayer
-    width: Count = 64  # D, features of the residual
+    depth: Annotated[int, Range(ge=1, le=2**16)] = 24  # blocks; each is an attention and an MLP sublayer
+    width: Annotated[int, Range(ge=1, le=2**20)] = 64  # D, features of the residual
     heads: Count | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
     kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
     hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
-    context: Count = 128  # tokens of a sequence
-    vocab: Annotated[Count, HIDDEN] = 257  # the commands take it from the corpus's tokenizer
+    context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens a sequence holds
+    vocab: Annotated[int, Range(ge=1, le=2**24), HIDDEN] = 257  # the commands take it from the corpus' tokenizer
     mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"  # the feed-forward branch; gelu: in its tanh form
     positions: Literal["rotary", "learned"] = "rotary"  # how attention knows where a token stands
     rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it

@@ -3,14 +3,14 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside, read_bytes, read_json
 from nagjax.json_reader import build
-from nagjax.ranges import Count, NonNegative, Positive, Share
+from nagjax.ranges import NonNegative, Positive, Range, Share
 from nagjax.runs.metrics import DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
 from nagjax.runs.names import CONFIG, INFO, METRICS, SAMPLE
 
@@ -30,7 +30,7 @@ class _Scheme:
 
 @dataclass(frozen=True)
 class _Model:
-    depth: Count
+    depth: Annotated[int, Range(ge=1, le=2**16)]
     vocab: int | None = None
 
 

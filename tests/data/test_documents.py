@@ -2,6 +2,7 @@ import gzip
 import json
 import lzma
 import sys
+import tracemalloc
 import types
 
 import pyarrow
@@ -9,8 +10,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from nagjax.data import read_documents
-from nagjax.data.documents import TEXT_PIECE, find_files, split_documents, split_name
+from nagjax.data import documents, read_documents
+from nagjax.data.documents import TEXT_PIECE, find_files, split_name
 from nagjax.errors import UserError
 
 PACK = {
@@ -118,6 +119,37 @@ def test_bad_files_are_named(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
+        list(read_documents([str(path)]))
+
+
+@pytest.mark.parametrize("suffix", [name for name in PACK if name])
+def test_a_bomb_takes_no_more_memory_than_one_document_may(tmp_path, suffix):
+    path = tmp_path / f"bomb.jsonl{suffix}"
+    path.write_bytes(PACK[suffix](b'{"text": "x"}\n{"text": "' + b"a" * (64 << 20)))
+    assert path.stat().st_size < 1 << 18
+    found = read_documents([str(path)], longest=100_000)
+    tracemalloc.start()
+    assert next(found) == "x"
+    with pytest.raises(UserError, match=r"bomb.jsonl.*:2.*more than 100,000 characters.*--longest"):
+        next(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_a_row_of_a_table_is_as_long_as_allowed(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["short", "x" * 2000]}), path)
+    with pytest.raises(UserError, match=r"a.parquet:1.*more than 1,000 characters.*--longest"):
+        list(read_documents([str(path)], longest=1000))
+
+
+def test_the_memory_that_unpacking_xz_may_take_is_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt.xz"
+    path.write_bytes(lzma.compress(b"one ", preset=6) + bytes(8) + lzma.compress(b"two" * 100_000, preset=6) + bytes(4))
+    assert "".join(read_documents([str(path)])) == "one " + "two" * 100_000
+    monkeypatch.setattr(documents, "XZ_MEMORY", 1 << 20)
+    with pytest.raises(UserError, match="Memory usage limit"):
         list(read_documents([str(path)]))
 
 

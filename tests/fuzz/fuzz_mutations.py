@@ -147,7 +147,7 @@ def safetensors(rng: random.Random, path: Path) -> None:
 
 
 def replaced(rng: random.Random, path: Path) -> None:
-    """By nothing, by a folder, by a link, by a pipe, by a file of a terabyte."""
+    """By nothing, by a folder, by a link, by a pipe, by a file of 8 GiB."""
     outside = path.parent.parent / "outside"
     how = rng.choice(("lost", "folder", "link", "dangling", "circle", "pipe", "forbidden", "huge"))
     if how == "huge" and path.suffix not in (".json", ".safetensors", ".tokens", ".documents"):
@@ -172,7 +172,7 @@ def replaced(rng: random.Random, path: Path) -> None:
         os.mkfifo(path)
     elif how == "huge":
         with path.open("wb") as file:
-            file.truncate(1 << 40)
+            file.truncate(1 << 33)
 
 
 def raw(rng: random.Random, path: Path) -> None:

@@ -15,6 +15,7 @@ from fuzz_world import Target, quietly
 
 LIMIT = 60  # seconds that one verb may take
 MOST = 1 << 20  # KiB by which one verb may raise the memory ever used
+ROOM = 14 << 30  # bytes of addresses; a file of 8 GiB is mapped
 LINE = 2100  # characters
 
 
@@ -78,6 +79,8 @@ def once(
     out.mkdir()
     how = damage(rng, folder / name)
     began, before = time.monotonic(), _memory()
+    room = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (ROOM, room[1]))  # a bomb must not take the machine along
     old = signal.signal(signal.SIGALRM, _alarm)
     signal.alarm(LIMIT)
     try:
@@ -88,6 +91,7 @@ def once(
         return 0, f"{how}: {traceback.format_exc(limit=-4)}"
     finally:
         signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, room)
         signal.signal(signal.SIGALRM, old)
     lines = [line for line in said.splitlines() if line.startswith("nagjax: error: ")]
     if code not in (0, 2):
@@ -114,7 +118,7 @@ commit {commit}).
 
 Every file that a command reads is damaged, one at a time: in JSON every field is left out, doubled, or replaced by
 values of other types and sizes, by NaN, by nests 60,000 deep; in safetensors the header, its length, the weights; in
-all of them bytes are changed, lost and added; and the file becomes a folder, a link, a pipe or a terabyte of zeros.
+all of them bytes are changed, lost and added; and the file becomes a folder, a link, a pipe or 8 GiB of zeros.
 Then a command that reads it runs, in one process. It must end with code 2 and one line, or with code 0 where what was
 changed says nothing (a note, white space) or something else that is as good (a smaller seed). *Anything else* is a
 traceback, another code, more than {limit} seconds, or a gigabyte of memory more.

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import jax
 import numpy as np
@@ -194,3 +195,44 @@ def test_families_write_what_they_read():
     values |= dict(intermediate_size=12, rope_theta=5e5, attention_bias=True, tie_word_embeddings=True, head_dim=6)
     model, scheme = FAMILY.read(values)
     assert FAMILY.read(FAMILY.write(model, scheme)) == (model, scheme)
+
+
+def entry(shape, begin, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "said"),
+    [
+        ({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, 12, "b begins at byte 4, the one before it ends at 8"),
+        ({"a": entry([2], 0, 8), "b": entry([2], 0, 8)}, 8, "begins at byte 0, the one before it ends at 8"),
+        ({"a": entry([2], 0, 8), "b": entry([2], 12, 20)}, 20, "b begins at byte 12"),
+        ({"a": entry([2], 0, 8)}, 9, "1 bytes behind the last tensor belong to none"),
+        ({"a": entry([2], 8, 0)}, 8, "lies outside"),
+        ({"a": entry([2], 0, 16)}, 8, "lies outside"),
+        ({"a": entry([-2], 0, 8)}, 8, "a.shape[0] = -2: give a whole number"),
+        ({"a": entry([2**40, 0], 0, 8)}, 8, "does not take 8 bytes"),
+        ({"a": entry([2.0], 0, 8)}, 8, "a.shape[0] = 2.0"),
+        ({"a": entry([2], 0, 8, "F8")}, 8, "has the dtype F8"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, 8, "a.data_offsets = None: is missing"),
+        ({"a": entry([2], 0, 8) | {"more": 1}}, 8, "has no such fields"),
+        ({"a": None}, 0, "must be one JSON object"),
+        ([], 0, "it is no JSON object"),
+    ],
+)
+def test_a_header_that_is_not_whole_is_refused(tmp_path, header, body, said):
+    text = json.dumps(header).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(body))
+    with pytest.raises(UserError, match=re.escape(said)):
+        read_tensors(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_no_numbers_are_refused(model, value):
+    def spoil(own):
+        own[DOWN].flat[-1] = value
+        return own
+
+    rewritten(model, spoil)
+    with pytest.raises(UserError, match="1 of its .* weights are NaN or infinite"):
+        read_source(model)
