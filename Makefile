@@ -82,7 +82,7 @@ torture: $(VENV)/.dev
 
 # Every file that a command reads, damaged; writes the table of docs/damaged_files.md.
 fuzz: $(VENV)/.dev
-	$(BIN)/python tests/fuzz --mutations $(MUTATIONS) --docs docs/damaged_files.md
+	$(BIN)/python tests/fuzz --mutations $(MUTATIONS) --jobs $(JOBS) --docs docs/damaged_files.md
 
 # All notebooks top to bottom; NOTEBOOKS=1_first_model.ipynb for one, WRITE=1 to renew the outputs in the files.
 notebooks: $(VENV)/.notebooks

@@ -1,31 +1,58 @@
 """`python tests/fuzz --mutations 2000 --seed 0`: damages every file that a verb reads, and runs the verb."""
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--mutations", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes that share the mutations")
     parser.add_argument("--docs", type=Path, default=None, help="write the table there")
     parser.add_argument("--only", default="", help="targets whose name has this in it")
+    parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
     args = parser.parse_args()
-    os.environ.update({"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    os.environ.update(ENVIRONMENT)
     sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
-    from fuzz_walk import page, table, walk
+    return work(args) if args.worker else lead(args)
+
+
+def work(args) -> int:
+    from fuzz_walk import walk
     from fuzz_world import build
 
-    began = time.monotonic()
+    share, scratch = int(args.worker[0]), Path(args.worker[1])
+    targets = [t for t in build(scratch / f"world-{share}", trained=True) if args.only in t.name]
+    numbers = range(share, args.mutations, args.jobs)
+    found = walk(targets, numbers, args.seed, scratch / str(share), tell=lambda text: print(text, flush=True))
+    rows = [(*kind, vars(outcome)) for kind, outcome in found.items()]
+    (scratch / f"found-{share}.json").write_text(json.dumps(rows))
+    return 0
+
+
+def lead(args) -> int:
+    from fuzz_walk import Outcome, page, table
+
+    began, command = time.monotonic(), [sys.executable, str(HERE), "--only", args.only, "--jobs", str(args.jobs)]
+    command += ["--mutations", str(args.mutations), "--seed", str(args.seed)]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
-        targets = [t for t in build(Path(scratch) / "world", trained=True) if args.only in t.name]
-        found = walk(targets, args.mutations, args.seed, Path(scratch), tell=lambda text: print(text, flush=True))
+        workers = [subprocess.Popen([*command, "--worker", str(share), scratch]) for share in range(args.jobs)]
+        if any([worker.wait() for worker in workers]):
+            return 1
+        found: dict[tuple[str, str], Outcome] = {}
+        for path in sorted(Path(scratch).glob("found-*.json")):
+            for target, name, row in json.loads(path.read_text()):
+                found.setdefault((target, name), Outcome()).add(Outcome(**row))
     seconds = time.monotonic() - began
     print(table(found))
     if args.docs:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,22 +31,27 @@ class Outcome:
     accepted: int = 0
     failures: list[str] = field(default_factory=list)
 
+    def add(self, other: "Outcome") -> None:
+        self.refused += other.refused
+        self.accepted += other.accepted
+        self.failures += other.failures
 
-def walk(targets: list[Target], mutations: int, seed: int, scratch: Path, tell=lambda text: None) -> dict:
-    """`mutations` in all, in turn over the kinds of files of all targets; outcomes by target and kind."""
+
+def walk(targets: list[Target], numbers: Iterable[int], seed: int, scratch: Path, tell=lambda text: None) -> dict:
+    """Mutations by number, in turn over the kinds of files of all targets; outcomes by target and kind."""
     found: dict[tuple[str, str], Outcome] = {}
     files: dict[tuple[str, str], list[tuple[Target, str]]] = {}
     for target in targets:
         for name in target.files():
             files.setdefault((target.name, _kind(name)), []).append((target, name))
     kinds = random.Random(seed).sample(sorted(files), len(files))
-    for number in range(mutations):
+    for count, number in enumerate(numbers):
         kind, rng = kinds[number % len(kinds)], random.Random(f"{seed} {number}")
         target, name = rng.choice(files[kind])
         outcome = found.setdefault(kind, Outcome())
         verb = rng.choice(target.readers(name))
-        if number and not number % 100:
-            tell(f"{number} mutations")
+        if count and not count % 100:
+            tell(f"{count} mutations")
         code, problem = once(target, name, verb, rng, scratch)
         if problem:
             outcome.failures.append(f"{target.name}, {name}, {verb}, mutation {number} of seed {seed}: {problem}")

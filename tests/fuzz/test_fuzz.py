@@ -19,7 +19,7 @@ def targets(tmp_path_factory):
 
 
 def test_every_damage_is_refused_in_one_line_or_harmless(targets, tmp_path):
-    found = walk(targets, MUTATIONS, SEED, tmp_path)
+    found = walk(targets, range(MUTATIONS), SEED, tmp_path)
     assert [failure for one in found.values() for failure in one.failures] == []
     refused, accepted = sum(one.refused for one in found.values()), sum(one.accepted for one in found.values())
     assert refused + accepted == MUTATIONS and refused >= MUTATIONS // 3
@@ -45,7 +45,7 @@ def test_another_ending_is_a_failure(tmp_path, ending, told):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.json").write_text('{"a": 1}')
     target = Target("made up", tmp_path / "folder", ("*",), {"read": function(read)})
-    (outcome,) = walk([target], 3, 0, tmp_path / "scratch").values()
+    (outcome,) = walk([target], range(3), 0, tmp_path / "scratch").values()
     assert len(outcome.failures) == 3 and told in outcome.failures[0]
 
 
@@ -56,7 +56,7 @@ def test_a_refusal_is_no_failure(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.json").write_text('{"a": 1}')
     target = Target("made up", tmp_path / "folder", ("*",), {"read": function(read)})
-    (outcome,) = walk([target], 3, 0, tmp_path / "scratch").values()
+    (outcome,) = walk([target], range(3), 0, tmp_path / "scratch").values()
     assert (outcome.refused, outcome.accepted, outcome.failures) == (3, 0, [])
 
 
