@@ -130,6 +130,8 @@ def main(args: Sequence[str] | None = None) -> int:
             fix = "free some space"
         elif error.errno in FORBIDDEN:
             fix = "choose a place you may write to"
+        elif error.errno is not None and error.filename is not None:  # a folder in a file's place, say
+            fix = "put right what is there, or choose another place"
         else:
             raise
         return _fail(UserError("file", error.filename or "(unnamed)", f"{os.strerror(error.errno)}: {fix}"))

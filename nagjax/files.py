@@ -130,7 +130,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     path, content = Path(path), text.encode()
     refuse_link(path)
     with contextlib.suppress(FileNotFoundError):
-        if path.read_bytes() == content:
+        if inside(path).stat().st_size == len(content) and path.read_bytes() == content:
             return
     write_bytes(path, content)
 

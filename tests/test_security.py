@@ -110,6 +110,18 @@ def shard(data):
     return data["splits"]["train"]["shards"][0]
 
 
+@pytest.mark.parametrize("ends", [[0], [10**6], [-5], [2**62]], ids=["none", "beyond", "negative", "far"])
+def test_documents_end_where_their_tokens_do(corpus, monkeypatch, ends):
+    monkeypatch.setattr(store, "SMALL", 0)  # where hashing it all would take long
+    path = corpus / "train-00000.documents"
+    rows = np.frombuffer(path.read_bytes(), "<i8").reshape(-1, 2).copy()
+    rows[-1, 0] = ends[0]
+    path.write_bytes(rows.tobytes())
+    dataset = open_dataset(DataConfig(str(corpus)))
+    with pytest.raises(UserError, match="train-00000.documents.*is damaged"):
+        _ = dataset.document_count
+
+
 def test_a_pickle_in_a_shard_is_only_numbers(corpus, tmp_path, monkeypatch):
     canary, path = tmp_path / "canary", corpus / "train-00000.tokens"
     size = path.stat().st_size

@@ -25,7 +25,7 @@ def main(
         dtype: of the computation; parameters are float32.
         devices: read the parameters split over so many of this machine's devices.
     """
-    weights = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    weights = sum(path.stat().st_size for path in source.glob("*.safetensors") if path.is_file())
     say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
     import jax
 

@@ -80,7 +80,11 @@ class Piece:
         write_file(work.stage, self.done, [np.array(rows, "<i8").reshape(-1)] if rows else [])
 
     def lengths(self, work: Work) -> np.ndarray:
-        return np.frombuffer((work.stage / self.done).read_bytes(), "<i8").reshape(-1, 3)
+        path = work.stage / self.done
+        try:
+            return np.frombuffer(path.read_bytes(), "<i8").reshape(-1, 3)
+        except ValueError:
+            raise UserError("out", str(path), "is damaged: delete it and start again") from None
 
     def documents(self, work: Work, start: int, stop: int) -> Iterator[tuple[str, Document]]:
         lengths = self.lengths(work)

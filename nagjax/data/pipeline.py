@@ -75,7 +75,10 @@ class Dataset:
         predicted: its nats count, so bits per byte includes the cost of saying where documents end.
         """
         if self.stream.exact:
-            return self.tokenizer.token_bytes.astype(np.float32)
+            if (table := self.tokenizer.token_bytes) is None:
+                fix = "says that the tokenizer's bytes are exact, which they are not: prepare the corpus again"
+                raise UserError("data.path", self.config.path, fix)
+            return table.astype(np.float32)
         table = np.full(self.tokenizer.vocab_size, self.byte_count, np.float32)
         table /= max(1, self.token_count - self.document_count)
         table[self.tokenizer.end_of_text] = 0

@@ -84,7 +84,13 @@ class TokenStream:
     @cached_property
     def document_ends(self) -> Int64[np.ndarray, "documents"]:
         """Position just after each document's end-of-text token, increasing."""
-        parts = [_opened(d)[:, 0] + start for (_, d), start in zip(self._shards, self._starts, strict=False)]
+        parts = []
+        for (tokens, documents), start in zip(self._shards, self._starts, strict=False):
+            ends = _opened(documents)[:, 0]
+            if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
+                name = documents.path if isinstance(documents, ArrayFile) else "documents"
+                raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
+            parts.append(ends + start)
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     @cached_property

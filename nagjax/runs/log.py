@@ -239,6 +239,8 @@ def _json_object(file: Path, cls: type) -> dict[str, Any]:
         raise UserError("run", str(file.parent), f"has no {file.name}: was it ever started?") from None
     except ValueError as error:
         raise UserError(str(file), "", f"is not valid JSON ({error})") from None
+    except OSError as error:
+        raise UserError("run", str(file), f"cannot be read ({error.strerror})") from None
     except UserError as error:
         raise UserError(error.field, error.value, f"{error.fix} (in {file})") from None
     return value

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from nagjax.errors import UserError
 from nagjax.files import inside, naming, open_to_change
-from nagjax.json_reader import damaged_line, parse_json, read_lines
+from nagjax.json_reader import LONGEST_LINE, damaged_line, parse_json, read_lines
 
 _OPTIONAL = {"mfu", "accuracy", "top_k_loss"}
 
@@ -112,17 +112,14 @@ class JsonLines:
 
     def _cut(self, stays: Callable[[dict], bool]) -> None:
         self._file.seek(0)
-        content = self._file.read()
         same, tail, unchanged = 0, [], True
-        for line in content.split(b"\n"):  # what does not parse: half a line, or what a crash of the machine left of it
-            if (record := _parsed(line)) and stays(record):
-                unchanged &= same + len(line) < len(content)
-                if unchanged:
-                    same += len(line) + 1
-                else:
-                    tail.append(line + b"\n")
-            else:
-                unchanged = False
+        while line := self._file.readline(LONGEST_LINE + 1):
+            record, ended = _parsed(line), line.endswith(b"\n")
+            unchanged &= record is not None and ended and stays(record)
+            if unchanged:
+                same += len(line)
+            elif record is not None and stays(record):
+                tail.append(line if ended else line + b"\n")
         with naming(self.path):
             self._file.truncate(same)
             self._file.seek(same)
@@ -183,7 +180,7 @@ def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
 
 
 def _parsed(line: bytes) -> dict | None:
-    """A line with a kind and a step; None for anything else."""
+    """A line with a kind and a step; None for anything else: half a line, or what a crash of the machine left of it."""
     try:
         record = parse_json(line, lenient=True)
     except ValueError:

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.files import inside, read_bytes, write_bytes, write_text
 from nagjax.report.maps import write_map
@@ -213,3 +214,21 @@ def test_json_is_json(folder):
         (folder / names.CONFIG).write_text(text)
         with pytest.raises(UserError, match="config.json"):
             read_config(folder)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for use in (read_bytes, lambda path: write_text(path, "x")):
+        with pytest.raises(UserError, match="neither a file nor a folder"):
+            use(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", [names.CONFIG, names.INFO, names.METRICS])
+def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys, name):
+    from run_folders import final_lines, write_run
+
+    runs = [str(write_run(tmp_path / run, final_lines(3.0))) for run in "ab"]
+    (tmp_path / "b" / name).unlink()
+    (tmp_path / "b" / name).mkdir()
+    code = main(["compare", *runs, "--out", str(tmp_path / "out")])
+    assert code == 2 and len(capsys.readouterr().err.splitlines()) == 1

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import jax
 
 from nagjax.errors import UserError
+from nagjax.files import has_file, read_bytes, write_text
 from nagjax.runs.metrics import JsonLines
 from nagjax.runs.names import METRICS, TENSORBOARD, WANDB_ID
 
@@ -46,12 +47,13 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise UserError("log", "wandb", "is not installed: pip install -e '.[wandb]'") from None
-        name = folder / WANDB_ID  # after a resume, the same W&B run continues
-        if not name.exists():
-            name.write_text(uuid.uuid4().hex)
+            raise UserError("log", "wandb", "pip install -e '.[wandb]'") from None
+        name = folder / WANDB_ID  # the same run goes on after a resume
+        if not has_file(name):
+            write_text(name, uuid.uuid4().hex)
         options = {"name": folder.name, "dir": str(folder), "config": config}
-        self._run = wandb.init(project="nagjax", id=name.read_text(), resume="allow", **options)
+        known = read_bytes(name, largest=1000).decode(errors="replace").strip()
+        self._run = wandb.init(project="nagjax", id=known, resume="allow", **options)
 
     def write(self, record: dict) -> None:
         self._run.log(_scalars(record), step=record["step"])
