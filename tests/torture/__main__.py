@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes that each work through some configurations")
     parser.add_argument("--variants", type=int, default=None, help="only so many configurations")
     parser.add_argument("--minutes", type=float, default=None, help="begin no configuration after so long")
+    parser.add_argument("--add", action="store_true", help="to what --out holds already: made in pieces, by seed")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/torture.json"))
     parser.add_argument("--docs", type=Path, default=None, help="write the table of faults there")
     parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
@@ -62,6 +63,8 @@ def lead(args) -> int:
             return 1
         tallies = [json.loads(path.read_text()) for path in sorted(scratch.glob("tally-*.json"))]
     result = summary(args, tallies, time.monotonic() - began)
+    if args.add and args.out.exists():
+        result = added(json.loads(args.out.read_text()), result)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     if args.docs:
@@ -174,6 +177,20 @@ def summary(args, tallies: list[dict], seconds: float) -> dict:
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def added(old: dict, new: dict) -> dict:
+    """Two results as one."""
+    both = dict(new)
+    for name in ("injected", "variants"):
+        both[name] = {key: old[name].get(key, 0) + new[name].get(key, 0) for key in {**old[name], **new[name]}}
+    for name in ("seconds", "cpu_seconds", "processes", "runs_finished", "problems"):
+        both[name] = old[name] + new[name]
+    for name in ("seed", "commit", "date"):  # of each
+        seen = [*str(old[name]).split(" and "), str(new[name])]
+        both[name] = " and ".join(dict.fromkeys(seen))
+    both["longest_stop_seconds"] = max(old["longest_stop_seconds"], new["longest_stop_seconds"])
+    return both
 
 
 if __name__ == "__main__":

@@ -61,3 +61,18 @@ def test_the_page_says_what_was_lost():
     text = page(result)
     assert "| flipped byte | in a file of the newest checkpoint | 3 | 1 |" in text
     assert "| interrupt | SIGINT: must save and exit 130 | 1 | nothing |" in text and "| all | | 4 | 1 |" in text
+
+
+def test_pieces_are_added():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("torture_main", Path(__file__).with_name("__main__.py"))
+    torture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(torture)
+    old = {"injected": {"a": 1, "b": 2}, "variants": {"nag": 3}, "seconds": 1.5, "cpu_seconds": 1.0, "processes": 2}
+    old |= {"runs_finished": 1, "problems": ["p"], "seed": 0, "commit": "x", "date": "d", "longest_stop_seconds": 2.0}
+    new = old | {"injected": {"b": 1, "c": 4}, "seed": 1, "problems": [], "longest_stop_seconds": 1.0}
+    both = torture.added(torture.added(old, new), new | {"seed": 2})
+    assert both["injected"] == {"a": 1, "b": 4, "c": 8} and both["variants"] == {"nag": 9}
+    assert (both["seed"], both["commit"], both["problems"]) == ("0 and 1 and 2", "x", ["p"])
+    assert both["seconds"] == 4.5 and both["longest_stop_seconds"] == 2.0
