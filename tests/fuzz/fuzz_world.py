@@ -20,14 +20,14 @@ TINY = ["--depth", "2", "--width", "16", "--context", "16", "--batch", "2", "--m
 
 
 READERS = {
-    "metrics.jsonl": {"compare", "train"},
+    "metrics.jsonl": {"compare", "resume"},
     "info.json": {"compare", "train"},
     "sample.txt": {"compare"},
     "corpus.json": {"train", "eval"},
     "run.json": {"export", "open", "train"},
     "origin.json": {"export", "open"},
     "calibration.json": {"open"},
-    "skipped.json": {"train"},
+    "skipped.json": {"resume"},
     "tokenizer.json": {"export", "open", "import", "data prepare", "train"},
 }
 
@@ -80,6 +80,16 @@ def open_model(folder: Path) -> None:
     ids = [*run.beginning, *([] if run.tokenizer.name == "none" else run.tokenizer.encode("a fox"))]
     if run.tokenizer.name != "none":
         run.tokenizer.decode(ids)
+
+
+def resume(folder: Path) -> None:
+    """What train reads besides, where the run is not finished."""
+    from nagjax.runs.metrics import JsonLines
+    from nagjax.runs.names import METRICS
+    from nagjax.train.batches import Skipped
+
+    Skipped(folder, fresh=False)
+    JsonLines(folder / METRICS, 2).close()
 
 
 def open_with_corpus(corpus: Path) -> Callable[[Path], None]:
@@ -180,7 +190,7 @@ def build(folder: Path, trained: bool) -> list[Target]:
         (run / "skipped.json").write_text(json.dumps({"batches": [1]}))
         (run / "calibration.json").write_text(json.dumps({"rate": 0.25, "threshold": 0.1}))
         files = ("*.json", "*.jsonl", "checkpoints/*/manifest.json", "checkpoints/*/_*", "checkpoints/*/*.json")
-        verbs = {"train": command(*words, "--out", "FOLDER"), "open": function(open_model)}
+        verbs = {"train": command(*words, "--out", "FOLDER"), "open": function(open_model), "resume": function(resume)}
         targets.append(Target("trained run", run, files, verbs))
     return targets
 
