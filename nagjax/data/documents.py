@@ -1,17 +1,13 @@
 """Documents out of files: text, JSON lines and Parquet, plain or compressed, one after the other."""
 
-import gzip
 import io
 import itertools
-import lzma
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import IO, Literal
 
-import zstandard
-
+from nagjax.data.compressed import BROKEN, OPENERS
 from nagjax.data.storage import StoragePath, files_under, storage_path
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
@@ -20,13 +16,8 @@ TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents
 LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
 HUB_PREFIX = "hub:"
 
-XZ_MEMORY = (
-    1 << 28
-)  # bytes that unpacking .xz may take: `xz -9` asks for 65 MiB; .zst is held to 128 MiB by its library
-_OPENERS = {".gz": gzip.open, ".xz": lambda raw, _, **how: _open_xz(raw, **how), ".zst": zstandard.open}
 _TEXT = (".txt", ".md")
 _FORMATS = (*_TEXT, ".jsonl", ".parquet")
-_BROKEN = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
 def split_name(document: str, validation: float) -> Literal["train", "validation"]:
@@ -42,7 +33,7 @@ def split_name(document: str, validation: float) -> Literal["train", "validation
 def format_of(path: StoragePath) -> str | None:
     """The format suffix of a file name (`.jsonl` for `a.jsonl.xz`), or None when it is not readable here."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in _OPENERS:
+    if suffixes and suffixes[-1] in OPENERS:
         suffixes.pop()
     return suffixes[-1] if suffixes and suffixes[-1] in _FORMATS else None
 
@@ -98,41 +89,9 @@ def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str
         if kind == ".parquet":
             yield from _parquet_documents(path, field, longest)
             return
-        opener = _OPENERS.get(path.suffix.lower(), lambda raw, _, **how: io.TextIOWrapper(raw, **how))
-        with path.open("rb") as raw, opener(raw, "rt", encoding="utf-8", newline="") as file:
+        opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
+        with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8", newline="") as file:
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
-
-
-def _open_xz(raw: IO[bytes], **how: str) -> IO[str]:
-    """As `lzma.open`, but a file cannot ask for gigabytes of dictionary."""
-    return io.TextIOWrapper(io.BufferedReader(_Xz(raw), TEXT_PIECE), **how)
-
-
-class _Xz(io.RawIOBase):
-    """The streams of an .xz file one behind the other."""
-
-    def __init__(self, raw: IO[bytes]):
-        self._raw, self._decoder = raw, lzma.LZMADecompressor(memlimit=XZ_MEMORY)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        data, more = b"", b""
-        while not data:
-            if self._decoder.eof:
-                more = self._decoder.unused_data.lstrip(b"\0")  # padding
-                while not more and (block := self._raw.read(TEXT_PIECE)):
-                    more = block.lstrip(b"\0")
-                if not more:
-                    return 0
-                self._decoder = lzma.LZMADecompressor(memlimit=XZ_MEMORY)
-            elif self._decoder.needs_input and not (more := self._raw.read(TEXT_PIECE)):
-                raise EOFError("it ends in the midst of a stream")
-            data = self._decoder.decompress(more, len(buffer))
-            more = b""
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _pieces(file: IO[str]) -> Iterator[str]:
@@ -168,7 +127,7 @@ def _too_long(where: str, longest: int) -> UserError:
 def _parquet_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:
     import pyarrow.parquet
 
-    if path.suffix.lower() in _OPENERS:
+    if path.suffix.lower() in OPENERS:
         raise UserError("inputs", str(path), "Parquet compresses its own columns: unpack the file first")
     try:
         with path.open("rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
@@ -219,7 +178,7 @@ def _readable(path: StoragePath) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise UserError("inputs", str(path), f"not UTF-8 ({error.reason}); convert it to UTF-8") from None
-    except _BROKEN as error:
+    except BROKEN as error:
         fix = f"the compressed file is cut short or damaged ({error}); fetch it again"
         raise UserError("inputs", str(path), fix) from None
     except PermissionError:

@@ -1,6 +1,7 @@
 import gzip
 import json
 import lzma
+import random
 import sys
 import tracemalloc
 import types
@@ -10,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from nagjax.data import documents, read_documents
+from nagjax.data import compressed, read_documents
 from nagjax.data.documents import TEXT_PIECE, find_files, split_name
 from nagjax.errors import UserError
 
@@ -137,6 +138,31 @@ def test_a_bomb_takes_no_more_memory_than_one_document_may(tmp_path, suffix):
     assert peak < 16 << 20
 
 
+@pytest.mark.parametrize("suffix", [name for name in PACK if name])
+def test_a_file_cut_anywhere_is_never_taken_for_a_whole_one(tmp_path, suffix):
+    path, noise = tmp_path / f"a.txt{suffix}", random.Random(0).randbytes(150_000).hex().encode()
+    parts = [PACK[suffix](b"first " * 999), PACK[suffix](noise)]  # streams, the second of several blocks
+    if suffix == ".zst":
+        unknown = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False)
+        parts += [(0x184D2A53).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"notes", unknown.compress(b"end")]
+    whole, borders = b"".join(parts), {sum(map(len, parts[:i])) for i in range(1, len(parts))}
+    path.write_bytes(whole)
+    text = "".join(read_documents([str(path)]))
+    assert text == "first " * 999 + noise.decode() + ("end" if suffix == ".zst" else "")
+    for size in {
+        *range(1, 120),
+        *range(len(whole) - 40, len(whole)),
+        *range(120, len(whole), len(whole) // 50),
+        *borders,
+    }:
+        path.write_bytes(whole[:size])
+        if size in borders:
+            assert text.startswith("".join(read_documents([str(path)])))
+        else:
+            with pytest.raises(UserError, match="cut short or damaged"):
+                list(read_documents([str(path)]))
+
+
 def test_a_row_of_a_table_is_as_long_as_allowed(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["short", "x" * 2000]}), path)
@@ -148,7 +174,7 @@ def test_the_memory_that_unpacking_xz_may_take_is_bounded(tmp_path, monkeypatch)
     path = tmp_path / "a.txt.xz"
     path.write_bytes(lzma.compress(b"one ", preset=6) + bytes(8) + lzma.compress(b"two" * 100_000, preset=6) + bytes(4))
     assert "".join(read_documents([str(path)])) == "one " + "two" * 100_000
-    monkeypatch.setattr(documents, "XZ_MEMORY", 1 << 20)
+    monkeypatch.setattr(compressed, "XZ_MEMORY", 1 << 20)
     with pytest.raises(UserError, match="Memory usage limit"):
         list(read_documents([str(path)]))
 
