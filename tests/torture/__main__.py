@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE.parent / "fuzz")]
     return work(args) if args.worker else lead(args)
 
 

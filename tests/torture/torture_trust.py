@@ -1,8 +1,12 @@
 """Faults of the folder, not of the process: another writer, links, foreign checkpoints, another corpus. The command
 must refuse each in one line, change nothing, and go on as before when the cause is gone."""
 
+import itertools
 import json
+import random
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -12,6 +16,7 @@ import torture_faults as faults
 
 from nagjax.runs import names
 
+DAMAGED = (names.CONFIG, names.CORPUS, names.IDENTITY, names.INFO)
 LINKED = (names.METRICS, names.CONFIG, names.CORPUS, names.IDENTITY, names.INFO)
 
 
@@ -117,9 +122,108 @@ def other_corpus(history) -> None:
         history.corpus = corpus
 
 
+def damaged_json(history) -> None:
+    """One field, or bytes, of a JSON file of the run: refused in one line with everything as it was, or harmless."""
+    from fuzz_mutations import mutated_bytes, mutated_json
+
+    step = under_way(history)
+    name = history.rng.choice([*DAMAGED, f"{names.CHECKPOINTS}/{step}/{names.MANIFEST}"])
+    path = history.run / name
+    sound = path.read_bytes()
+    if history.rng.random() < 0.2:
+        path.write_bytes(mutated_bytes(history.rng, sound))
+    else:
+        path.write_bytes(mutated_json(history.rng, json.loads(sound)).encode("utf-8", "surrogatepass"))
+    changed, before = path.read_bytes(), everything(history.run)
+    code, _ = history.command(history.argv(history.run))
+    if code == 0:
+        history.compare()
+        return
+    lines = [line for line in history.said.splitlines() if line.startswith("nagjax: error: ")]
+    if code != faults.REFUSED or len(lines) != 1 or "Traceback" in history.said:
+        history.lost(f"exit code {code} for {name} = {changed[:300]!r}:\n{history.said[-2000:]}")
+    if everything(history.run) != before:
+        history.lost(f"the refusal of {name} changed the folder")
+    path.write_bytes(sound)
+    history.finish()
+
+
+def clock_backwards(history) -> None:
+    """The clock goes back by up to a day in the midst of the run."""
+    at, back, now = history.rng.randint(1, 60), history.rng.uniform(1, 86_400), time.time
+    calls = itertools.count()
+
+    def prepare() -> None:
+        time.time = lambda: now() - (back if next(calls) > at else 0.0)
+
+    under_way(history)
+    code, _ = history.command(history.argv(history.run), prepare)
+    if code:
+        history.lost(f"the run ended with {code}:\n{history.said[-2000:]}")
+    history.compare()
+
+
+def slow_disk(history) -> None:
+    """Every file that is opened, renamed or removed takes up to 30 ms."""
+    rng = random.Random(history.rng.random())
+
+    def audit(event: str, args: tuple) -> None:
+        if event in ("open", "os.rename", "os.mkdir", "os.remove") and str(args[0]).startswith(str(history.folder)):
+            time.sleep(rng.uniform(0, 0.03))
+
+    under_way(history)
+    code, _ = history.command(history.argv(history.run), lambda: sys.addaudithook(audit))
+    if code:
+        history.lost(f"the run ended with {code}:\n{history.said[-2000:]}")
+    history.compare()
+
+
+def killed_elsewhere(history) -> None:
+    """SIGKILL before the n-th file operation of an export or a pruning; the same command then makes the same."""
+    under_way(history)
+    out = history.folder / "made"
+    commands = [
+        ["export", str(history.run), "--out", str(out), "--format", "bundle"],
+        ["prune", str(history.run), "--out", str(out), "--rule", "late", "--count", "1", "--batches", "1"],
+    ]
+    for argv in history.rng.sample(commands, 2):
+        if history.command(argv)[0] == 0:
+            break
+    else:
+        history.lost(f"neither an export nor a pruning worked:\n{history.said[-2000:]}")
+    whole, code = sorted(path.name for path in out.iterdir()), 0
+    for _ in range(20):
+        shutil.rmtree(out, ignore_errors=True)
+        rng = random.Random(history.rng.random())
+        code, _ = history.command(argv, lambda rng=rng: faults.arm("kill at a file operation", rng, history.folder))
+        if code:
+            break
+    if code not in (0, faults.EXIT[signal.SIGKILL]):
+        history.lost(f"{argv[0]} ended with {code}:\n{history.said[-2000:]}")
+    if out.exists():
+        if sorted(path.name for path in out.iterdir()) not in (
+            whole,
+            [*whole, names.LOCK],
+            sorted([*whole, names.LOCK]),
+        ):
+            history.lost(f"a part of {argv[0]} stands in its place")
+        shutil.rmtree(out)
+    code, _ = history.command(argv)
+    if code or sorted(path.name for path in out.iterdir()) != whole:
+        history.lost(f"{argv[0]} ended with {code} when it was run again:\n{history.said[-2000:]}")
+    shutil.rmtree(out)
+    if left := [path.name for path in history.folder.glob(".made*")]:
+        history.lost(f"{argv[0]} left {left}")
+    history.finish()
+
+
 ATTACKS: dict[str, Callable] = {
     "second writer": second_writer,
     "link": link,
     "foreign checkpoint": foreign,
     "changed corpus": other_corpus,
+    "damaged JSON": damaged_json,
+    "clock going backwards": clock_backwards,
+    "slow disk": slow_disk,
+    "kill in an export or a pruning": killed_elsewhere,
 }
