@@ -70,7 +70,7 @@ def prepare(place: Path) -> None:
     for words in (
         f"data prepare {place}/text --out {place}/corpus --validation 0.5",
         f"train {TINY} --data.path {place}/corpus --out {place}/run",
-        f"train {TINY} --scheme plain --qk-norm false --data.path {place}/corpus --out {place}/plain",
+        f"train {TINY} --scheme plain --no-qk-norm --data.path {place}/corpus --out {place}/plain",
         f"export {place}/plain --out {place}/model",
     ):
         subprocess.run([*NAGJAX, *words.split()], check=True, stdout=subprocess.DEVNULL)
