@@ -8,7 +8,6 @@ tries counts: what else runs on the machine can only add to it.
 import argparse
 import json
 import os
-import platform
 import resource
 import select
 import subprocess
@@ -18,8 +17,7 @@ import time
 from pathlib import Path
 
 from nagjax.cli import functions, verbs
-from nagjax.runs.facts import commit, versions
-from pallas_kernels.timing import processor
+from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).resolve().parents[1]
 NAGJAX = (sys.executable, "-m", "nagjax.cli")
@@ -46,16 +44,11 @@ def main() -> None:
             }
             print(words, rows[words], flush=True)
     result = {
+        **origin(),
         "rows": rows,
         "best_of": given.best,
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],  # before and after: processes that wanted a CPU
         "seconds": round(time.monotonic() - began),
-        "cpus": os.cpu_count(),
-        "cpu": processor(),
-        "python": platform.python_version(),
-        "versions": versions(("nagjax", "jax", "flax", "numpy")),
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     if given.docs:
@@ -165,9 +158,9 @@ def table(result: dict) -> str:
     for words, row in result["rows"].items():
         text += f"| `nagjax {words}` | {shown(row['first_line'])} | {shown(row['help'])} | {shown(row['typo'])} |\n"
     text += "\nSeconds from the start of the process (of them on the CPU: what an idle core needs), the smallest of "
-    text += f"{result['best_of']} tries each, on {result['cpus']} CPUs of {result['cpu']} with {result['load'][0]} to "
+    text += f"{result['best_of']} tries each, on {result['host']} ({result['cpu']}) with {result['load'][0]} to "
     text += f"{result['load'][1]} processes that wanted one, "
-    return text + f"{result['date']}, commit {result['commit']}, by `python benchmarks/command_times.py`.\n"
+    return text + f"{result['date'][:10]}, commit {result['commit']}, by `python benchmarks/command_times.py`.\n"
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ traceback, another code, more than {limit} seconds, or a gigabyte of memory more
 
 def page(found: dict, seed: int, seconds: float) -> str:
     """What `make fuzz` writes into the docs."""
-    from nagjax.runs.facts import commit
+    from pallas_kernels.origin import commit
 
     total = sum(o.refused + o.accepted + len(o.failures) for o in found.values())
     date = time.strftime("%Y-%m-%d", time.gmtime())
