@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.json_reader import build
+from nagjax.mod.config import skips
 from nagjax.model.config import ModelConfig
 from nagjax.ranges import (
     Count,
@@ -119,7 +120,27 @@ def to_dict(config) -> dict:
 def from_dict[T](cls: type[T], values: Any) -> T:
     """The inverse of `to_dict`. Nothing in `values` is executed. Raises UserError naming a field that is unknown,
     missing, or of another type or range than declared."""
-    return build(cls, values, made={"scheme": _scheme} if cls is RunConfig else None)
+    if cls is not RunConfig:
+        return build(cls, values)
+    return build(cls, _as_it_was(values), made={"scheme": _scheme})
+
+
+def _as_it_was(values: Any) -> Any:
+    """With what was done before there was an option for it, where that is not the option's default: a linear router's
+    update was multiplied by its score. What is not of the right type is left for `build` to name."""
+    from nagjax.residual import find_scheme
+
+    parts = values if isinstance(values, dict) else {}
+    model, scheme = parts.get("model"), parts.get("scheme")
+    mod = model.get("mod") if isinstance(model, dict) else None
+    name = scheme.get("name") if isinstance(scheme, dict) else None
+    if not isinstance(mod, dict) or not isinstance(name, str):
+        return values
+    if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
+        return values
+    if mod.get("router", "auto") == "auto" and find_scheme(name).router != "linear":
+        return values
+    return values | {"model": model | {"mod": mod | {"weight": "score"}}}
 
 
 def _scheme(values: Any, where: str) -> "Scheme":
