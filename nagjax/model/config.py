@@ -22,8 +22,8 @@ class ModelConfig:
     heads: Count | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
     kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
     hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
-    context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens a sequence holds
-    vocab: Annotated[int, Range(ge=1, le=2**24), HIDDEN] = 257  # the commands take it from the corpus' tokenizer
+    context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens of a sequence
+    vocab: Annotated[int, Range(ge=1, le=2**24), HIDDEN] = 257  # the commands take it from the corpus's tokenizer
     mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"  # the feed-forward branch; gelu: in its tanh form
     positions: Literal["rotary", "learned"] = "rotary"  # how attention knows where a token stands
     rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
