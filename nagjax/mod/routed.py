@@ -106,7 +106,7 @@ class MoD:
 
     def run_block(
         self, stream: Stream, sites: tuple[Site, Site], cache: Cache, ctx: ForwardContext
-    ) -> tuple[Result, Result]:
+    ) -> tuple[Result, ...]:
         """Attention and MLP of a block whose tokens are chosen once, in front of it; both have its rate."""
         tokens, rate = ctx.where.positions.shape[1], sites[0].rate
         if ctx.causal and 0.0 < rate < 1.0:
@@ -238,7 +238,7 @@ class MoD:
                 rows, stream = jax.tree.map(_keep(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = mine[..., None] * _mean_gate(opened, picked)
             gate = opened if everyone else gate.at[batch, indices].set(opened)
-            done.append((rows if everyone else put(stream, rows, indices), gate))
+            done.append((rows if indices is None else put(stream, rows, indices), gate))
         return done
 
     def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:

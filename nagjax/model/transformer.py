@@ -172,7 +172,8 @@ class Transformer(nnx.Module):
             with jax.named_scope("mlp"):
                 return first, run(self.scheme, first.stream, lambda x: (mlp.branch(x), None), sites[1].at, ctx.pin)
         if self.config.mod.unit == "block":
-            return self.mod.run_block(stream, sites, cache, ctx)
+            first, second = self.mod.run_block(stream, sites, cache, ctx)
+            return first, second
         with jax.named_scope("attention"):
             first = self.mod.run(stream, sites[0], cache, ctx)
         with jax.named_scope("mlp"):

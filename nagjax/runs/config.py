@@ -136,7 +136,7 @@ def _as_it_was(values: Any) -> Any:
     name = scheme.get("name") if isinstance(scheme, dict) else None
     if not isinstance(mod, dict) or not isinstance(name, str):
         return values
-    if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
+    if not isinstance(mod, dict) or not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
         return values
     if mod.get("router", "auto") == "auto" and find_scheme(name).router != "linear":
         return values

@@ -149,7 +149,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         with jax.named_scope("optimizer"):
             new = guarded(state, new, loss, grad_norm, train.spike)
         pool = cuts.get("cuts")
-        skipped = 1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0) if isinstance(pool, Pool) else None
+        skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None
         return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, skipped, new.guard.bad)
 
     return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step

@@ -48,7 +48,7 @@ class Router:
         scheme: Scheme,
         stream: Stream,
         own: nnx.Module,
-        at: tuple[Boundary, Boundary],
+        at: tuple[Boundary, ...],
         where: Where,
         noise: UInt32[Array, ""],
     ) -> Float[Array, "B T"]:
