@@ -57,6 +57,8 @@ class TrainConfig:
     accumulate: Count = 1  # the batch goes through in this many parts
     seed: Seed = 0  # of the start values; the data order has its own, data.seed
     z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
+    # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
+    loss_chunk: Count | None = None
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
     save_every: Count = 100  # steps between checkpoints

@@ -12,7 +12,8 @@ from nagjax.layers.platform import platform_of, tracing_for
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
-from nagjax.train.loss import Batch, Sums, forward
+from nagjax.train.head_loss import head_loss
+from nagjax.train.loss import Batch, Sums
 from nagjax.train.optimizer import schedule
 from nagjax.train.safety.guard import guarded
 from nagjax.train.state import Blueprint, TrainState
@@ -99,9 +100,11 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
         with tracing_for(platform_of(mesh)):
-            sums, output = forward(model, part, **options)
+            output = model(part.tokens, part.where, **options)
+            with jax.named_scope("head"):
+                objective, sums = head_loss(model, output, part, z_weight=train.z_loss, chunk=train.loss_chunk)
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
-        return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(output))
+        return objective + extra, (sums, _cuts(output))
 
     def gradient(params, part: Batch, state: TrainState, share):
         """Every gradient where its parameter lives: summed over devices and scattered, not kept whole. `share` is the
@@ -165,7 +168,9 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
         model = blueprint.model(params)
         options = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
         with tracing_for(platform_of(mesh)):
-            sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
+            output = model(batch.tokens, batch.where, cuts=mod.get("cuts"), causal=causal, **options)
+            with jax.named_scope("head"):
+                _, sums = head_loss(model, output, batch, chunk=blueprint.config.train.loss_chunk)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
         return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry or {}, output.routing)
