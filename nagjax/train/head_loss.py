@@ -5,10 +5,10 @@ entries are 8 GiB, twice. Here only `chunk` tokens' logits are there at a time. 
 the same pass: the loss is a sum, so nothing has to be known of the other chunks, and nothing is computed twice (three
 products of `2 N V D` FLOPs, as without chunks).
 
-On a mesh: rows stay on the devices that hold them, the head's rows on those of the vocabulary's axis, under `shard_map`.
-Over that axis go a few numbers per token (maximum, sum of exponentials, target's logit, best id) and the gradient of
-`hidden`; logits never. The gradient of the table is summed over the row axes once, behind all chunks, and scattered over
-the axis that splits its features.
+On a mesh: tokens stay on the devices that hold them, the head's rows on those of the vocabulary's axis, under
+`shard_map`. Over that axis go a few numbers per token (maximum, sum of exponentials, target's logit, best id) and the
+gradient of `hidden`; logits never. The gradient of the table is summed over the tokens' axes once, behind all chunks,
+and scattered over the axis that splits its features.
 
 Numerics: products in hidden's dtype with float32 sums; logits, normalisers and sums float32. The gradient of the logits
 is float32 until it enters the two products, which take it in hidden's dtype.
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What is known before tracing: where rows and vocabulary lie, tokens per chunk (0: chosen), the z-loss's weight."""
+    """What is known before tracing: where tokens and vocabulary lie, tokens per chunk (0: chosen), z-loss's weight."""
 
     placement: Placement | None
     chunk: int
@@ -82,14 +82,14 @@ def head_loss(
     """
     layout = Layout(current_placement(), chunk or 0, z_weight)
     head = Head(output.hidden, output.log_scale, model.head_rows())
-    if _chunk(layout, *head.rows.shape, tokens=batch.targets.size) is None:
+    if _chunk(layout, head.rows.shape[0], batch.targets.size) is None:
         sums = cross_entropy(model.logits(output), batch)
         return sums.nats + z_weight * sums.z, jax.lax.stop_gradient(sums)
     objective, sums = _loss(head, batch.targets, batch.weights.astype(jnp.float32), layout)
     return objective, jax.lax.stop_gradient(sums)
 
 
-def _chunk(layout: Layout, vocab: int, width: int, tokens: int) -> int | None:
+def _chunk(layout: Layout, vocab: int, tokens: int) -> int | None:
     """Tokens of a device's chunk, or None where all of them are in one."""
     split = layout.splits("vocab", vocab)
     for axis in layout.row_axes:
@@ -122,7 +122,7 @@ def _on_mesh(head: Head, targets, weights, layout: Layout, *, gradient: bool) ->
     """The chunks of every device, and what they sum to."""
     head = head._replace(rows=head.rows.astype(head.hidden.dtype))  # gathered, where it is, in this dtype
     vocab, width = head.rows.shape
-    chunk = _chunk(layout, vocab, width, targets.size) or targets.size
+    chunk = _chunk(layout, vocab, targets.size) or targets.size
     if layout.placement is None:
         return _chunks(head, targets, weights, layout, chunk, gradient)
     mesh, rows = layout.placement

@@ -167,6 +167,8 @@ def test_logits_are_neither_kept_nor_gathered(steps):
     (_, whole), (_, chunked) = steps
     assert largest(whole) >= tokens * VOCAB // 2, "the measure sees logits"
     assert largest(chunked) <= width * VOCAB // 2
+    needed, less = (compiled.memory_analysis().temp_size_in_bytes for _, compiled in steps)
+    assert needed - less >= 4 * tokens * VOCAB // 2
     program = hlo.parse(chunked.as_text())
     for home in program.computations.values():
         for one in home.instructions:
