@@ -14,7 +14,6 @@ from tolerance import assert_close
 from nagjax.layers.embedding import unembed
 from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Output
-from nagjax.plan import hlo
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig
 from nagjax.train.abstract_step import abstract_batch
@@ -22,6 +21,7 @@ from nagjax.train.distributed.mesh import batch_sharding, make_mesh, row_axes
 from nagjax.train.head_loss import FEWEST, LOGITS, chunk_tokens, head_loss
 from nagjax.train.loss import cross_entropy
 from nagjax.train.step import jit_eval_step, jit_train_step
+from pallas_kernels import hlo
 from pallas_kernels.placement import shard_rows
 
 WIDTH, BATCH, TOKENS = 16, 8, 8
