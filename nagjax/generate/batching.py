@@ -55,10 +55,15 @@ def padded(tokens: int, context: int) -> int:
 
 class Writer:
     """Texts of a model's that are written on together. Compiled once per number of rows and padded length that are
-    read, and per number of rows that are written, which is halved when enough of them are done."""
+    read, and per number of rows that are written, which is halved when enough of them are done.
 
-    def __init__(self, params: nnx.State, graph: nnx.GraphDef, given: Pass, mesh: Mesh | None, context: int):
-        self.params, self.given, self.context = params, given, context
+    With `fixed`, every row keeps its place from the first pass to the last: what a random router draws depends on it.
+    """
+
+    def __init__(
+        self, params: nnx.State, graph: nnx.GraphDef, given: Pass, mesh: Mesh | None, context: int, fixed: bool = False
+    ):
+        self.params, self.given, self.context, self.fixed = params, given, context, fixed
         self.static = {"graph": graph, "mesh": mesh}
         self.copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
 
@@ -70,7 +75,7 @@ class Writer:
         longest = max(len(row.window) for row in rows)
         slots = min(-(-(padded(longest, self.context) + tokens) // STEP) * STEP, self.context)
         keys = np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(rows)))))
-        batch = sorted(rows, key=lambda row: len(row.window))
+        batch = list(rows) if self.fixed else sorted(rows, key=lambda row: len(row.window))
         batch += batch[-1:] * (-len(batch) % self.copies)
         state, drawn = self._read(None, batch, range(len(batch)), slots), 0
         while True:
@@ -97,7 +102,8 @@ class Writer:
             if drawn == tokens or all(row.done for row in rows):
                 return
             state, batch = self._compact(state, batch)
-            moved = [i for i, row in enumerate(batch) if not row.done and len(row.window) > self.context]
+            full = (i for i, row in enumerate(batch) if len(row.window) > self.context)
+            moved = [i for i in full if self.fixed or not batch[i].done]
             for i in moved:
                 batch[i].start = window_start(len(batch[i].ids), self.context)
             state = self._read(state, batch, moved, slots) if moved else state
@@ -112,7 +118,7 @@ class Writer:
     def _compact(self, state: Rows, batch: list[Row]) -> tuple[Rows, list[Row]]:
         """Half of the rows, as long as all that are not done find room among them."""
         live, size = [i for i, row in enumerate(batch) if not row.done], len(batch)
-        while size % (2 * self.copies) == 0 and len(live) <= size // 2:
+        while not self.fixed and size % (2 * self.copies) == 0 and len(live) <= size // 2:
             size //= 2
         if size == len(batch):
             return state, batch
@@ -123,8 +129,10 @@ class Writer:
     def _read(self, state: Rows | None, batch: list[Row], which: Iterable[int], slots: int) -> Rows:
         """With these rows' windows read anew, those of like lengths together."""
         groups: dict[int, list[int]] = defaultdict(list)
-        for i in which:
+        for i in which if not self.fixed else ():
             groups[padded(len(batch[i].window), self.context)].append(i)
+        if self.fixed:
+            groups[padded(max(len(row.window) for row in batch), self.context)] = list(range(len(batch)))
         for length, members in sorted(groups.items()):
             members += members[-1:] * (-len(members) % self.copies)
             texts = np.zeros((len(members), length), np.int32)

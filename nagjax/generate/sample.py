@@ -75,7 +75,8 @@ def generate(
     rows = rows_of(checked, config.context)
     sampling = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
     stop = NO_TOKEN if end_of_text is None else end_of_text
-    writer = Writer(params, graph, Pass(np.float32(progress), cuts), mesh_of(params), config.context)
+    fixed = config.mod.active and model.mod.router.name == "random"
+    writer = Writer(params, graph, Pass(np.float32(progress), cuts), mesh_of(params), config.context, fixed)
     writer.write(rows, tokens, jax.random.key(seed), sampling, stop, finished)
     return [row.new for row in rows]
 

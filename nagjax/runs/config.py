@@ -59,6 +59,8 @@ class TrainConfig:
     z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
     # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
     loss_chunk: Count | None = None
+    # decay of a running average of the weights, which evaluations and opened runs then take; 0: none is kept
+    ema: Annotated[float, Range(ge=0, lt=1)] = 0.0
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
     save_every: Count = 100  # steps between checkpoints

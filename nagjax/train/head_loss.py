@@ -15,7 +15,7 @@ is float32 until it enters the two products, which take it in hidden's dtype.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
     def splits(self, axis: str, size: int) -> str | None:
         """The mesh axis that splits a table's dimension of this size, as `parameter_sharding` has it."""
-        name = SHARDING_RULES[axis]
+        name = str(SHARDING_RULES[axis])
         parts = self.shape.get(name, 1)
         return name if parts > 1 and size % parts == 0 else None
 
@@ -125,7 +125,8 @@ def _on_mesh(head: Head, targets, weights, layout: Layout, *, gradient: bool) ->
     chunk = _chunk(layout, vocab, targets.size) or targets.size
     if layout.placement is None:
         return _chunks(head, targets, weights, layout, chunk, gradient)
-    mesh, rows = layout.placement
+    mesh: Any = layout.placement.mesh
+    rows: Any = layout.placement.rows
     split, features = layout.splits("vocab", vocab), layout.splits("embed", width)
     scattered = features if features in layout.row_axes else None
 
@@ -142,13 +143,12 @@ def _on_mesh(head: Head, targets, weights, layout: Layout, *, gradient: bool) ->
             found = found._replace(rows=table)
         return sums, found
 
-    inside = Head(rows, rows, P(split, None))
-    outside = Head(rows, rows, P(split, scattered)) if gradient else None
+    table: Any = P(split, None)
+    by_table: Any = P(split, scattered)
+    ins = Head(rows, rows, table), rows, rows
+    outs = P(), Head(rows, rows, by_table) if gradient else None
     # No transpose goes through it: forward and backward are both written here.
-    run = jax.shard_map(
-        per_device, mesh=mesh, in_specs=(inside, rows, rows), out_specs=(Sums(*[P()] * 4), outside), check_vma=False
-    )
-    return run(head, targets, weights)
+    return jax.shard_map(per_device, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(head, targets, weights)
 
 
 def _chunks(

@@ -187,7 +187,7 @@ class Loop:
         self.log.pause()
         try:
             scores, depth = self.evaluator(
-                self.state.params, self.state.mod, self.done, self.stopper.watch(self.held_out)
+                self.state.weights, self.state.mod, self.done, self.stopper.watch(self.held_out)
             )
         except Interrupted:
             return None

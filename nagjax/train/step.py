@@ -88,6 +88,14 @@ def _averaged(state: TrainState, cuts: dict[str, Cuts], decay: float) -> dict[st
     return {name: average(old, cuts[name]) for name, old in state.mod.items()}
 
 
+def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any:
+    """The average after a step, of which `done` good ones lie behind: it keeps min(decay, (1 + done) / (10 + done)), so
+    that the start values are soon forgotten; Tarvainen and Valpola 2017, arXiv:1703.01780."""
+    steps = done.astype(jnp.float32)
+    kept = jnp.minimum(decay, (1.0 + steps) / (10.0 + steps))
+    return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
+
+
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """The update as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
@@ -98,7 +106,11 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
 
     def summed_loss(params, part: Batch, state: TrainState, share):
         model = blueprint.model(params)
-        options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
+        options: dict[str, Any] = {
+            "progress": progress(blueprint, state.step),
+            "noise": noise(state),
+            "pin": pin_rows(mesh),
+        }
         with tracing_for(platform_of(mesh)):
             output = model(part.tokens, part.where, **options)
             with jax.named_scope("head"):
@@ -135,6 +147,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         lr = jnp.float32(rate(state.guard.good))
         new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
         with jax.named_scope("optimizer"):
+            if train.ema:
+                new = new._replace(average=_mixed(state.average, params, state.guard.good, train.ema))
             new = guarded(state, new, loss, grad_norm, train.spike)
         return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, new.guard.bad)
 
@@ -166,7 +180,7 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
 
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         model = blueprint.model(params)
-        options = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
+        options: dict[str, Any] = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
         with tracing_for(platform_of(mesh)):
             output = model(batch.tokens, batch.where, cuts=mod.get("cuts"), causal=causal, **options)
             with jax.named_scope("head"):
