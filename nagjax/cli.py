@@ -76,6 +76,7 @@ def run(args: Sequence[str]) -> None:
 def call(words: str, function: Callable, args: list[str]) -> None:
     """Calls a verb's function with the values of the arguments, or prints its help."""
     from nagjax.arguments import Given, Rest, description, expanded, help_text, parameters, parse
+    from nagjax.config_file import is_config_file, overridden, read_config_file
     from nagjax.options import COMMON, DEFAULT_SCHEME, RunOptions, read_options, run_options, taken
 
     prog, rest = f"nagjax {words}", ()
@@ -86,8 +87,11 @@ def call(words: str, function: Callable, args: list[str]) -> None:
     own = {name: expanded(f) for name, f in fields.items() if f.hint not in (Given, Rest, RunOptions)}
     options = [option for group in own.values() for option in group]
     runs = [name for name, field in fields.items() if field.hint is RunOptions]
+    file, written = "", {}
     if runs:
-        shared = run_options(taken("--scheme", args, DEFAULT_SCHEME))
+        if args and is_config_file(args[0]):
+            file, written, args = Path(args[0]).stem, read_config_file(args[0]), args[1:]
+        shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
         options += [option for option in shared if option.name not in {o.name for o in options}]
     if wanted := {"-h", "--help", "--help-all"} & {*args}:
         everything = not runs or "--help-all" in wanted
@@ -100,12 +104,13 @@ def call(words: str, function: Callable, args: list[str]) -> None:
     arguments: dict[str, Any] = {}
     for name, field in fields.items():
         if field.hint is Given:
-            arguments[name] = Given(values)
+            arguments[name] = Given({**values, **written})
         elif field.hint is Rest:
             arguments[name] = rest
         elif field.hint is RunOptions:
             mine = {option.name for group in own.values() for option in group}
-            arguments[name] = read_options({key: value for key, value in values.items() if key not in mine})
+            given = {key: value for key, value in values.items() if key not in mine}
+            arguments[name] = read_options(overridden(written, given), file)
         elif len(own[name]) == 1 and own[name][0].name == name:
             if name in values:
                 arguments[name] = values[name]

@@ -1,6 +1,7 @@
 """The options of a run: one list of them, and the one builder of a run's config, for the command line and for `fit`."""
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ class RunOptions:
     own: Mapping[str, Any]  # the --scheme.* options that were given
     parts: Mapping[str, Any]  # ModelConfig, OptimizerConfig, ... by the names they have in RunConfig
     start: str = ""
+    file: str = ""  # the name, without its ending, of the file they are from
 
     @property
     def model(self) -> ModelConfig:
@@ -89,7 +91,18 @@ class RunOptions:
     @property
     def folder(self) -> Path:
         """Where the run goes unless it is told."""
-        return Path("runs") / f"{self.name}-d{self.model.depth}-w{self.model.width}"
+        return Path("runs") / (self.file or f"{self.name}-d{self.model.depth}-w{self.model.width}")
+
+    def value(self, name: str) -> Any:
+        """Of one of `run_options` but the preset."""
+        head, _, rest = name.partition(".")
+        if name in ("scheme", "start"):
+            return self.name if name == "scheme" else self.start
+        if head == "scheme":
+            return self.own[rest] if rest in self.own else getattr(self.scheme, rest)
+        if head in PREFIXED:
+            return operator.attrgetter(rest)(self.parts[head])
+        return operator.attrgetter(name)(next(part for part in self.parts.values() if hasattr(part, head)))
 
     def __str__(self) -> str:
         model, train = self.model, self.train
@@ -108,7 +121,7 @@ class RunOptions:
         return RunConfig(scheme=made, start=self.start, **self.parts)
 
 
-def read_options(given: Mapping[str, Any]) -> RunOptions:
+def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
     """These options, checked: names as on the command line, with underscores (`"lr"`, `"mod.rate"`).
 
     A group may be given at once, as its dataclass or as a dict (`mesh={"fsdp": 8}`, `mod=ModConfig(...)`, `data` also
@@ -130,7 +143,16 @@ def read_options(given: Mapping[str, Any]) -> RunOptions:
     parts = {field.name: field.hint for field in fields_of(RunConfig) if field.name in (*FLAT, *PREFIXED)}
     prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
     _refuse_unknown(values, {name for part, cls in parts.items() for name in _names(cls, prefixes[part])})
-    return RunOptions(scheme, own, {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}, start)
+    made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
+    return RunOptions(scheme, own, made, start, file)
+
+
+def options_of_run(config: RunConfig) -> tuple[RunOptions, set[str]]:
+    """The options that a run was made with, and the names of those that differ from their defaults."""
+    parts = {part: getattr(config, part) for part in (*FLAT, *PREFIXED)}
+    own = {field.name: getattr(config.scheme, field.name) for field in dataclasses.fields(config.scheme)}
+    found = RunOptions(config.scheme.name, own, parts, config.start)
+    return found, {o.name for o in run_options(found.name) if o.name != "preset" and found.value(o.name) != o.default}
 
 
 def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -42,7 +42,8 @@ LINES = {
     "nagjax.plan": ["nagjax.train"],
     "nagjax.report": ["nagjax.generate", "nagjax.measure"],
     "nagjax.notebook": ["nagjax.report", "nagjax.options"],
-    "nagjax.cli": ["nagjax", "nagjax.options"],  # commands are imported when they are called
+    "nagjax.config_file": ["nagjax.options"],
+    "nagjax.cli": ["nagjax", "nagjax.config_file"],  # commands are imported when they are called
     "nagjax.commands": [
         "nagjax.cli",
         "nagjax.memory",

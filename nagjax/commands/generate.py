@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
-from nagjax.ranges import Count, NonNegative, Range, Seed
+from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
 
 
 def main(
@@ -12,7 +12,11 @@ def main(
     prompt: tuple[str, ...] = ("",),
     tokens: Count = 64,
     temperature: NonNegative = 0.8,
+    top_k: Natural = 0,
     top_p: Annotated[float, Range(gt=0, le=1)] = 0.95,
+    min_p: Share = 0.0,
+    stop: tuple[str, ...] = (),
+    slide: bool = False,
     seed: Seed = 0,
     speed: bool = False,
 ) -> None:
@@ -23,7 +27,11 @@ def main(
         prompt: one or more texts to continue.
         tokens: new tokens for each, at most; a document's end stops its row.
         temperature: 0 takes the likeliest token.
-        top_p: sample from the smallest set of tokens that holds this probability.
+        top_k: sample from so many likeliest tokens; 0 from all.
+        top_p: of these, from the smallest set of tokens that holds this probability.
+        min_p: of these, from the tokens at least so many times as likely as the likeliest.
+        stop: texts that end a row where it writes one of them; they are not shown.
+        slide: let text be longer than the context: when that is full, its older half is forgotten.
         seed: of the samples.
         speed: also time it, with skipped sublayers and with all of them.
     """
@@ -32,7 +40,8 @@ def main(
     from nagjax.runs.opening import open_run
 
     opened = open_run(run)
-    texts = complete(opened, list(prompt), tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    texts = complete(opened, list(prompt), tokens=tokens, stop=stop, slide=slide, **sampling)
     for start, text in zip(prompt, texts, strict=True):
         print(f"{start}{text}", end="\n---\n" if len(prompt) > 1 else "\n")
     if speed:

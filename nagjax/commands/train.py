@@ -20,8 +20,10 @@ def main(
 ) -> None:
     """Train a Transformer under one residual scheme, or go on training it: the same command resumes.
 
+    Options may stand in a file as well, nagjax train run.yaml [OPTIONS]; nagjax config prints one.
+
     Args:
-        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH.
+        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH, or runs/NAME of a file NAME.yaml.
         fresh: start over; what the run in the folder has written is deleted.
         resume: previous passes over a damaged newest checkpoint.
         force: begin also where the model does not fit into the memory there is.

@@ -1,29 +1,24 @@
-"""Batched generation: the prompts in one pass, then the whole loop over new tokens on the device."""
+"""Batched generation from token ids and from texts."""
 
-import functools
-import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
-from nagjax.generate.choose import choose
-from nagjax.layers.embedding import unembed
-from nagjax.layers.where import Where
+from nagjax.generate.batching import NO_TOKEN, Finished, Writer, rows_of
+from nagjax.generate.choose import Sampling
+from nagjax.generate.decode import Pass
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
+from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check_value
 from nagjax.runs.opening import OpenRun
-from nagjax.train.distributed.mesh import BATCH, pin_rows
-from pallas_kernels.placement import shard_rows
 
-PROMPT_STEP = 32  # prompts are padded to a multiple of it: a new length seldom compiles anew
-NO_TOKEN = -1
+TopP = Annotated[float, Range(gt=0, le=1)]
 
 
 def generate(
@@ -32,79 +27,90 @@ def generate(
     *,
     tokens: int,
     temperature: float = 1.0,
+    top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     seed: int = 0,
     end_of_text: int | None = None,
+    slide: bool = False,
+    finished: Finished | None = None,
     progress: float = 1.0,
     cuts: Float[Array, " S"] | None = None,
 ) -> list[list[int]]:
     """Continues every prompt by up to `tokens` token ids; prompts of any lengths go in one batch.
 
-    temperature: 0 takes the likeliest token, deterministically. top_p: draws from the smallest set of tokens
-    that holds this probability, after the temperature. seed: what row i draws does not depend on other rows.
-    end_of_text: ends a row and is not returned; and an empty prompt begins with it, as a document does in
-    training. None: no row ends early. progress: the share of its training the model has behind it. cuts: with
-    Mixture-of-Depths, the average top-k cuts the threshold decider compares with.
+    temperature: 0 takes the likeliest token, deterministically. top_k: draws from so many likeliest tokens, 0 from all.
+    top_p: of these, from the smallest set that holds this probability. min_p: of these, from the ones at least so many
+    times as likely as the likeliest. seed: what row i draws does not depend on other rows. end_of_text: ends a row and
+    is not returned; and an empty prompt begins with it, as a document does in training. None: no row ends early.
+    finished: asked every 16 tokens with a row's number and its new ids so far; a true answer ends the row. progress:
+    the share of its training the model has behind it. cuts: with Mixture-of-Depths, the average top-k cuts the
+    threshold decider compares with.
+
+    slide: prompts and texts may be longer than the context C. The model then sees a window of the text: when it is
+    full the oldest C/2 tokens are left out and the rest is read anew, at positions from 0 (not shifted in the cache,
+    where keys and values still know of what has left). So of n tokens it sees all up to n = C, and beyond that the last
+    C/2 + 1 to C, as many as follow from n alone.
 
     A prompt is taken as it is: the model reads it as a piece from within a document, unless it begins with
-    `end_of_text`. Compiled once per number of prompts, `tokens`, and longest prompt rounded up to 32.
+    `end_of_text`. Prompts of like lengths (32, 64, 128, ... tokens) are read together, all are written on together, and
+    every 64 tokens rows that are done leave the batch, when it can be halved.
 
-    Raises UserError: a prompt that does not fit the context together with `tokens`, has an id outside of the
-    vocabulary, or is empty without `end_of_text`; another argument out of its range.
+    Raises UserError: a prompt that does not fit the context together with `tokens` and may not slide, has an id outside
+    of the vocabulary, or is empty without `end_of_text`; another argument out of its range.
     """
-    context = model.config.context
-    if not 1 <= tokens < context:
-        raise UserError("tokens", tokens, f"give at least 1 and less than the context of {context}")
-    if not 0.0 <= temperature < math.inf:
-        raise UserError("temperature", temperature, "give a number of at least 0; 0 takes the likeliest")
-    if not 0.0 < top_p <= 1.0:
-        raise UserError("top_p", top_p, "give a probability above 0 and up to 1; 1 draws from all tokens")
-    if not 0 <= seed < 2**32:
-        raise UserError("seed", seed, "use a whole number from 0 to 2**32 - 1")
+    config = model.config
+    check_value("tokens", tokens, Count)
+    if tokens >= config.context and not slide:
+        raise UserError("tokens", tokens, f"give less than the context of {config.context}, or let it slide (--slide)")
+    for name, value, hint in (("temperature", temperature, NonNegative), ("top_k", top_k, Natural)):
+        check_value(name, value, hint)
+    check_value("top_p", top_p, TopP, "1 draws from all tokens")
+    check_value("min_p", min_p, Share, "0 draws from all tokens")
+    check_value("seed", seed, Seed)
     if not prompts:
         return []
-    rows = [_checked(prompt, tokens, end_of_text, model.config) for prompt in prompts]
+    checked = [_checked(prompt, tokens, end_of_text, config, slide) for prompt in prompts]
     graph, params = nnx.split(model)
-    mesh = mesh_of(params)
-    copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
-    rows += rows[-1:] * (-len(rows) % copies)
-
-    longest = max(map(len, rows))
-    padded = np.zeros((len(rows), min(-(-longest // PROMPT_STEP) * PROMPT_STEP, context)), np.int32)
-    for row, prompt in zip(padded, rows, strict=True):
-        row[: len(prompt)] = prompt
-    written = generate_padded(
-        params,
-        padded,
-        np.array([len(prompt) for prompt in rows], np.int32),
-        jax.random.key_data(jax.random.key(seed)),
-        np.float32(temperature),
-        np.float32(top_p),
-        np.int32(NO_TOKEN if end_of_text is None else end_of_text),
-        np.float32(progress),
-        cuts,
-        graph=graph,
-        tokens=tokens,
-        mesh=mesh,
-    )
-    written = jax.device_get(written)[: len(prompts)].tolist()
-    return [row[: row.index(end_of_text)] if end_of_text in row else row for row in written]
+    rows = rows_of(checked, config.context)
+    sampling = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
+    stop = NO_TOKEN if end_of_text is None else end_of_text
+    fixed = config.mod.active and model.mod.router.name == "random"
+    writer = Writer(params, graph, Pass(np.float32(progress), cuts), mesh_of(params), config.context, fixed)
+    writer.write(rows, tokens, jax.random.key(seed), sampling, stop, finished)
+    return [row.new for row in rows]
 
 
-def complete(run: OpenRun, prompts: Sequence[str], **options) -> list[str]:
-    """The new text behind each prompt. `options` are `generate`'s: tokens, temperature, top_p, seed.
+def complete(run: OpenRun, prompts: Sequence[str], *, stop: Sequence[str] = (), **options) -> list[str]:
+    """The new text behind each prompt. `options` are `generate`'s: tokens, temperature, top_k, top_p, min_p, seed,
+    slide.
+
+    stop: a row ends at the first of these texts in what it has written, which is not returned.
 
     An empty prompt begins a document; others are read as a piece from within one, behind what an imported model
     expects before every text. A row ends with its document. What is not UTF-8, in a prompt or in what the model
     wrote, is replaced.
     """
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    check_value("stop", stop, tuple[str, ...])
+    if "" in stop:
+        raise UserError("stop", "", "give a text of at least one character")
     tokenizer = run.tokenizer
     texts = [prompt.encode(errors="replace").decode() for prompt in prompts]
     before = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
     ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress, "cuts": run.mod.get("cuts")}
+    if stop:
+        text = lambda row, new: _new_text(tokenizer, before[row], new)  # noqa: E731
+        ending["finished"] = lambda row, new: cut(whole := text(row, new), stop) != whole
     prompts = [run.beginning + ids for ids in before]
     after = generate(run.model, prompts, **ending, **options)
-    return [_new_text(tokenizer, *ids) for ids in zip(before, after, strict=True)]
+    return [cut(_new_text(tokenizer, *ids), stop) for ids in zip(before, after, strict=True)]
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """Up to before the one of these texts that comes first."""
+    found = (text.find(one) for one in stop)
+    return text[: min((at for at in found if at >= 0), default=len(text))]
 
 
 def _new_text(tokenizer, before: list[int], after: list[int]) -> str:
@@ -113,16 +119,19 @@ def _new_text(tokenizer, before: list[int], after: list[int]) -> str:
     return whole[len(start) :] if whole.startswith(start) else tokenizer.decode(after)
 
 
-def _checked(prompt: Sequence[int], tokens: int, end_of_text: int | None, config: ModelConfig) -> list[int]:
+def _checked(
+    prompt: Sequence[int], tokens: int, end_of_text: int | None, config: ModelConfig, slide: bool
+) -> list[int]:
     ids = [int(i) for i in prompt]
     if not ids and end_of_text is None:
         raise UserError("prompt", ids, "give at least one token, or end_of_text to begin a document")
     ids = ids or [end_of_text]
     room = config.context - tokens
-    if len(ids) > room:
+    if len(ids) > room and not slide:
         fix = f"with {tokens} new ones it exceeds the context of {config.context}: shorten it to {room} tokens"
         if len(ids) < config.context:
             fix += f", or ask for at most {config.context - len(ids)} new ones"
+        fix += ", or let it slide (--slide)"
         raise UserError("prompt", f"{len(ids)} tokens", fix)
     for i in ids:
         if not 0 <= i < config.vocab:
@@ -134,76 +143,3 @@ def mesh_of(params: nnx.State) -> Mesh | None:
     """The mesh the parameters are spread over, None on a single device."""
     sharding = jax.tree.leaves(params)[0].sharding
     return sharding.mesh if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
-
-
-def _narrow(params: nnx.State, dtype) -> nnx.State:
-    """Matrices in the computation's dtype, as every branch reads them: once here, not for each token."""
-
-    def narrow(variable: nnx.Variable) -> nnx.Variable:
-        matrix = variable.get_metadata()["role"] == "matrix"
-        return variable.replace(variable[...].astype(dtype)) if matrix else variable
-
-    return jax.tree.map(narrow, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-
-
-def _generate(
-    params: nnx.State,
-    prompts: Int[Array, "B P"],
-    lengths: Int[Array, " B"],
-    key: UInt32[Array, "2"],
-    temperature: Float[Array, ""],
-    top_p: Float[Array, ""],
-    stop: Int[Array, ""],
-    progress: Float[Array, ""],
-    cuts: Float[Array, " S"] | None,
-    *,
-    graph: nnx.GraphDef,
-    tokens: int,
-    mesh: Mesh | None,
-) -> Int[Array, "B tokens"]:
-    """New tokens of right-padded prompts; what follows a row's first `stop` is `stop` too.
-
-    The cache's slot is the token's position. A prompt's padding fills the slots that its row's new tokens
-    will take; each of them is written again before the first query that may see it: padding is never read.
-    With Mixture-of-Depths tokens run by the causal decider, in the prompts as in what follows.
-    """
-    model = nnx.merge(graph, params)
-    model = nnx.merge(graph, _narrow(params, model.config.compute_dtype))
-    table = model.head_rows()
-    batch, padded = prompts.shape
-    options = {"progress": progress, "cuts": cuts, "causal": True} | ({"pin": pin_rows(mesh)} if mesh else {})
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(key), jnp.arange(batch))
-
-    def forward(tokens: Int[Array, "B T"], where: Where, cache: tuple, last: Int[Array, " B"]):
-        """Logits [B, V] at the index `last` of each row, and the cache."""
-        output = model(tokens, where, cache=cache, **options)
-        at = (jnp.arange(batch), last)
-        return unembed(output.hidden[at][:, None], output.log_scale[at][:, None], table)[:, 0], output.cache
-
-    def going(carry):
-        index, _, done, _, _ = carry
-        return (index < tokens) & ~jnp.all(done)
-
-    def step(carry):
-        index, logits, done, written, cache = carry
-        drawn = choose(logits, jax.vmap(jax.random.fold_in, (0, None))(keys, index), temperature, top_p)
-        token = jnp.where(done, stop, drawn)
-        written = written.at[:, index].set(token)
-        # The last token's logits are for nobody; a branch around this pass would copy the cache every time.
-        where = Where(jnp.ones((batch, 1), jnp.int32), (lengths + index)[:, None])
-        logits, cache = forward(token[:, None], where, cache, jnp.zeros_like(lengths))
-        return index + 1, logits, token == stop, written, cache
-
-    cache = model.empty_cache(batch, min(padded + tokens, model.config.context))
-    where = Where.whole(batch, padded)
-    where = where._replace(segments=(where.positions < lengths[:, None]).astype(jnp.int32))
-    logits, cache = forward(prompts, where, cache, lengths - 1)
-    start = jnp.int32(0), logits, jnp.zeros(batch, bool), jnp.full((batch, tokens), stop, jnp.int32), cache
-    return jax.lax.while_loop(going, step, start)[3]
-
-
-def _placed(*arrays, mesh: Mesh | None, **static):
-    return shard_rows(functools.partial(_generate, mesh=mesh, **static), mesh, P(BATCH))(*arrays)
-
-
-generate_padded = jax.jit(_placed, static_argnames=("graph", "tokens", "mesh"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import write_text
-from nagjax.generate.sample import generate
+from nagjax.generate.sample import cut, generate
 from nagjax.generate.score import continuation_scores
 from nagjax.runs.names import TASKS
 from nagjax.runs.opening import OpenRun
@@ -83,7 +83,7 @@ class NagjaxLM(TemplateLM):
         for i, request in enumerate(requests):
             options = dict(request.args[1])
             until = options.get("until") or []
-            until = [until] if isinstance(until, str) else list(until)
+            until = [text for text in ([until] if isinstance(until, str) else until) if text]
             tokens = int(options.get("max_gen_toks") or options.get("max_tokens") or NEW_TOKENS)
             tokens = min(tokens, max(1, self.max_length // 2))
             sampled = options.get("do_sample", options.get("temperature", 0.0) > 0.0)
@@ -98,8 +98,9 @@ class NagjaxLM(TemplateLM):
                 rows = [ids for _, ids, _ in part]
                 rows += rows[-1:] * (self.batch - len(rows))
                 sampling = {"tokens": tokens, "temperature": temperature, "top_p": top_p}
-                for (i, _, until), new in zip(part, self._generate(rows, sampling), strict=False):
-                    texts[i] = _cut(self.run.tokenizer.decode(new), until)
+                ends = [until for _, _, until in part]
+                for (i, _, until), new in zip(part, self._generate(rows, sampling, ends), strict=False):
+                    texts[i] = cut(self.run.tokenizer.decode(new), until)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
@@ -107,16 +108,15 @@ class NagjaxLM(TemplateLM):
     def _prompt(self, text: str, room: int) -> list[int]:
         return (self.tok_encode(text) or [self.prefix_token_id])[-room:]
 
-    def _generate(self, rows: list[list[int]], sampling: dict) -> list[list[int]]:
+    def _generate(self, rows: list[list[int]], sampling: dict, ends: list[list[str]]) -> list[list[int]]:
         run = self.run
+
+        def finished(row: int, new: list[int]) -> bool:
+            text = run.tokenizer.decode(new)
+            return row >= len(ends) or cut(text, ends[row]) != text
+
         ending = {"end_of_text": self.eot_token_id, "progress": run.progress, "cuts": run.mod.get("cuts")}
-        return generate(run.model, rows, **sampling, **ending)
-
-
-def _cut(text: str, until: Sequence[str]) -> str:
-    """Up to before the stop text that comes first."""
-    ends = [text.find(stop) for stop in until if stop]
-    return text[: min((end for end in ends if end >= 0), default=len(text))]
+        return generate(run.model, rows, finished=finished, **sampling, **ending)
 
 
 def _manager(tasks: Sequence[str], folder: str | Path | None) -> TaskManager:

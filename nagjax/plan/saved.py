@@ -29,7 +29,10 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
 
 
 def _scans(jaxpr: Any) -> Iterator[Any]:
+    """All but the head's: what its chunks stack up are gradients already (`nagjax.train.head_loss`)."""
     for equation in jaxpr.eqns:
+        if "head" in str(equation.source_info.name_stack):
+            continue
         if equation.primitive.name == "scan":
             yield equation
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):

@@ -39,7 +39,7 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     state, batch = args
     memory = {
         "parameters": _bytes(state.params),
-        "optimizer": _bytes(state.optimizer),
+        "optimizer": _bytes((state.optimizer, state.average)),
         "batch": _bytes(batch),
         "capacity": topology.chip.memory,
     }

@@ -106,7 +106,9 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
         depth_before=model.sublayers_before // 2,
         mod=mod,
     )
-    blueprint = ModelBlueprint.of(dataclasses.replace(run.config, model=short), run.blueprint.mesh)
+    alone = dataclasses.replace(run.config.train, ema=0.0)  # no average of what it will be
+    config = dataclasses.replace(run.config, model=short, train=alone)
+    blueprint = ModelBlueprint.of(config, run.blueprint.mesh)
     at = np.array(stays)
     blocks = {
         kind: {name: part for name, part in own.items() if name in blueprint.parameters["blocks"][kind]}

@@ -88,12 +88,17 @@ class ModelBlueprint:
             self.parameter_shardings(),
         )
 
+    @property
+    def weights(self) -> str:
+        """The part of the state that holds the weights to use: their average where the run keeps one."""
+        return "average" if self.config.train.ema else "params"
+
     def abstract_use(self) -> dict[str, Tree]:
-        """The parts of a checkpoint that using the model needs: `step`, `params` and `mod`, as `abstract_params`."""
+        """The parts of a checkpoint that using the model needs: `step`, `mod` and `weights`, as `abstract_params`."""
         whole = replicated(self.mesh)
         rest = jax.eval_shape(lambda: {"step": jnp.int32(0), "mod": self.init_mod()})
         rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), rest)
-        return {**rest, "params": self.abstract_params()}
+        return {**rest, self.weights: self.abstract_params()}
 
 
 def build_model(config: RunConfig, seed: int) -> Transformer:

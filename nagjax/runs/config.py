@@ -57,6 +57,10 @@ class TrainConfig:
     accumulate: Count = 1  # the batch goes through in this many parts
     seed: Seed = 0  # of the start values; the data order has its own, data.seed
     z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
+    # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
+    loss_chunk: Count | None = None
+    # decay of a running average of the weights, which evaluations and opened runs then take; 0: none is kept
+    ema: Annotated[float, Range(ge=0, lt=1)] = 0.0
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
     save_every: Count = 100  # steps between checkpoints
@@ -134,9 +138,9 @@ def _as_it_was(values: Any) -> Any:
     model, scheme = parts.get("model"), parts.get("scheme")
     mod = model.get("mod") if isinstance(model, dict) else None
     name = scheme.get("name") if isinstance(scheme, dict) else None
-    if not isinstance(mod, dict) or not isinstance(name, str):
+    if not isinstance(model, dict) or not isinstance(mod, dict) or not isinstance(name, str):
         return values
-    if not isinstance(mod, dict) or not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
+    if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
         return values
     if mod.get("router", "auto") == "auto" and find_scheme(name).router != "linear":
         return values

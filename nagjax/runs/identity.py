@@ -12,12 +12,13 @@ from nagjax.json_reader import parse_json
 from nagjax.runs.config import RunConfig, flatten, to_dict
 from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 
-# May differ between a run and its continuation: they do not change what is computed. The text and the tokenizer are
+# May differ between a run and its continuation: they do not change what is computed, but for the order of sums, as the
+# mesh does not. The text and the tokenizer are
 # known by their content (`corpus_identity`), not by where they lie.
 FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
-    + ("on_bad_step", "spike", "max_bad_steps")
+    + ("on_bad_step", "spike", "max_bad_steps", "loss_chunk")
 } | {"data.path", "data.tokenizer", "data.workers"}
 WHERE_FROM = "path"  # of a corpus
 

@@ -127,7 +127,9 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     devices = list(jax.local_devices()[:1] if devices is None else devices)
     blueprint = ModelBlueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
     state = restore_parts(folder / CHECKPOINTS, blueprint.abstract_use(), owner(config, read_id(folder)))
-    run = OpenRun(folder, blueprint, int(state["step"]), state["params"], state["mod"], _tokenizer(folder, config))
+    run = OpenRun(
+        folder, blueprint, int(state["step"]), state[blueprint.weights], state["mod"], _tokenizer(folder, config)
+    )
     return at_point(run, folder) if calibrated else run
 
 

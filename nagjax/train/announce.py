@@ -45,7 +45,7 @@ def least_bytes(blueprint: Blueprint) -> int:
     leaves = jax.tree.leaves(blueprint.parameters)
     shards = (parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape) for p in leaves)
     moments = 2 if config.optimizer.optimizer == "adamw" else 1
-    state = 4 * (2 + moments) * sum(map(math.prod, shards))
+    state = 4 * (2 + moments + bool(train.ema)) * sum(map(math.prod, shards))
     rows = train.batch // train.accumulate // math.prod(mesh.shape[axis] for axis in BATCH)
     tokens = rows * model.context // mesh.shape["sequence"]
     kept = 0 if model.remat == "offload" else model.depth * model.width

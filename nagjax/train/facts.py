@@ -27,7 +27,7 @@ def state_bytes(blueprint: Blueprint) -> dict[str, int]:
     """Bytes of parameters and optimizer state over all devices."""
     size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     state = blueprint.abstract()
-    return {"parameters": size(state.params), "optimizer": size(state.optimizer)}
+    return {"parameters": size(state.params), "optimizer": size((state.optimizer, state.average))}
 
 
 def describe(config: RunConfig):

@@ -203,7 +203,7 @@ class Loop:
 
     def _scores(self, evaluator: Evaluator) -> tuple[dict, dict]:
         state = self.state
-        return evaluator(state.params, state.mod, self.done, self.stopper.watch(self.held_out))
+        return evaluator(state.weights, state.mod, self.done, self.stopper.watch(self.held_out))
 
     def _save(self, score: float | None) -> None:
         if self.done == 0:

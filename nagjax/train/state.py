@@ -25,6 +25,12 @@ class TrainState(NamedTuple):
     rng: UInt32[Array, "2"]  # key data
     mod: dict[str, Array]  # of Mixture-of-Depths, see `ModelBlueprint.init_mod`: `cuts` [S], ...; or empty
     guard: Guard  # judges steps
+    average: Tree = {}  # of the parameters, if `train.ema` asks for one; else empty
+
+    @property
+    def weights(self) -> Tree:
+        """The weights that evaluations and users of the run take: the average if there is one."""
+        return self.average or self.params
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -52,7 +58,12 @@ class Blueprint(ModelBlueprint):
 
     def _around(self, params: Tree, seed: int) -> TrainState:
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
-        return TrainState(jnp.int32(0), params, self.optimizer.init(params), key, self.init_mod(), new_guard())
+        moments, average = self.optimizer.init(params), self.first_average(params)
+        return TrainState(jnp.int32(0), params, moments, key, self.init_mod(), new_guard(), average)
+
+    def first_average(self, params: Tree) -> Tree:
+        """The average of one set of parameters, in memory of its own."""
+        return jax.tree.map(jnp.copy, params) if self.config.train.ema else {}
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""
@@ -69,7 +80,8 @@ class Blueprint(ModelBlueprint):
             is_leaf=masked,
         )
         rest = jax.tree.map(lambda _: whole, shapes)._asdict()
-        shardings = TrainState(**rest | {"params": params, "optimizer": moments})
+        average = params if self.config.train.ema else {}
+        shardings = TrainState(**rest | {"params": params, "optimizer": moments, "average": average})
         return jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes,

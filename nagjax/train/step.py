@@ -14,7 +14,8 @@ from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
-from nagjax.train.loss import Batch, Sums, forward
+from nagjax.train.head_loss import head_loss
+from nagjax.train.loss import Batch, Sums
 from nagjax.train.optimizer import schedule
 from nagjax.train.safety.guard import guarded
 from nagjax.train.state import Blueprint, TrainState
@@ -100,6 +101,14 @@ def _averaged(state: TrainState, cuts: dict[str, Cuts | Pool], mod: ModConfig) -
     return {name: average(old, cuts[name]) for name, old in state.mod.items()}
 
 
+def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any:
+    """The average after a step, of which `done` good ones lie behind: it keeps min(decay, (1 + done) / (10 + done)), so
+    that the start values are soon forgotten; Tarvainen and Valpola 2017, arXiv:1703.01780."""
+    steps = done.astype(jnp.float32)
+    kept = jnp.minimum(decay, (1.0 + steps) / (10.0 + steps))
+    return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
+
+
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
@@ -110,13 +119,19 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
 
     def summed_loss(params, part: Batch, state: TrainState, share):
         model = blueprint.model(params)
-        options = {"progress": progress(blueprint, state.step), "noise": noise(state), "pin": pin_rows(mesh)}
+        options: dict[str, Any] = {
+            "progress": progress(blueprint, state.step),
+            "noise": noise(state),
+            "pin": pin_rows(mesh),
+        }
         if model.config.mod.adaptive:
             options["cuts"] = state.mod.get("cuts")
         with tracing_for(platform_of(mesh)):
-            sums, output = forward(model, part, **options)
+            output = model(part.tokens, part.where, **options)
+            with jax.named_scope("head"):
+                objective, sums = head_loss(model, output, part, z_weight=train.z_loss, chunk=train.loss_chunk)
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
-        return sums.nats + train.z_loss * sums.z + extra, (sums, _cuts(model, output, part))
+        return objective + extra, (sums, _cuts(model, output, part))
 
     def gradient(params, part: Batch, state: TrainState, share):
         """Gradients, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
@@ -147,6 +162,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         lr = jnp.float32(rate(state.guard.good))
         new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
         with jax.named_scope("optimizer"):
+            if train.ema:
+                new = new._replace(average=_mixed(state.average, params, state.guard.good, train.ema))
             new = guarded(state, new, loss, grad_norm, train.spike)
         pool = cuts.get("cuts")
         skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None
@@ -180,9 +197,11 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
 
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         model = blueprint.model(params)
-        options = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
+        options: dict[str, Any] = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
         with tracing_for(platform_of(mesh)):
-            sums, output = forward(model, batch, cuts=mod.get("cuts"), causal=causal, **options)
+            output = model(batch.tokens, batch.where, cuts=mod.get("cuts"), causal=causal, **options)
+            with jax.named_scope("head"):
+                _, sums = head_loss(model, output, batch, chunk=blueprint.config.train.loss_chunk)
         weights = batch.weights.astype(jnp.float32)
         read = jnp.sum(weights * token_bytes[batch.targets])
         return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry or {}, output.routing)

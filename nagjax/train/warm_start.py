@@ -43,4 +43,5 @@ def begin(blueprint: Blueprint) -> TrainState:
     config = read_config(folder)
     before = ModelBlueprint.of(dataclasses.replace(config, mesh=blueprint.config.mesh), blueprint.mesh)
     found = restore_parts(folder / CHECKPOINTS, before.abstract_use(), owner(config, read_id(folder)))
-    return state._replace(params=found["params"], mod=found["mod"])
+    params = found[before.weights]
+    return state._replace(params=params, mod=found["mod"], average=blueprint.first_average(params))

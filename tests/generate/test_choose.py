@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nagjax.generate.choose import choose, nucleus
+from nagjax.generate.choose import Sampling, choose, nucleus
+
+DRAW = jax.jit(choose)
 
 
 def nucleus_by_hand(logits, top_p):
@@ -45,15 +47,39 @@ def test_nucleus_includes_the_crossing_token_and_breaks_ties_by_id():
         assert kept(logits, top_p).tolist() == [[bool(i) for i in expected]]
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.8), (1.5, 0.6)])
-def test_draws_follow_the_renormalised_nucleus(temperature, top_p):
+def allowed(scaled, top_k, top_p, min_p):
+    """Which of one row's tokens may be drawn, float64: filters one behind the other, each on what the last one left."""
+    likeliest = sorted(range(scaled.size), key=lambda i: (-scaled[i], i))[: top_k or scaled.size]
+    left = np.where(np.isin(np.arange(scaled.size), likeliest), scaled, -np.inf)
+    left = np.where(nucleus_by_hand(left[None], top_p)[0], left, -np.inf)
+    return np.exp(left - left.max()) >= max(min_p, 1e-300)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 0, 0.8, 0.0),
+        (1.5, 0, 0.6, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.3, 4, 0.8, 0.0),  # of the four likeliest alone 80% is fewer than of all
+        (1.0, 0, 1.0, 0.2),
+        (0.8, 0, 0.9, 0.1),
+        (1.2, 6, 0.95, 0.15),
+        (1.0, 99, 1.0, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 0, 1.0, 1.0),
+    ],
+)
+def test_draws_follow_what_the_filters_leave(temperature, top_k, top_p, min_p):
     draws = 40_000
     logits = np.random.default_rng(1).normal(0, 1.5, (1, 12)).astype(np.float32)
-    scaled = logits.astype(np.float64) / temperature
-    expected = np.where(nucleus_by_hand(scaled, top_p), np.exp(scaled), 0.0)[0]
+    scaled = logits.astype(np.float64)[0] / temperature
+    expected = np.where(allowed(scaled, top_k, top_p, min_p), np.exp(scaled), 0.0)
     expected /= expected.sum()
     keys = jax.random.split(jax.random.key(0), draws)
-    tokens = choose(jnp.asarray(logits).repeat(draws, 0), keys, jnp.float32(temperature), jnp.float32(top_p))
+    sampling = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
+    tokens = DRAW(jnp.asarray(logits).repeat(draws, 0), keys, sampling)
     seen = np.bincount(tokens, minlength=12) / draws
     assert np.all(seen[expected == 0] == 0)
     assert np.all(np.abs(seen - expected) < 5 * np.sqrt(expected * (1 - expected) / draws) + 1e-9)
@@ -63,4 +89,4 @@ def test_draws_follow_the_renormalised_nucleus(temperature, top_p):
 def test_no_temperature_takes_the_likeliest(temperature):
     logits = jnp.array([[0.0, 3.0, 2.99], [1e4, -1e4, 1e4 - 1]])
     keys = jax.random.split(jax.random.key(0), 2)
-    assert choose(logits, keys, jnp.float32(temperature), jnp.float32(0.9)).tolist() == [1, 0]
+    assert choose(logits, keys, Sampling(jnp.float32(temperature), top_p=jnp.float32(0.9))).tolist() == [1, 0]

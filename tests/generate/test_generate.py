@@ -1,15 +1,18 @@
 """What generate promises beside the right logits: seeds, stopping, compilation, errors."""
 
-import chex
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from tiny_models import full_logits, make_model
 
 from nagjax.errors import UserError
-from nagjax.generate import sample
-from nagjax.generate.sample import generate
+from nagjax.generate import batching, decode
+from nagjax.generate.batching import window_start
+from nagjax.generate.sample import cut, generate
 from nagjax.residual.schemes.plain import Plain
+from nagjax.runs.config import MeshConfig
+from nagjax.train.distributed.mesh import make_mesh, replicated
 
 PROMPTS = [[5, 1, 60], [9]]
 
@@ -68,16 +71,99 @@ def test_no_prompts_no_work(draw):
     assert draw([]) == []
 
 
-def test_compiles_once_per_shape(model, monkeypatch):
-    chex.clear_trace_counter()
-    traced = jax.jit(chex.assert_max_traces(sample._placed, n=2), static_argnames=("graph", "tokens", "mesh"))
-    monkeypatch.setattr(sample, "generate_padded", traced)
+def test_compiles_once_per_shape(model):
+    programs = lambda: (decode.read._cache_size(), decode.write._cache_size())  # noqa: E731
+    generate(model, [[3], [4]], tokens=4)
+    reads, writes = programs()
     for length in (1, 20, 32):  # one bucket
-        for options in ({}, {"seed": 1}, {"temperature": 0.0}, {"top_p": 0.5}, {"progress": 0.5}):
-            generate(model, [[3] * length, [4]], tokens=4, **options)
-    generate(model, [[3] * 33, [4]], tokens=4)  # the next one
-    with pytest.raises(AssertionError, match="2 times"):
-        generate(model, [[3], [4]], tokens=5)
+        for options in ({}, {"seed": 1}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"progress": 0.5}):
+            generate(model, [[3] * length, [4]], tokens=5, **options)
+    assert programs() == (reads, writes), "nor for another number of tokens"
+    generate(model, [[3] * 33, [4]], tokens=4)  # each row by itself, for they are no longer alike
+    assert programs() == (reads + 2, writes)
+
+
+def test_filters_of_one_token_are_greedy(draw):
+    want = draw(PROMPTS, temperature=0.0)
+    assert draw(PROMPTS, top_k=1) == want == draw(PROMPTS, min_p=1.0)
+
+
+def test_rows_of_different_lengths_are_read_apart_and_written_together(model, monkeypatch):
+    """Short texts are not padded to the longest one, and what each row writes is what it would write alone."""
+    seen = []
+    read = batching.read
+
+    def watched(params, texts, *rest, **own):
+        seen.append(texts.shape)
+        return read(params, texts, *rest, **own)
+
+    monkeypatch.setattr(batching, "read", watched)
+    prompts = [[7] * 40, [5, 1, 60], [8] * 33, [9]]
+    written = generate(model, prompts, tokens=8, seed=2)
+    assert seen == [(2, 32), (2, 48)]
+    for i in (1, 2):
+        alone = [[1]] * i + [prompts[i]]  # what row i draws is the row's
+        assert generate(model, alone, tokens=8, seed=2)[i] == written[i]
+
+
+def test_rows_that_are_done_leave_the_batch(model, monkeypatch):
+    """Of eight rows six are done after one token: the others are written on as two, as they would have been."""
+    monkeypatch.setattr(batching, "OFTEN", 2)
+    sizes, write = [], batching.write
+
+    def counted(params, rows, at, *rest, **own):
+        sizes.append(len(at))
+        return write(params, rows, at, *rest, **own)
+
+    monkeypatch.setattr(batching, "write", counted)
+    prompts = [[i + 1, 5] for i in range(8)]
+    whole = generate(model, prompts, tokens=8, seed=4)
+    sizes.clear()
+    fewer = generate(model, prompts, tokens=8, seed=4, finished=lambda row, new: row not in (2, 5))
+    assert sizes == [8, 2, 2, 2]
+    assert [fewer[2], fewer[5]] == [whole[2], whole[5]] and fewer[0] == whole[0][:2]
+
+
+def by_full_passes(model, prompt, tokens):
+    """Greedy continuation by the rule of the window, each token by a pass without a cache."""
+    ids, context = list(prompt), model.config.context
+    for _ in range(tokens):
+        window = ids[window_start(len(ids), context) :]
+        assert len(window) <= context
+        ids.append(int(np.argmax(full_logits(model, [window])[0][-1])))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_text_beyond_the_context_is_seen_through_a_window(positions):
+    model = make_model(Plain(), positions=positions)
+    noise = np.random.default_rng(0)
+    prompts = [noise.integers(0, 61, length).tolist() for length in (3, 47, 48, 49, 130)]
+    written = generate(model, prompts, tokens=60, temperature=0.0, slide=True)
+    for prompt, new in zip(prompts, written, strict=True):
+        assert new == by_full_passes(model, prompt, 60)
+
+
+def test_the_window_follows_from_the_number_of_tokens():
+    seen = [n - window_start(n, 48) for n in range(1, 200)]
+    assert seen[:48] == list(range(1, 49)) and seen[48:72] == list(range(25, 49)) == seen[72:96]
+    assert [n - window_start(n, 1) for n in (1, 2, 3)] == [1, 1, 1]
+    assert [n - window_start(n, 3) for n in (3, 4, 5, 6)] == [3, 3, 3, 3]
+
+
+@pytest.mark.skipif(jax.device_count() < 2, reason="one device only")
+def test_a_mesh_writes_the_same_windows_and_batches(model):
+    """Three rows on two devices, of two lengths, one of which slides."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:2])
+    graph, params = nnx.split(model)
+    spread = nnx.merge(graph, jax.device_put(params, replicated(mesh)))
+    prompts, options = [[5, 1, 60], [9], [2] * 45], {"tokens": 12, "temperature": 0.0, "slide": True}
+    assert generate(spread, prompts, **options) == generate(model, prompts, **options)
+
+
+def test_cut_at_the_first_stop_text():
+    assert cut("one two three", ("three", "tw")) == "one "
+    assert cut("one", ("two",)) == cut("one", ()) == "one"
 
 
 @pytest.mark.parametrize(
@@ -92,6 +178,12 @@ def test_compiles_once_per_shape(model, monkeypatch):
         ("temperature", [[1]], {"temperature": float("nan")}),
         ("top_p", [[1]], {"top_p": 0.0}),
         ("top_p", [[1]], {"top_p": 1.1}),
+        ("top_k", [[1]], {"top_k": -1}),
+        ("top_k", [[1]], {"top_k": 2.5}),
+        ("min_p", [[1]], {"min_p": -0.1}),
+        ("min_p", [[1]], {"min_p": 1.1}),
+        ("min_p", [[1]], {"min_p": float("nan")}),
+        ("tokens", [[1]], {"tokens": 0, "slide": True}),
         ("seed", [[1]], {"seed": -1}),
     ],
 )
@@ -105,5 +197,5 @@ def test_a_prompt_too_long_says_by_how_much(model):
     with pytest.raises(UserError) as error:
         generate(model, [[1], [2] * 45], tokens=8)
     assert error.value.value == "45 tokens"
-    for number in ("48", "40 tokens", "at most 3 new"):
+    for number in ("48", "40 tokens", "at most 3 new", "--slide"):
         assert number in error.value.fix

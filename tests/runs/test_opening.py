@@ -57,6 +57,20 @@ def test_complete_is_generate_through_the_tokenizer(run):
     assert likeliest[len(ids[0]) - 1 : -1].tolist() == written[0]
 
 
+def test_a_stop_text_ends_its_row(run):
+    """Before its first occurrence, though it is found only some tokens later."""
+    prompts, options = ["document 1", "is"], {"tokens": 24, "temperature": 0.0}
+    whole = complete(run, prompts, **options)
+    stop = whole[0][3:5]
+    want = [text.partition(stop)[0] for text in whole]
+    assert complete(run, prompts, stop=[stop, "never"], **options) == want != whole
+    assert complete(run, prompts, stop=stop, **options) == want
+    for wrong in ([""], [3]):
+        with pytest.raises(UserError) as error:
+            complete(run, prompts, stop=wrong, **options)
+        assert error.value.field == "stop"
+
+
 def test_complete_survives_what_is_not_utf8(run):
     texts = complete(run, ["\ud800 lone surrogate", "fine"], tokens=12, seed=1)
     for text in texts:

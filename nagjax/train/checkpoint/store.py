@@ -86,7 +86,7 @@ class Checkpoints:
             return
         with self._saving():
             together(lambda: self._check_room(state))
-            writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), state._asdict(), overwrite=True)
+            writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), _parts(state), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
     def _note(self, saved: Saved, facts: dict) -> None:
@@ -177,7 +177,7 @@ class Checkpoints:
     def restore[State: Named](self, abstract: State, step: int | None = None) -> State:
         """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
         path = self.folder / str(self.latest if step is None else step)
-        return type(abstract)(**_load(path, abstract._asdict()))
+        return type(abstract)(**_load(path, _parts(abstract)))
 
     def close(self) -> None:
         """Waits until everything is on disk."""
@@ -228,6 +228,12 @@ def restore_parts(folder: Path, wanted: dict[str, Any], owner: dict | None = Non
             if not os.path.lexists(path):
                 continue  # the run has just replaced it by a newer one
             raise _damaged(path, error) if isinstance(error, Damaged) else error from error
+
+
+def _parts(state: Named) -> dict[str, Any]:
+    """What is written of a state: all but optional parts that it does not have, as older versions wrote it."""
+    defaults = getattr(state, "_field_defaults", {})
+    return {name: part for name, part in state._asdict().items() if name not in defaults or jax.tree.leaves(part)}
 
 
 def _load(path: Path, wanted: dict, partial: bool = False) -> dict:

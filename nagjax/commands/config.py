@@ -1,0 +1,35 @@
+"""Print a file of options that `nagjax train FILE` takes."""
+
+from pathlib import Path
+from typing import Annotated
+
+from nagjax.arguments import POSITIONAL, Given
+from nagjax.errors import UserError
+from nagjax.options import RunOptions
+
+
+def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITIONAL] = None) -> None:
+    """Print a run's options as YAML: those given as lines, all others as comments with their defaults.
+
+    nagjax config --depth 48 > run.yaml, then nagjax train run.yaml; options of the command replace those of the file.
+    nagjax config RUN prints those of a run that there is.
+
+    Args:
+        run: a run folder.
+    """
+    from nagjax.config_file import config_text
+
+    if run is None:
+        print(config_text(options, given), end="")
+        return
+    if given - {"run"}:
+        named = ", ".join(sorted(given - {"run"}))
+        raise UserError("config", named, "a run has all its options already: give its folder alone")
+    from nagjax.options import options_of_run
+    from nagjax.runs.opening import read_config
+
+    config = read_config(run)
+    if config.model.kept:
+        raise UserError("run", str(run), "was pruned, which no options say: train on from it with --start")
+    found, names = options_of_run(config)
+    print(config_text(found, names), end="")

@@ -1,0 +1,153 @@
+"""Rows of different lengths in one batch: which windows of text are read, who is done, who leaves."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from nagjax.generate.choose import Sampling
+from nagjax.generate.decode import Pass, Rows, empty, keep, place, read, write
+from nagjax.train.distributed.mesh import BATCH
+
+STEP = 32  # texts are padded to a power of two times it: few lengths, few compilations
+ROUND = 64  # tokens between two looks at who is done
+OFTEN = 16  # and where somebody has to be asked
+NO_TOKEN = -1
+
+Finished = Callable[[int, list[int]], bool]
+
+
+@dataclasses.dataclass
+class Row:
+    """A text: the ids of its prompt and of what has been written, and from which one on the model sees it."""
+
+    index: int
+    ids: list[int]
+    prompt: int
+    start: int
+    done: bool = False
+
+    @property
+    def window(self) -> list[int]:
+        return self.ids[self.start :]
+
+    @property
+    def new(self) -> list[int]:
+        return self.ids[self.prompt :]
+
+
+def window_start(tokens: int, context: int) -> int:
+    """The first of `tokens` ids that the model sees: 0 while all fit into the context, then the fewest whole halves of
+    a context that have to go. So it sees from half a context to a whole one, and what it sees follows from the number
+    of tokens alone, not from how many of them were a prompt."""
+    half = max(context // 2, 1)
+    return half * max(math.ceil((tokens - context) / half), 0)
+
+
+def padded(tokens: int, context: int) -> int:
+    return min(STEP * 2 ** max(0, math.ceil(math.log2(max(tokens, 1) / STEP))), context)
+
+
+class Writer:
+    """Texts of a model's that are written on together. Compiled once per number of rows and padded length that are
+    read, and per number of rows that are written, which is halved when enough of them are done.
+
+    With `fixed`, every row keeps its place from the first pass to the last: what a random router draws depends on it.
+    """
+
+    def __init__(
+        self, params: nnx.State, graph: nnx.GraphDef, given: Pass, mesh: Mesh | None, context: int, fixed: bool = False
+    ):
+        self.params, self.given, self.context, self.fixed = params, given, context, fixed
+        self.static = {"graph": graph, "mesh": mesh}
+        self.copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
+
+    def write(
+        self, rows: list[Row], tokens: int, key: jax.Array, sampling: Sampling, stop: int, finished: Finished | None
+    ) -> None:
+        """Adds up to `tokens` ids to every row, less what a `stop` ends or `finished`, asked every few tokens with a
+        row's index and its new ids, calls complete."""
+        longest = max(len(row.window) for row in rows)
+        slots = min(-(-(padded(longest, self.context) + tokens) // STEP) * STEP, self.context)
+        keys = np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(rows)))))
+        batch = list(rows) if self.fixed else sorted(rows, key=lambda row: len(row.window))
+        batch += batch[-1:] * (-len(batch) % self.copies)
+        state, drawn = self._read(None, batch, range(len(batch)), slots), 0
+        while True:
+            live = [row for row in rows if not row.done]
+            # The last token of a full window is drawn and fed where there is no slot: then it is read anew.
+            limit = min(tokens - drawn, OFTEN if finished else ROUND)
+            limit = min(limit, *(self.context + 1 - len(row.window) for row in live))
+            written, state = write(
+                self.params,
+                state,
+                np.array([len(row.window) for row in batch], np.int32),
+                np.array([row.done for row in batch]),
+                keys[[row.index for row in batch]],
+                np.int32(drawn),
+                np.int32(limit),
+                sampling,
+                np.int32(stop),
+                self.given,
+                room=ROUND,
+                **self.static,
+            )
+            drawn += limit
+            self._take(batch, jax.device_get(written)[:, :limit].tolist(), stop, finished)
+            if drawn == tokens or all(row.done for row in rows):
+                return
+            state, batch = self._compact(state, batch)
+            full = (i for i, row in enumerate(batch) if len(row.window) > self.context)
+            moved = [i for i in full if self.fixed or not batch[i].done]
+            for i in moved:
+                batch[i].start = window_start(len(batch[i].ids), self.context)
+            state = self._read(state, batch, moved, slots) if moved else state
+
+    def _take(self, batch: list[Row], written: list[list[int]], stop: int, finished: Finished | None) -> None:
+        for row, new in {id(row): (row, new) for row, new in zip(batch, written, strict=True)}.values():
+            if not row.done:
+                row.done = stop in new
+                row.ids += new[: new.index(stop)] if row.done else new
+                row.done = row.done or (finished is not None and finished(row.index, row.new))
+
+    def _compact(self, state: Rows, batch: list[Row]) -> tuple[Rows, list[Row]]:
+        """Half of the rows, as long as all that are not done find room among them."""
+        live, size = [i for i, row in enumerate(batch) if not row.done], len(batch)
+        while not self.fixed and size % (2 * self.copies) == 0 and len(live) <= size // 2:
+            size //= 2
+        if size == len(batch):
+            return state, batch
+        rest = (i for i, row in enumerate(batch) if row.done)
+        kept = [*live, *(next(rest) for _ in range(size - len(live)))]
+        return keep(state, np.array(kept)), [batch[i] for i in kept]
+
+    def _read(self, state: Rows | None, batch: list[Row], which: Iterable[int], slots: int) -> Rows:
+        """With these rows' windows read anew, those of like lengths together."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for i in which if not self.fixed else ():
+            groups[padded(len(batch[i].window), self.context)].append(i)
+        if self.fixed:
+            groups[padded(max(len(row.window) for row in batch), self.context)] = list(range(len(batch)))
+        for length, members in sorted(groups.items()):
+            members += members[-1:] * (-len(members) % self.copies)
+            texts = np.zeros((len(members), length), np.int32)
+            for line, i in zip(texts, members, strict=True):
+                line[: len(batch[i].window)] = batch[i].window
+            lengths = np.array([len(batch[i].window) for i in members], np.int32)
+            new = read(self.params, texts, lengths, self.given, slots=slots, **self.static)
+            if members == list(range(len(batch))):
+                return new
+            if state is None:
+                state = empty(graph=self.static["graph"], params=self.params, batch=len(batch), slots=slots)
+            state = place(state, new, np.array(members))
+        assert state is not None
+        return state
+
+
+def rows_of(prompts: Sequence[list[int]], context: int) -> list[Row]:
+    return [Row(i, list(ids), len(ids), window_start(len(ids), context)) for i, ids in enumerate(prompts)]

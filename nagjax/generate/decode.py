@@ -1,0 +1,143 @@
+"""The two programs of generation: reading windows of text into a cache, and writing new tokens behind them."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from nagjax.generate.choose import Sampling, choose
+from nagjax.layers.embedding import unembed
+from nagjax.layers.where import Where
+from nagjax.model.transformer import Transformer
+from nagjax.train.distributed.mesh import BATCH, pin_rows
+from pallas_kernels.placement import shard_rows
+
+
+class Pass(NamedTuple):
+    """What a forward pass is given besides tokens: share of the training done, cuts of Mixture-of-Depths."""
+
+    progress: Float[Array, ""]
+    cuts: Float[Array, " S"] | None
+
+
+class Rows(NamedTuple):
+    """Texts on the device: what follows each of them, and its keys and values (leaves [repeats, B, ...])."""
+
+    logits: Float[Array, "B V"]
+    cache: tuple
+
+
+def _narrow(params: nnx.State, dtype) -> nnx.State:
+    """Matrices in the computation's dtype, as every branch reads them: once here, not for each token."""
+
+    def narrow(variable: nnx.Variable) -> nnx.Variable:
+        matrix = variable.get_metadata()["role"] == "matrix"
+        return variable.replace(variable[...].astype(dtype)) if matrix else variable
+
+    return jax.tree.map(narrow, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+
+def _forward(model: Transformer, table, tokens, where: Where, cache: tuple, last, given: Pass, mesh: Mesh | None):
+    """Logits [B, V] at the index `last` of each row, and the cache. Mixture-of-Depths runs by its causal decider."""
+    options = {"progress": given.progress, "cuts": given.cuts, "causal": True}
+    output = model(tokens, where, cache=cache, **options | ({"pin": pin_rows(mesh)} if mesh else {}))
+    at = (jnp.arange(tokens.shape[0]), last)
+    return Rows(unembed(output.hidden[at][:, None], output.log_scale[at][:, None], table)[:, 0], output.cache)
+
+
+def _read(
+    params: nnx.State,
+    texts: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    given: Pass,
+    *,
+    graph: nnx.GraphDef,
+    slots: int,
+    mesh: Mesh | None,
+) -> Rows:
+    """Right-padded texts, read at positions from 0 into caches of `slots` tokens.
+
+    The cache's slot is the token's position. A text's padding fills the slots that its row's new tokens will take;
+    each of them is written again before the first query that may see it: padding is never read.
+    """
+    model = nnx.merge(graph, params)
+    batch, padded = texts.shape
+    where = Where.whole(batch, padded)
+    where = where._replace(segments=(where.positions < lengths[:, None]).astype(jnp.int32))
+    cache = model.empty_cache(batch, slots)
+    return _forward(model, model.head_rows(), texts, where, cache, lengths - 1, given, mesh)
+
+
+def _write(
+    params: nnx.State,
+    rows: Rows,
+    at: Int[Array, " B"],
+    done: Bool[Array, " B"],
+    keys: UInt32[Array, "B 2"],
+    first: Int[Array, ""],
+    limit: Int[Array, ""],
+    sampling: Sampling,
+    stop: Int[Array, ""],
+    given: Pass,
+    *,
+    graph: nnx.GraphDef,
+    room: int,
+    mesh: Mesh | None,
+) -> tuple[Int[Array, "B room"], Rows]:
+    """Up to `limit` of at most `room` new tokens, the `first`-th and following of each row, from position `at` on.
+
+    A row that is done, or has drawn `stop`, is filled up with `stop`. It ends early where all rows are done.
+    """
+    model = nnx.merge(graph, params)
+    model = nnx.merge(graph, _narrow(params, model.config.compute_dtype))
+    table, batch = model.head_rows(), at.shape[0]
+    own = jax.random.wrap_key_data(keys)
+
+    def going(carry):
+        index, done, _, _ = carry
+        return (index < limit) & ~jnp.all(done)
+
+    def step(carry):
+        index, done, written, rows = carry
+        drawn = choose(rows.logits, jax.vmap(jax.random.fold_in, (0, None))(own, first + index), sampling)
+        token = jnp.where(done, stop, drawn)
+        # The last token's logits are for nobody; a branch around this pass would copy the cache every time.
+        where = Where(jnp.ones((batch, 1), jnp.int32), (at + index)[:, None])
+        rows = _forward(model, table, token[:, None], where, rows.cache, jnp.zeros_like(at), given, mesh)
+        return index + 1, done | (token == stop), written.at[:, index].set(token), rows
+
+    start = jnp.int32(0), done, jnp.full((batch, room), stop, jnp.int32), rows
+    _, _, written, rows = jax.lax.while_loop(going, step, start)
+    return written, rows
+
+
+def _place(old: Rows, new: Rows, at: Int[Array, " n"]) -> Rows:
+    """`old` with `new` in these rows."""
+    cache = jax.tree.map(lambda own, other: own.at[:, at].set(other), old.cache, new.cache)
+    return Rows(old.logits.at[at].set(new.logits), cache)
+
+
+def _keep(rows: Rows, at: Int[Array, " n"]) -> Rows:
+    """These rows only."""
+    return Rows(rows.logits[at], jax.tree.map(lambda own: own[:, at], rows.cache))
+
+
+def _empty(*, graph: nnx.GraphDef, params: nnx.State, batch: int, slots: int) -> Rows:
+    model = nnx.merge(graph, params)
+    return Rows(jnp.zeros((batch, model.config.vocab), jnp.float32), model.empty_cache(batch, slots))
+
+
+def _placed(run, *arrays, mesh: Mesh | None, **static):
+    return shard_rows(functools.partial(run, mesh=mesh, **static), mesh, P(BATCH))(*arrays)
+
+
+read = jax.jit(functools.partial(_placed, _read), static_argnames=("graph", "slots", "mesh"))
+write = jax.jit(functools.partial(_placed, _write), static_argnames=("graph", "room", "mesh"), donate_argnums=1)
+empty = jax.jit(_empty, static_argnames=("graph", "batch", "slots"))
+place = jax.jit(_place, donate_argnums=0)
+keep = jax.jit(_keep)

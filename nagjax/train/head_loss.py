@@ -1,0 +1,216 @@
+"""The head's loss without the logits of all tokens: cross-entropy in chunks of tokens, the vocabulary where it lies.
+
+Why this exists: float32 logits [B, T, V] and their gradient are what a large vocabulary costs; 16,384 tokens by 128k
+entries are 8 GiB, twice. Here only `chunk` tokens' logits are there at a time. Where a gradient is wanted it is made in
+the same pass: the loss is a sum, so nothing has to be known of the other chunks, and nothing is computed twice (three
+products of `2 N V D` FLOPs, as without chunks).
+
+On a mesh: tokens stay on the devices that hold them, the head's rows on those of the vocabulary's axis, under
+`shard_map`. Over that axis go a few numbers per token (maximum, sum of exponentials, target's logit, best id) and the
+gradient of `hidden`; logits never. The gradient of the table is summed over the tokens' axes once, behind all chunks,
+and scattered over the axis that splits its features.
+
+Numerics: products in hidden's dtype with float32 sums; logits, normalisers and sums float32. The gradient of the logits
+is float32 until it enters the two products, which take it in hidden's dtype.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.model.transformer import Output, Transformer
+from nagjax.train.distributed.mesh import SHARDING_RULES
+from nagjax.train.loss import Batch, Sums, cross_entropy
+from pallas_kernels.placement import Placement, current_placement
+
+LOGITS = 2**26  # float32 logits that one chunk may hold: 256 MiB
+FEWEST = 1024  # tokens of a chunk, however large the vocabulary
+
+
+def chunk_tokens(tokens: int, vocab: int) -> int:
+    """Tokens of a chunk, of `tokens` on a device that holds `vocab` rows of the head: as many as make 256 MiB of
+    logits, but not below 1,024. Each chunk adds to the table's gradient, reading and writing 8 V D bytes for 6 c V D
+    FLOPs: below some 300 tokens a v5e or H200 would wait for its memory, at 1,024 the products hide it.
+    """
+    return min(tokens, max(FEWEST, LOGITS // vocab))
+
+
+class Head(NamedTuple):
+    """What the loss reads of the model, [..., D], [...], [V, D]."""
+
+    hidden: Float[Array, "*N D"]
+    log_scale: Float[Array, "*N"]
+    rows: Float[Array, "V D"]
+
+
+class Layout(NamedTuple):
+    """What is known before tracing: where tokens and vocabulary lie, tokens per chunk (0: chosen), z-loss's weight."""
+
+    placement: Placement | None
+    chunk: int
+    z_weight: float
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return dict(self.placement.mesh.shape) if self.placement else {}
+
+    def splits(self, axis: str, size: int) -> str | None:
+        """The mesh axis that splits a table's dimension of this size, as `parameter_sharding` has it."""
+        name = str(SHARDING_RULES[axis])
+        parts = self.shape.get(name, 1)
+        return name if parts > 1 and size % parts == 0 else None
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """Mesh axes that split rows, in the order in which they do."""
+        spec = tuple(self.placement.rows) if self.placement else ()
+        named = (name for part in spec for name in ((part,) if isinstance(part, str) else part or ()))
+        return tuple(name for name in named if self.shape[name] > 1)
+
+
+def head_loss(
+    model: Transformer, output: Output, batch: Batch, *, z_weight: float = 0.0, chunk: int | None = None
+) -> tuple[Float[Array, ""], Sums]:
+    """`nats + z_weight * z` of a batch, float32, to be differentiated; and the sums, which carry no gradient.
+
+    `chunk` is the number of a device's tokens whose logits are there at once; None chooses (`chunk_tokens`). Where one
+    chunk holds them all, logits are made whole.
+    """
+    layout = Layout(current_placement(), chunk or 0, z_weight)
+    head = Head(output.hidden, output.log_scale, model.head_rows())
+    if _chunk(layout, head.rows.shape[0], batch.targets.size) is None:
+        sums = cross_entropy(model.logits(output), batch)
+        return sums.nats + z_weight * sums.z, jax.lax.stop_gradient(sums)
+    objective, sums = _loss(head, batch.targets, batch.weights.astype(jnp.float32), layout)
+    return objective, jax.lax.stop_gradient(sums)
+
+
+def _chunk(layout: Layout, vocab: int, tokens: int) -> int | None:
+    """Tokens of a device's chunk, or None where all of them are in one."""
+    split = layout.splits("vocab", vocab)
+    for axis in layout.row_axes:
+        tokens //= layout.shape[axis]
+    chunk = layout.chunk or chunk_tokens(tokens, vocab // layout.shape[split] if split else vocab)
+    return chunk if chunk < tokens else None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _loss(
+    head: Head, targets: Int[Array, "B T"], weights: Float[Array, "B T"], layout: Layout
+) -> tuple[Float[Array, ""], Sums]:
+    sums, _ = _on_mesh(head, targets, weights, layout, gradient=False)
+    return sums.nats + layout.z_weight * sums.z, sums
+
+
+def _loss_forward(head: Head, targets, weights, layout: Layout):
+    sums, gradient = _on_mesh(head, targets, weights, layout, gradient=True)
+    return (sums.nats + layout.z_weight * sums.z, sums), jax.tree.map(lambda g, x: g.astype(x.dtype), gradient, head)
+
+
+def _loss_backward(layout: Layout, gradient: Head, cotangent):
+    return jax.tree.map(lambda g: (cotangent[0] * g).astype(g.dtype), gradient), None, None
+
+
+_loss.defvjp(_loss_forward, _loss_backward)
+
+
+def _on_mesh(head: Head, targets, weights, layout: Layout, *, gradient: bool) -> tuple[Sums, Head | None]:
+    """The chunks of every device, and what they sum to."""
+    head = head._replace(rows=head.rows.astype(head.hidden.dtype))  # gathered, where it is, in this dtype
+    vocab, width = head.rows.shape
+    chunk = _chunk(layout, vocab, targets.size) or targets.size
+    if layout.placement is None:
+        return _chunks(head, targets, weights, layout, chunk, gradient)
+    mesh: Any = layout.placement.mesh
+    rows: Any = layout.placement.rows
+    split, features = layout.splits("vocab", vocab), layout.splits("embed", width)
+    scattered = features if features in layout.row_axes else None
+
+    def per_device(head: Head, targets, weights):
+        sums, found = _chunks(head, targets, weights, layout, chunk, gradient, split)
+        if layout.row_axes:
+            sums = jax.lax.psum(sums, layout.row_axes)
+        if found is not None:
+            table = found.rows
+            if scattered:
+                table = jax.lax.psum_scatter(table, scattered, scatter_dimension=1, tiled=True)
+            if others := tuple(axis for axis in layout.row_axes if axis != scattered):
+                table = jax.lax.psum(table, others)
+            found = found._replace(rows=table)
+        return sums, found
+
+    table: Any = P(split, None)
+    by_table: Any = P(split, scattered)
+    ins = Head(rows, rows, table), rows, rows
+    outs = P(), Head(rows, rows, by_table) if gradient else None
+    # No transpose goes through it: forward and backward are both written here.
+    return jax.shard_map(per_device, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)(head, targets, weights)
+
+
+def _chunks(
+    head: Head, targets, weights, layout: Layout, chunk: int, gradient: bool, split: str | None = None
+) -> tuple[Sums, Head | None]:
+    """Sums over one device's tokens, and the objective's gradient; of the table it is this device's own part."""
+    shape, tokens = targets.shape, targets.size
+    count = -(-tokens // chunk)
+    size = -(-tokens // count)  # as equal as they can be; what the last one lacks weighs nothing
+
+    def cut(x, *features):
+        flat = x.reshape(tokens, *features)
+        padded = jnp.pad(flat, [(0, count * size - tokens), *[(0, 0)] * len(features)])
+        return padded.reshape(count, size, *features)
+
+    width = head.hidden.shape[-1]
+    parts = cut(head.hidden, width), cut(head.log_scale), cut(targets), cut(weights.astype(jnp.float32))
+
+    def one(carry, part):
+        total, table = carry
+        hidden, log_scale, target, weight = part
+        sums, found = _one_chunk(Head(hidden, log_scale, head.rows), target, weight, layout, gradient, split)
+        if found is not None:
+            table, found = table + found.rows, (found.hidden, found.log_scale)
+        return (jax.tree.map(jnp.add, total, sums), table), found
+
+    zeros = Sums(*[jnp.float32(0.0)] * 4), jnp.zeros(head.rows.shape, jnp.float32) if gradient else None
+    (sums, table), found = jax.lax.scan(one, zeros, parts)
+    if table is None or found is None:
+        return sums, None
+    hidden, log_scale = (x.reshape(count * size, *x.shape[2:])[:tokens] for x in found)
+    return sums, Head(hidden.reshape(*shape, width), log_scale.reshape(shape), table)
+
+
+def _one_chunk(
+    head: Head, targets: Int[Array, " c"], weights: Float[Array, " c"], layout: Layout, gradient: bool, split
+) -> tuple[Sums, Head | None]:
+    """Of `c` tokens: their sums, and the objective's gradient by `hidden`, `log_scale` and the rows of the table."""
+    rows = head.rows
+    product = jnp.einsum("cd,vd->cv", head.hidden, rows, preferred_element_type=jnp.float32)
+    factor = jnp.exp(head.log_scale)[:, None]
+    logits = factor * product
+    first = jax.lax.axis_index(split) * rows.shape[0] if split else 0
+    ids = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    hit = ids == targets[:, None]
+    top, best = jnp.max(logits, axis=-1), first + jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    high = jax.lax.pmax(top, split) if split else top
+    total, target = jnp.sum(jnp.exp(logits - high[:, None]), axis=-1), jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
+    if split:
+        best = jax.lax.pmin(jnp.where(top == high, best, jnp.iinfo(jnp.int32).max), split)  # of equals the first
+        total, target = jax.lax.psum((total, target), split)
+    log_z = high + jnp.log(total)
+    guessed: Bool[Array, " c"] = best == targets
+    sums = Sums(*(jnp.sum(weights * x) for x in (log_z - target, log_z**2, jnp.ones_like(log_z), guessed)))
+    if not gradient:
+        return sums, None
+    share = weights * (1.0 + 2.0 * layout.z_weight * log_z)
+    by_logit = share[:, None] * jnp.exp(logits - log_z[:, None]) - jnp.where(hit, weights[:, None], 0.0)
+    by_scale = jnp.sum(by_logit * logits, axis=-1)
+    by_product = (factor * by_logit).astype(head.hidden.dtype)
+    by_hidden = jnp.einsum("cv,vd->cd", by_product, rows, preferred_element_type=jnp.float32)
+    by_rows = jnp.einsum("cv,cd->vd", by_product, head.hidden, preferred_element_type=jnp.float32)
+    if split:
+        by_hidden, by_scale = jax.lax.psum((by_hidden, by_scale), split)
+    return sums, Head(by_hidden.astype(head.hidden.dtype), by_scale, by_rows)

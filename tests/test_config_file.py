@@ -1,0 +1,157 @@
+"""Options in a file say what they say on the command line, and nothing else is taken."""
+
+import dataclasses
+import json
+
+import pytest
+
+import nagjax.train.loop
+from nagjax.cli import main
+from nagjax.config_file import LARGEST_FILE, config_text, is_config_file, overridden, read_config_file
+from nagjax.declared import scheme_names
+from nagjax.errors import UserError
+from nagjax.options import options_of_run, read_options, run_options
+from nagjax.runs.config import to_dict
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.yaml"
+
+    def write(text: str):
+        path.write_text(text)
+        return path
+
+    return write
+
+
+GIVEN = {"depth": 12, "lr": 1e-5, "mod.rate": (0.5, 0.25), "data.path": "über/corpus: a", "mesh.fsdp": 2, "tied": True}
+
+
+def test_a_file_says_what_the_command_line_says(file):
+    text = "depth: 12\nlr: 1e-5\nmod: {rate: [0.5, 0.25]}\ndata: 'über/corpus: a'\nmesh:\n  fsdp: 2\ntied: true\n"
+    assert read_options(read_config_file(file(text))) == read_options(GIVEN)
+    nested = text + "scheme: {name: review, rank: 4}\n"
+    options = read_options(read_config_file(file(nested)))
+    assert (options.name, options.own) == ("review", {"rank": 4})
+
+
+@pytest.mark.parametrize("scheme", ["nag", "review", "plain"])
+def test_what_is_printed_is_read_again(scheme, file):
+    given = GIVEN | {"scheme": scheme}
+    options = read_options(given)
+    assert read_options(read_config_file(file(config_text(options, given.keys())))) == options
+    every = {o.name for o in run_options(scheme)}
+    text = config_text(options_of_run(read_options(given).config())[0], every)
+    assert "# depth" not in text and text.count("\n") > len(every)
+    assert read_options(read_config_file(file(text))).config() == options.config()
+
+
+def test_comments_are_the_defaults(file):
+    text = config_text(read_options({}), set())
+    assert read_config_file(file(text)) == {"scheme": "nag"}
+    shown = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ") and ": " in line][1:]
+    assert read_options(read_config_file(file("\n".join(shown)))).config() == read_options({}).config()
+
+
+def test_schemes_have_no_option_called_name():
+    """It would be taken for the scheme's."""
+    assert not [s for s in scheme_names() if "scheme.name" in {o.name for o in run_options(s)}]
+
+
+def test_the_command_replaces_the_file(file):
+    written = {"depth": 12, "width": 32, "lr": 0.1, "seed": 3}
+    assert overridden(written, {"lr": 0.2, "steps": 7}) == written | {"lr": 0.2, "steps": 7}
+    options = read_options(overridden(written, {"preset": "1M", "width": 128}))
+    assert (options.model.depth, options.model.width, options.train.seed) == (24, 128, 3)
+
+
+def test_train_takes_a_file(file, monkeypatch, capsys):
+    """Options of the command win; the file's name is the run's; a scheme of the file's has its options."""
+    seen = []
+    monkeypatch.setattr(nagjax.train.loop, "train", lambda config, folder, **_: seen.append((config, folder)))
+    path = file("scheme: review\nscheme.rank: 4\nsteps: 5\nwidth: 32\n")
+    assert main(["train", str(path), "--steps", "6", "--scheme.rank", "8"]) == 0
+    ((config, folder),) = seen
+    assert (config.scheme.name, config.scheme.rank, config.train.steps, config.model.width) == ("review", 8, 6, 32)
+    assert str(folder) == "runs/mine"
+    assert main(["train", str(path), "--out", "elsewhere", "--scheme", "plain"]) == 2
+    assert "scheme.rank" in capsys.readouterr().err, "options of another scheme are not dropped in silence"
+
+
+def test_config_prints_a_run(tmp_path, capsys, file):
+    config = read_options(GIVEN | {"scheme": "review", "scheme.rank": 4}).config()
+    model = dataclasses.replace(config.model, vocab=999)  # of the corpus, and no option
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(dataclasses.replace(config, model=model))))
+    assert main(["config", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert read_options(read_config_file(file(printed))).config() == config
+    assert main(["config", str(tmp_path), "--depth", "3"]) == 2
+
+
+def test_config_prints_a_file_with_more_options(file, capsys):
+    assert main(["config", str(file("depth: 3\n")), "--width", "32"]) == 0
+    printed = read_config_file(file(capsys.readouterr().out))
+    assert printed == {"scheme": "nag", "depth": 3, "width": 32}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dpeth: 3", ["dpeth", "'depth'"]),
+        ("mod: {rat: 0.5}", ["mod.rat"]),
+        ("mod: null", ["mod"]),
+        ("scheme: nga", ["nga", "'nag'"]),
+        ("scheme: [nag]", ["scheme"]),
+        ("depth: three", ["depth", "three"]),
+        ("depth: 3.0", ["depth", "whole number"]),
+        ("tied: yes", ["tied", "true or false"]),
+        ("lr: .nan", ["lr"]),
+        ("seed: 0x10", ["seed"]),
+        ("seed: 1_000", ["seed"]),
+        ("log: 2026-01-01", ["log"]),
+        ("data: {path: 3}", ["data.path"]),
+        ("depth: 3\ndepth: 4", ["line 2", "depth", "twice"]),
+        ("mesh: {fsdp: 2}\nmesh.fsdp: 2", ["mesh.fsdp", "twice"]),
+        ("scheme: nag\nscheme.name: nag", ["scheme", "twice"]),
+        ("a: &x 3\nb: *x", ["line 2", "alias"]),
+        ("depth: !!python/object/apply:os.getcwd []", ["line 1", "python/object"]),
+        ("<<: {depth: 3}", ["<<"]),
+        ("3: 4", ["line 1", "3"]),
+        ("[a]: 4", ["line 1"]),
+        ("- depth", ["list"]),
+        ("depth", ["str"]),
+        ("depth: 3\n---\ndepth: 4", ["document"]),
+        ("depth: {", ["line"]),
+        ("depth: 3\n\tx: 4", ["line 2"]),
+        ("a: " + "[" * 30_000, ["deep"]),
+        ("depth: \x00", ["mine.yaml"]),
+        ("# " + "x" * LARGEST_FILE, ["1 MiB"]),
+    ],
+    ids=lambda value: repr(value)[:30] if isinstance(value, str) else "",
+)
+def test_what_is_refused_in_one_line(file, capsys, text, words):
+    assert main(["train", str(file(text))]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("nagjax: error: ") and error.count("\n") == 1 and "Traceback" not in error
+    for word in words:
+        assert word in error
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path, capsys):
+    assert main(["train", str(tmp_path / "absent.yaml")]) == 2
+    assert "absent.yaml" in capsys.readouterr().err
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="UTF-8"):
+        read_config_file(tmp_path / "x.yaml")
+    assert read_config_file(_empty(tmp_path / "empty.yaml")) == {}
+
+
+def _empty(path):
+    path.write_text("")
+    return path
+
+
+def test_which_arguments_are_files():
+    assert is_config_file("a/b.yaml") and is_config_file("B.YML")
+    assert not is_config_file("runs/a") and not is_config_file("--out=x.yaml")

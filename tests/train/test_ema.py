@@ -1,0 +1,103 @@
+"""The average of the weights: what it is, where it is kept, and that a run with one resumes to the bit."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from tolerance import assert_close
+
+from nagjax.errors import UserError
+from nagjax.generate.evaluate import evaluate
+from nagjax.residual import find_scheme
+from nagjax.runs import names
+from nagjax.runs.config import TrainConfig
+from nagjax.runs.log import load_run
+from nagjax.runs.metrics import comparable
+from nagjax.runs.opening import open_run
+from nagjax.train.checkpoint.store import Checkpoints, restore_parts
+from nagjax.train.distributed.mesh import batch_sharding
+from nagjax.train.facts import state_bytes
+from nagjax.train.loop import train
+from nagjax.train.state import Blueprint
+from nagjax.train.step import jit_train_step
+
+DECAY = 0.5
+
+
+@pytest.mark.parametrize("mesh", [(1,), (2, 2, 2)], ids=["one", "eight"])
+def test_the_average_is_that_of_good_steps(mesh):
+    """Recomputed in float64 from the parameters of each step; a bad step, the third one, changes nothing."""
+    bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), train={"ema": DECAY}, depth=1), *mesh)
+    state, step = bp.create(), jit_train_step(bp)
+    want = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(state.params))
+    good = 0
+    for seed in range(5):
+        batch = tiny.packed_batch(seed)
+        if seed == 2:
+            batch = batch._replace(weights=batch.weights * np.float32(np.nan))
+        state, metrics = step(state, jax.device_put(batch, batch_sharding(bp.mesh)))
+        assert bool(metrics.bad) == (seed == 2)
+        if not metrics.bad:
+            kept = min(DECAY, (1 + good) / (10 + good))
+            want = jax.tree.map(lambda old, new, k=kept: k * old + (1 - k) * new, want, jax.device_get(state.params))
+            good += 1
+    assert_close(jax.device_get(state.average), want, terms=1, chain=5)
+    up = state.params["blocks"]["mlp"]["branch"]["up"]
+    assert state.average["blocks"]["mlp"]["branch"]["up"].sharding == up.sharding
+    assert not np.allclose(state.average["head"]["tokens"], state.params["head"]["tokens"], rtol=1e-3)
+
+
+def test_without_one_the_state_is_as_it_was():
+    plain, averaged = (tiny.blueprint(tiny.run_config(find_scheme("plain")(), train={"ema": e})) for e in (0.0, DECAY))
+    assert plain.abstract().average == {}
+    few, more = (state_bytes(bp) for bp in (plain, averaged))
+    assert more["optimizer"] == few["optimizer"] + few["parameters"]
+
+
+@pytest.mark.parametrize("wrong", [1.0, -0.1, float("nan")])
+def test_decays(wrong):
+    with pytest.raises(UserError) as error:
+        TrainConfig(ema=wrong)
+    assert error.value.field == "ema"
+
+
+@pytest.fixture(scope="module")
+def whole(run_of, tmp_path_factory):
+    return train(run_of(ema=DECAY, keep=3), tmp_path_factory.mktemp("ema") / "whole")
+
+
+def test_a_resumed_run_is_the_unbroken_one(whole, run_of, tmp_path, monkeypatch):
+    """Killed behind its fourth step, and gone on with: parameters, moments, average and metrics to the bit."""
+    shutil.copytree(whole, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / "6")
+    config = run_of(ema=DECAY, keep=3)
+    half = train(config, tmp_path / "half")
+    assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
+    found = []
+    for folder in (whole, half):
+        blueprint = open_run(folder).blueprint
+        abstract = Blueprint.of(blueprint.config, blueprint.mesh).abstract()
+        with Checkpoints(folder / names.CHECKPOINTS) as checkpoints:
+            found.append(jax.device_get(checkpoints.restore(abstract, 6)))
+    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert jax.tree.leaves(found[0].average)
+
+
+def test_what_is_opened_is_the_average(whole, run_of, tmp_path):
+    """Its loss is the one that the run's own last evaluation found; the parameters of the last step are others'."""
+    run = open_run(whole)
+    abstract = {"params": run.blueprint.abstract_params(), "average": run.blueprint.abstract_params()}
+    saved = restore_parts(whole / names.CHECKPOINTS, abstract)
+    for got, average, last in zip(*map(jax.tree.leaves, (run.params, saved["average"], saved["params"])), strict=True):
+        np.testing.assert_array_equal(got, average)
+        assert not np.array_equal(got, last)
+    logged = load_run(whole)
+    assert evaluate(whole, batches=1)["loss"] == pytest.approx(logged.last_eval.loss, rel=1e-5)
+    config = dataclasses.replace(run_of(steps=2), start=str(whole))
+    begun = open_run(train(config, tmp_path / "begun"))
+    assert begun.config.train.ema == 0.0 and jnp.isfinite(begun.params["head"]["tokens"]).all()
