@@ -111,7 +111,8 @@ def prepare(
 
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
     `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
-    documents held out, chosen by hash; a text file counts as one. held_out: further inputs that go to validation whole; with them
+    documents held out, chosen by hash; a text file counts as one, however long.
+    held_out: further inputs that go to validation whole; with them
     `validation` may be 0. field: where JSON lines, Parquet rows and hub rows keep their text. longest:
     characters that one such line or row may have. shard_tokens: tokens in one round, which also bounds the memory
     (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after each document.

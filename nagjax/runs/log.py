@@ -10,6 +10,7 @@ import numpy as np
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside, read_bytes, read_json
 from nagjax.json_reader import build
+from nagjax.mod.config import skips
 from nagjax.ranges import NonNegative, Positive, Range, Share
 from nagjax.runs.metrics import DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
 from nagjax.runs.names import CONFIG, INFO, METRICS, SAMPLE
