@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_name
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, split_documents
 from nagjax.data.encode import encode_documents
 from nagjax.data.prepare import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
@@ -69,8 +69,8 @@ class Piece:
         rows = []
 
         def ids() -> Iterator[np.ndarray]:
-            texts = read_documents([self.source], field=work.field, longest=work.longest)
-            sides = ((t, "validation" if self.held_out else split_name(t, work.validation)) for t in texts)
+            share = 1.0 if self.held_out else work.validation
+            sides = split_documents([self.source], share, field=work.field, longest=work.longest)
             for split, document in encode_documents(sides, work.tokenizer):
                 if document.byte_count:
                     rows.append((SPLITS.index(split), len(document.ids), document.byte_count))

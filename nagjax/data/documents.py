@@ -67,20 +67,25 @@ def read_documents(inputs: Sequence[str], *, field: str = "text", longest: int =
     can hold a line larger than any memory. A text file is one document, or several of about `TEXT_PIECE` characters.
     Raises UserError naming file and line for what cannot be read.
     """
-    return (text for text, _ in split_documents(inputs, 0.0, field=field))
+    return (text for text, _ in split_documents(inputs, 0.0, field=field, longest=longest))
 
 
 def split_documents(
-    inputs: Sequence[str], validation: float, *, field: str = "text"
+    inputs: Sequence[str], validation: float, *, field: str = "text", longest: int = LONGEST
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     """`read_documents` with the split of each, by `split_name`: all of a text file, in however many documents it is
     cut, goes where its first one does, so that no file stands in both."""
     for name in inputs:
         if name.startswith(HUB_PREFIX):
-            yield from map(_valid_unicode, _hub_documents(name, field))
-        else:
-            for path in find_files([name]):
-                yield from map(_valid_unicode, _file_documents(path, field, longest))
+            for text in map(_valid_unicode, _hub_documents(name, field)):
+                yield text, split_name(text, validation)
+            continue
+        for path in find_files([name]):
+            side = None
+            for text in map(_valid_unicode, _file_documents(path, field, longest)):
+                if side is None or format_of(path) not in _TEXT:
+                    side = split_name(text, validation)
+                yield text, side
 
 
 def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_name
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_documents
 from nagjax.data.encode import encode_documents
 from nagjax.data.manifest import Size
 from nagjax.data.storage import StoragePath, size_of, storage_path
@@ -111,7 +111,8 @@ def prepare(
 
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
     `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
-    documents held out, chosen by hash. held_out: further inputs that go to validation whole; with them
+    documents held out, chosen by hash; a text file counts as one, however long.
+    held_out: further inputs that go to validation whole; with them
     `validation` may be 0. field: where JSON lines, Parquet rows and hub rows keep their text. longest:
     characters that one such line or row may have. shard_tokens: tokens in one round, which also bounds the memory
     (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after each document.
@@ -199,8 +200,7 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
 def _labelled(
     inputs: Sequence[str], held_out: Sequence[str], validation: float, field: str, longest: int
 ) -> Iterator[tuple[str, str]]:
-    for text in read_documents(inputs, field=field, longest=longest):
-        yield text, split_name(text, validation)
+    yield from split_documents(inputs, validation, field=field, longest=longest)
     for text in read_documents(held_out, field=field, longest=longest):
         yield text, "validation"
 

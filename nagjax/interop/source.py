@@ -69,7 +69,7 @@ def read_source(
     else:
         family, cuts = family_of(values), None
         found = find(files, family.tensors(config.model), blueprint, family.prefix, config.model.tied)
-    mod = {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
+    mod = blueprint.init_mod() | {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
     step = values[BUNDLE]["step"] if bundle else 0
     run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, open_tokenizer(folder, values, config.model))
     return at_point(run, folder)

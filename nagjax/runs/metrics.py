@@ -167,6 +167,7 @@ def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
     found = inside(file)
     with found.open("rb") if found.is_file() else io.BytesIO() as lines:
         for number, line in read_lines(lines, str(file)):
+            line = judged(line) if isinstance(line, dict) and line.get("kind") == "eval" else line
             if complaint := _complaint(line):
                 raise damaged_line(str(file), number, json.dumps(line).encode(), complaint)
             if line["kind"] == "event":

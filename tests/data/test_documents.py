@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from nagjax.data import compressed, read_documents
-from nagjax.data.documents import TEXT_PIECE, find_files, split_name
+from nagjax.data.documents import TEXT_PIECE, find_files, split_documents, split_name
 from nagjax.errors import UserError
 
 PACK = {

@@ -47,7 +47,7 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise UserError("log", "wandb", "pip install -e '.[wandb]'") from None
+            raise UserError("log", "wandb", "is not installed: pip install -e '.[wandb]'") from None
         name = folder / WANDB_ID  # the same run goes on after a resume
         if not has_file(name):
             write_text(name, uuid.uuid4().hex)
