@@ -7,8 +7,8 @@ products of `2 N V D` FLOPs, as without chunks).
 
 On a mesh: tokens stay on the devices that hold them, the head's rows on those of the vocabulary's axis, under
 `shard_map`. Over that axis go a few numbers per token (maximum, sum of exponentials, target's logit, best id) and the
-gradient of `hidden`; logits never. The gradient of the table is summed over the tokens' axes once, behind all chunks,
-and scattered over the axis that splits its features.
+gradient of `hidden`; logits never. The gradient of the table is summed over the tokens' axes once, after all chunks,
+and split over the axis that splits its features; XLA may make an all-reduce and a slice of that.
 
 Numerics: products in hidden's dtype with float32 sums; logits, normalisers and sums float32. The gradient of the logits
 is float32 until it enters the two products, which take it in hidden's dtype.
