@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, split_documents
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, is_one_text, split_documents
 from nagjax.data.encode import encode_documents
 from nagjax.data.prepare import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
@@ -46,6 +46,7 @@ class Work:
     validation: float
     field: str
     longest: int = LONGEST
+    one_text: bool = False  # all the corpus is
 
     @property
     def stage(self) -> StoragePath:
@@ -70,7 +71,9 @@ class Piece:
 
         def ids() -> Iterator[np.ndarray]:
             share = 1.0 if self.held_out else work.validation
-            sides = split_documents([self.source], share, field=work.field, longest=work.longest)
+            by_place = work.one_text and not self.held_out
+            reading = {"field": work.field, "longest": work.longest, "by_place": by_place}
+            sides = split_documents([self.source], share, **reading)
             for split, document in encode_documents(sides, work.tokenizer):
                 if document.byte_count:
                     rows.append((SPLITS.index(split), len(document.ids), document.byte_count))
@@ -145,7 +148,7 @@ def prepare_on_beam(
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
     if manifest := request.finished():
         return manifest
-    work = Work(request.folder, request.tokenizer, validation, field, longest)
+    work = Work(request.folder, request.tokenizer, validation, field, longest, is_one_text(inputs))
     if request.progress("beam") is None:
         write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
     with cannot_write(work.folder):

@@ -70,11 +70,23 @@ def read_documents(inputs: Sequence[str], *, field: str = "text", longest: int =
     return (text for text, _ in split_documents(inputs, 0.0, field=field, longest=longest))
 
 
+def is_one_text(inputs: Sequence[str]) -> bool:
+    """Whether the inputs are a single text file."""
+    if any(name.startswith(HUB_PREFIX) for name in inputs):
+        return False
+    files = find_files(inputs)
+    return len(files) == 1 and format_of(files[0]) in _TEXT
+
+
 def split_documents(
-    inputs: Sequence[str], validation: float, *, field: str = "text", longest: int = LONGEST
+    inputs: Sequence[str], validation: float, *, field: str = "text", longest: int = LONGEST, by_place: bool = False
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     """`read_documents` with the split of each, by `split_name`: all of a text file, in however many documents it is
-    cut, goes where its first one does, so that no file stands in both."""
+    cut, goes where its first one does, so that no file stands in both. `by_place` is for a corpus that is one text
+    file: its end is held out."""
+    if by_place:
+        yield from _split_by_place(inputs, validation)
+        return
     for name in inputs:
         if name.startswith(HUB_PREFIX):
             for text in map(_valid_unicode, _hub_documents(name, field)):
@@ -86,6 +98,16 @@ def split_documents(
                 if side is None or format_of(path) not in _TEXT:
                     side = split_name(text, validation)
                 yield text, side
+
+
+def _split_by_place(inputs: Sequence[str], validation: float) -> Iterator[tuple[str, Literal["train", "validation"]]]:
+    """The documents that reach into the last share of the characters are held out; the first one never is. Reads the
+    file twice: how long it is shows at its end."""
+    before, total = 0, sum(map(len, read_documents(inputs)))
+    for text in read_documents(inputs):
+        after = before + len(text)
+        yield text, "validation" if before and after > (1.0 - validation) * total else "train"
+        before = after
 
 
 def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, read_documents, split_documents
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, is_one_text, read_documents, split_documents
 from nagjax.data.encode import encode_documents
 from nagjax.data.manifest import Size
 from nagjax.data.storage import StoragePath, size_of, storage_path
@@ -200,7 +200,8 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
 def _labelled(
     inputs: Sequence[str], held_out: Sequence[str], validation: float, field: str, longest: int
 ) -> Iterator[tuple[str, str]]:
-    yield from split_documents(inputs, validation, field=field, longest=longest)
+    one = is_one_text(inputs)
+    yield from split_documents(inputs, validation, field=field, longest=longest, by_place=one)
     for text in read_documents(held_out, field=field, longest=longest):
         yield text, "validation"
 

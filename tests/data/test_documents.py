@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from nagjax.data import compressed, read_documents
-from nagjax.data.documents import TEXT_PIECE, find_files, split_documents, split_name
+from nagjax.data.documents import TEXT_PIECE, find_files, is_one_text, split_documents, split_name
 from nagjax.errors import UserError
 
 PACK = {
@@ -79,6 +79,21 @@ def test_no_file_is_on_both_sides(tmp_path, suffix):
     drawn = list(split_documents([str(lines)], 0.2))
     assert drawn == [(text, split_name(text, 0.2)) for text, _ in drawn]
     assert {side for _, side in drawn} == {"train", "validation"}
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_of_one_text_file_the_end_is_held_out(tmp_path, suffix):
+    text = "".join(f"line {i} of many\n" for i in range(20_000))
+    file = tmp_path / f"book.txt{suffix}"
+    file.write_bytes(PACK[suffix](text.encode()))
+    assert is_one_text([str(file)]) and is_one_text([str(tmp_path)]) and not is_one_text([str(file)] * 2)
+    drawn = list(split_documents([str(file)], 0.2, by_place=True))
+    sides = [side for _, side in drawn]
+    assert "".join(piece for piece, _ in drawn) == text and sides == sorted(sides)  # train comes first
+    held_out = sum(len(piece) for piece, side in drawn if side == "validation")
+    assert 0.2 * len(text) <= held_out < 0.2 * len(text) + 2 * TEXT_PIECE
+    file.write_bytes(PACK[suffix](b"short\n"))
+    assert [side for _, side in split_documents([str(file)], 0.2, by_place=True)] == ["train"]
 
 
 def test_half_surrogates_become_replacement_characters(tmp_path):
