@@ -18,13 +18,22 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture fuzz notebooks docs lint clean
+.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture fuzz notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
+
+# The first thing to run after a change: a minute and a half on two idle cores. Structure of the code, options and help,
+# configs and run folders, layers and equations of the schemes against float64, one scheme's contracts, kernels' dispatch.
+QUICK = tests/test_imports.py tests/test_options.py tests/test_named_paths.py tests/cli/test_help.py tests/runs \
+  tests/layers/test_attention.py tests/layers/test_mlp_and_embedding.py tests/residual/test_equations.py \
+  tests/residual/test_nag_invariants.py tests/mod/test_selection.py tests/mod/test_mod_config.py tests/train/test_guard.py \
+  tests/data/test_documents.py tests/contracts/test_scheme_protocol.py tests/pallas_kernels/test_add_rms_norm.py
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -k "not contracts or nag" $(QUICK)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests

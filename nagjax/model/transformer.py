@@ -165,7 +165,7 @@ class Transformer(nnx.Module):
             return Site(own.branch, own.routing, at, layer.cuts[i], rates[i])
 
         sites = site(0, attention, mlp.entry), site(1, mlp, layer.entry)
-        if not self.config.mod.active:
+        if not (self.config.mod.active or any(rates)):
             with jax.named_scope("attention"):
                 attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
                 first = run(self.scheme, stream, attend, sites[0].at, ctx.pin)
