@@ -72,7 +72,10 @@ def test_of_many_at_once_one_gets_it(tmp_path):
 def elsewhere(folder: Path, token: str = "theirs", beat: str = "1") -> None:
     """What a writer on another machine leaves."""
     holder = {"pid": 7, "host": "far", "boot": "other", "started": "2030-01-01", "doing": "train"}
-    (folder / LOCK).write_text(json.dumps(holder | {"token": token, "beat": beat}).ljust(511) + "\n")
+    content = json.dumps(holder | {"token": token, "beat": beat}).ljust(511) + "\n"
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # in place and at once, as a writer does
+    os.pwrite(file, content.encode(), 0)
+    os.close(file)
 
 
 @pytest.fixture

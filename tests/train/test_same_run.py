@@ -225,15 +225,15 @@ def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch):
     module = sys.modules["nagjax.data.prepare"]
     text, out = tmp_path / "a.txt", tmp_path / "out"
     text.write_text("all work and no play " * 50)
-    read = module.read_documents
+    read = module.split_documents
 
-    def changing(inputs, **options):
-        for document in read(inputs, **options):
+    def changing(inputs, validation, **options):
+        for document in read(inputs, validation, **options):
             yield document
             Path(text).write_text("all work and no joy! " * 50)
             os.utime(text, ns=(time.time_ns() + 10**9,) * 2)
 
-    monkeypatch.setattr(module, "read_documents", changing)
+    monkeypatch.setattr(module, "split_documents", changing)
     with pytest.raises(UserError, match="a.txt.*changed while it was read"):
         prepare([str(text)], out, validation=0.0)
     assert not (out / "manifest.json").exists()
