@@ -65,7 +65,7 @@ def test_training_flops_are_those_xla_counts(scheme, mod):
 
 
 def test_half_the_tokens_cost_at_most_six_tenths():
-    """Of the whole compiled training step, by XLA's own count, with keys and values of all tokens; at a context at which
+    """Of the whole compiled training step, by XLA's own count, with keys and values of all tokens; at a context where
     dense attention on a CPU computes all scores (`nagjax.layers.cpu.spans_of`)."""
     bench = RoutingTimes(depth=24, width=256, context=256, batch=32)
     ratio = compiled_flops(bench, bench.mod) / compiled_flops(bench, ModConfig())
