@@ -78,8 +78,10 @@ def main(job: dict) -> None:
         return step
 
     def evaluating(blueprint, **options):
-        made["eval"] = made.get("eval") or eval_step(blueprint, **options)
-        return made["eval"]
+        rule = tuple(options.items())  # top-k, or the causal decider
+        if rule not in made:
+            made[rule] = eval_step(blueprint, **options)
+        return made[rule]
 
     def creating(self):
         if "create" not in made:

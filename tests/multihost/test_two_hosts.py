@@ -94,7 +94,8 @@ def alone(config, tmp_path_factory):
 
 @pytest.fixture
 def first_life(hosts, config, alone, tmp_path_factory):
-    """Two hosts through all that they can survive; the last run loses the second of them in an evaluation."""
+    """Two hosts through all that they can survive; the last run loses the second of them in an evaluation: the one after
+    step 3, at its last batch, since each evaluates two batches by top-k and two by the causal decider."""
     folder = tmp_path_factory.mktemp("two")
     long = changed(config, steps=WINDOW + 4, eval_every=1000, save_every=1000, on_bad_step="skip")
     runs = [
@@ -106,7 +107,7 @@ def first_life(hosts, config, alone, tmp_path_factory):
         dict(out="spiking", config=long, faults={1: {"nonsense": WINDOW + 1}}),
         dict(out="overdue", config=changed(config, save_every=6), faults={1: {"overdue": (1, 2)}}),
         dict(out="failing", faults={0: {"failing": True}}),
-        dict(out="killed", faults={1: {"at": 4, "during": "evaluation", "signal": signal.SIGKILL}}),
+        dict(out="killed", faults={1: {"at": 8, "during": "evaluation", "signal": signal.SIGKILL}}),
     ]
     starts = [(scheme, tiny.start(scheme)) for scheme in (find_scheme(name)() for name in SCHEMES)]
     runs = [{"config": config} | run | {"out": str(folder / run["out"])} for run in runs]
