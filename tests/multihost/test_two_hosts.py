@@ -94,8 +94,8 @@ def alone(config, tmp_path_factory):
 
 @pytest.fixture
 def first_life(hosts, config, alone, tmp_path_factory):
-    """Two hosts through all that they can survive; the last run loses the second of them in an evaluation: the one after
-    step 3, at its last batch, since each evaluates two batches by top-k and two by the causal decider."""
+    """Two hosts through all that they can survive; the last run loses the second of them in the evaluation
+    after step 3, at its last batch: each evaluation scores two batches by top-k and two by the causal decider."""
     folder = tmp_path_factory.mktemp("two")
     long = changed(config, steps=WINDOW + 4, eval_every=1000, save_every=1000, on_bad_step="skip")
     runs = [
