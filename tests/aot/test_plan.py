@@ -66,7 +66,7 @@ def test_the_stream_on_the_host(tmp_path):
 
 
 def test_a_run_too_large_for_its_slice(tmp_path, capsys):
-    found = planned(tmp_path, "v5e:2x2", "--context", "4096", "--batch", "256", "--vocab", "32768", "--remat", "dots")
+    found = planned(tmp_path, "v5e:2x2", "--context", "4096", "--batch", "4096", "--vocab", "32768", "--remat", "dots")
     assert not found["fits"] and "bound" not in found
     assert found["memory"]["needed"] > found["memory"]["capacity"]
     assert any(advice.startswith("--accumulate") for advice in found["advice"])
