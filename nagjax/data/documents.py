@@ -67,7 +67,19 @@ def read_documents(inputs: Sequence[str], *, field: str = "text", longest: int =
     can hold a line larger than any memory. A text file is one document, or several of about `TEXT_PIECE` characters.
     Raises UserError naming file and line for what cannot be read.
     """
-    return (text for text, _ in split_documents(inputs, 0.0, field=field, longest=longest))
+    return (text for text, _ in _documents(inputs, field, longest))
+
+
+def _documents(inputs: Sequence[str], field: str, longest: int) -> Iterator[tuple[str, bool]]:
+    """`read_documents`, and whether each is drawn for a split of its own: of a text file only the first one is."""
+    for name in inputs:
+        if name.startswith(HUB_PREFIX):
+            yield from ((text, True) for text in map(_valid_unicode, _hub_documents(name, field)))
+            continue
+        for path in find_files([name]):
+            whole = format_of(path) in _TEXT
+            for number, text in enumerate(map(_valid_unicode, _file_documents(path, field, longest))):
+                yield text, number == 0 or not whole
 
 
 def is_one_text(inputs: Sequence[str]) -> bool:
@@ -87,17 +99,10 @@ def split_documents(
     if by_place:
         yield from _split_by_place(inputs, validation)
         return
-    for name in inputs:
-        if name.startswith(HUB_PREFIX):
-            for text in map(_valid_unicode, _hub_documents(name, field)):
-                yield text, split_name(text, validation)
-            continue
-        for path in find_files([name]):
-            side = None
-            for text in map(_valid_unicode, _file_documents(path, field, longest)):
-                if side is None or format_of(path) not in _TEXT:
-                    side = split_name(text, validation)
-                yield text, side
+    side = "train"
+    for text, drawn in _documents(inputs, field, longest):
+        side = split_name(text, validation) if drawn else side
+        yield text, side
 
 
 def _split_by_place(inputs: Sequence[str], validation: float) -> Iterator[tuple[str, Literal["train", "validation"]]]:
