@@ -93,6 +93,7 @@ def mod(
         out: also write the result to this file, as JSON.
     """
     say(f"timing routed and dense steps of {scheme}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
+    keep_freed_memory()
     from nagjax.measure.routing_times import RoutingTimes, routing_times
 
     routing_times(RoutingTimes(scheme, rate, router, kv, depth, width, batch, context, rounds, steps, out))
