@@ -78,6 +78,7 @@ def work(place: Path) -> dict[str, str]:
         "calibrate": f"{place}/run --rates 0,0.2 --batches 1",
         "compare": f"{place}/run {place}/plain --out OUT",
         "completion": "bash",
+        "config": f"{place}/run",
         "data prepare": f"{place}/text --out OUT",
         "demo": f"--depth 2 --steps 2 --width 16 --data {place}/corpus --out OUT",
         "diagnose": f"{place}/run --out OUT --batches 1",

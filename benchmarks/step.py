@@ -16,10 +16,9 @@ from pathlib import Path
 from nagjax.measure.profile import profile
 from nagjax.measure.step_times import Racer, blueprint_of
 from nagjax.memory import keep_freed_memory
-from nagjax.runs.facts import run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
-from pallas_kernels.origin import processor
+from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "step_cpu.json"
@@ -106,11 +105,9 @@ def main() -> None:
         sizes.append(measure(depth, width, batch, context, options.rounds, options.torch))
         for name, row in sizes[-1]["results"].items():
             print(f"{size} {name:15} {row['milliseconds']:9.1f} ms  {row['ratio_to_plain']:.3f} x plain", flush=True)
-    facts = run_facts(blueprint_of(FIRST, 1, 64, batch, context))
-    origin = {key: facts[key] for key in ("device", "devices", "versions", "commit", "date")}
-    machine = {"cpu": processor(), "cores": os.cpu_count(), "load_before": load}
+    machine = {"cores": os.cpu_count(), "load_before": load}
     result = {"bench": "step", "batch": batch, "context": context, "rounds": options.rounds, "sizes": sizes}
-    options.out.write_text(json.dumps(result | machine | origin, indent=2) + "\n")
+    options.out.write_text(json.dumps(result | machine | origin(), indent=2) + "\n")
 
 
 if __name__ == "__main__":

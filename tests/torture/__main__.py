@@ -152,9 +152,7 @@ def faults_of_each(args) -> list[tuple]:
 
 
 def summary(args, tallies: list[dict], seconds: float) -> dict:
-    import importlib.metadata
-
-    from pallas_kernels.origin import commit
+    from pallas_kernels.origin import commit, versions
 
     injected: dict[str, int] = {}
     for tally in tallies:
@@ -173,7 +171,7 @@ def summary(args, tallies: list[dict], seconds: float) -> dict:
         "variants": {tally["variant"]: sum(tally["injected"].values()) for tally in tallies},
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": versions(packages),
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
