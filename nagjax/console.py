@@ -1,5 +1,6 @@
 """What a command says while it works: at once, line by line, and how far it is every few seconds."""
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -7,6 +8,11 @@ from collections.abc import Callable
 def say(text: str) -> None:
     """A line that is seen at once, also through a pipe."""
     print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """The same of a command whose answer goes to stdout: to stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class Progress:

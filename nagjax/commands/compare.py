@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
+from nagjax.console import note
 
 
 def main(runs: Annotated[tuple[Path, ...], POSITIONAL], out: Path = Path("runs/compare")) -> None:
@@ -13,6 +14,7 @@ def main(runs: Annotated[tuple[Path, ...], POSITIONAL], out: Path = Path("runs/c
         runs: run folders.
         out: where report.html, report.md and the figures go.
     """
+    note(f"comparing {len(runs)} runs, into {out}")
     from nagjax.report.compare import compare
 
     print(compare(runs, out))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
+from nagjax.console import note
 from nagjax.ranges import Count, Natural
 
 
@@ -30,6 +31,7 @@ def main(
         fewshot: examples in each prompt; the task's own number by default.
         limit: ask only so many questions of each task.
     """
+    note(f"evaluating {run}")
     if tasks is not None:
         _benchmarks(run, tasks, task_folder, fewshot, limit, as_json)
         return

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
+from nagjax.console import note
 
 
 def main(
@@ -22,6 +23,7 @@ def main(
             trust_remote_code=True.
         dtype: of the file.
     """
+    note(f"exporting {run}, into {out}")
     from nagjax.interop.exporting import export
 
     print(f"{export(run, out, format=format, dtype=dtype)}: {out}")

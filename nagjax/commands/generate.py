@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
+from nagjax.console import note
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
 
 
@@ -35,6 +36,7 @@ def main(
         seed: of the samples.
         speed: also time it, with skipped sublayers and with all of them.
     """
+    note(f"opening {run}")
     from nagjax.generate.sample import complete
     from nagjax.generate.speed import tokens_per_second
     from nagjax.runs.opening import open_run

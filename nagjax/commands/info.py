@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL, Given
+from nagjax.console import note
 from nagjax.errors import UserError
 from nagjax.options import RunOptions
 
@@ -21,6 +22,7 @@ def main(
     if run is not None and given - {"run", "kernels"}:
         named = ", ".join(sorted(given - {"run", "kernels"}))
         raise UserError("info", named, "a run already has all its options: give only its folder")
+    note(f"reading {run}" if run else f"describing {options}")
     from rich.console import Console
 
     from nagjax.runs.opening import read_config

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
+from nagjax.console import note
 
 
 def main(
@@ -22,6 +23,7 @@ def main(
         top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
         out: where map.png and map.json go; the run's folder by default, unless it is training.
     """
+    note(f"drawing the tokens' ways through {run}")
     from nagjax.generate.paths import read_text, token_paths
     from nagjax.report.maps import write_map
     from nagjax.runs.lock import lock_of_report

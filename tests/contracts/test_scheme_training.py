@@ -12,6 +12,7 @@ from streams import one_per_stream
 from tolerance import assert_close
 from variants import SCHEMES
 
+from nagjax.residual import find_scheme
 from nagjax.train.distributed.mesh import AXES, batch_sharding
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
@@ -66,7 +67,7 @@ def test_big_matrices_are_split_and_nothing_is_silently_replicated(scheme):
 @pytest.mark.parametrize("name", sorted({*one_per_stream(), *ROW_KERNELS}))
 def test_the_sharded_step_lowers_without_devices(name):
     """On an abstract mesh of eight; on one of devices every scheme is compiled and run above."""
-    bp = Blueprint.of(tiny.run_config(SCHEMES[name]()), WITHOUT_DEVICES)
+    bp = Blueprint.of(tiny.run_config(find_scheme(name)()), WITHOUT_DEVICES)
     sharding = batch_sharding(WITHOUT_DEVICES)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tiny.packed_batch())
     lowered = jit_train_step(bp).trace(bp.abstract(), batch).lower(lowering_platforms=("cpu",))

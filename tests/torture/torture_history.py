@@ -126,6 +126,9 @@ class History:
     def steps(self) -> list[int]:
         return _steps(self.run)
 
+    def records(self) -> list[dict]:
+        return read_metrics(self.run)
+
     def lost(self, what: str) -> None:
         raise Lost(what)
 

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import torture_faults as faults
+from torture_mesh import other_losses, two_devices
 
 from nagjax.runs import names
 
@@ -178,20 +179,48 @@ def slow_disk(history) -> None:
     history.compare()
 
 
-def killed_elsewhere(history) -> None:
-    """SIGKILL before the n-th file operation of an export or a pruning; the same command then makes the same."""
+def another_mesh(history) -> None:
+    """The run goes on over two devices that hold half of the parameters each, is killed there, and finishes on one."""
     under_way(history)
-    out = history.folder / "made"
+    rng = random.Random(history.rng.random())
+
+    def prepare() -> None:
+        two_devices()
+        faults.arm("kill in a step", rng, history.run)
+
+    code, _ = history.command(history.argv(history.run, "--mesh.fsdp", "2"), prepare)
+    if code not in (0, faults.EXIT[signal.SIGKILL]):
+        history.lost(f"two devices ended with {code}:\n{history.said[-2000:]}")
+    code, _ = history.command(history.argv(history.run))
+    if code:
+        history.lost(f"one device ended with {code} after two:\n{history.said[-2000:]}")
+    if apart := other_losses(history, history.records(), history.metrics):
+        history.lost(apart)
+    history.tally.finished += 1
+    shutil.rmtree(history.run)
+
+
+def killed_elsewhere(history) -> None:
+    """SIGKILL before the n-th file operation of an export, import, pruning or preparation; the same command then makes
+    the same."""
+    under_way(history)
+    out, bundle = history.folder / "made", history.folder / "bundle"
+    export = ["export", str(history.run), "--format", "bundle", "--out"]
+    text = str(history.corpus.with_name("text"))
     commands = [
-        ["export", str(history.run), "--out", str(out), "--format", "bundle"],
+        [*export, str(out)],
+        ["import", str(bundle), "--out", str(out)],
         ["prune", str(history.run), "--out", str(out), "--rule", "late", "--count", "1", "--batches", "1"],
+        ["data", "prepare", text, "--out", str(out), "--validation", "0.3"],
     ]
-    for argv in history.rng.sample(commands, 2):
+    shutil.rmtree(bundle, ignore_errors=True)
+    history.command([*export, str(bundle)])
+    for argv in history.rng.sample(commands, len(commands)):
         if history.command(argv)[0] == 0:
             break
     else:
-        history.lost(f"neither an export nor a pruning worked:\n{history.said[-2000:]}")
-    whole, code = sorted(path.name for path in out.iterdir()), 0
+        history.lost(f"none of these commands worked:\n{history.said[-2000:]}")
+    whole, code = content(out), 0
     for _ in range(20):
         shutil.rmtree(out, ignore_errors=True)
         rng = random.Random(history.rng.random())
@@ -200,21 +229,22 @@ def killed_elsewhere(history) -> None:
             break
     if code not in (0, faults.EXIT[signal.SIGKILL]):
         history.lost(f"{argv[0]} ended with {code}:\n{history.said[-2000:]}")
-    if out.exists():
-        if sorted(path.name for path in out.iterdir()) not in (
-            whole,
-            [*whole, names.LOCK],
-            sorted([*whole, names.LOCK]),
-        ):
+    if out.exists() and argv[0] != "data":  # a preparation goes on from its parts
+        if content(out) != whole:
             history.lost(f"a part of {argv[0]} stands in its place")
         shutil.rmtree(out)
     code, _ = history.command(argv)
-    if code or sorted(path.name for path in out.iterdir()) != whole:
+    if code or content(out) != whole:
         history.lost(f"{argv[0]} ended with {code} when it was run again:\n{history.said[-2000:]}")
     shutil.rmtree(out)
     if left := [path.name for path in history.folder.glob(".made*")]:
         history.lost(f"{argv[0]} left {left}")
     history.finish()
+
+
+def content(folder: Path) -> list[str]:
+    """Names of what lies in a folder; not the lock, which comes and goes."""
+    return sorted(path.name for path in folder.iterdir() if path.name != names.LOCK)
 
 
 ATTACKS: dict[str, Callable] = {
@@ -225,5 +255,6 @@ ATTACKS: dict[str, Callable] = {
     "damaged JSON": damaged_json,
     "clock going backwards": clock_backwards,
     "slow disk": slow_disk,
-    "kill in an export or a pruning": killed_elsewhere,
+    "kill in another command": killed_elsewhere,
+    "another mesh": another_mesh,
 }
