@@ -167,15 +167,13 @@ def _parquet_documents(path: StoragePath, field: str, longest: int) -> Iterator[
                 raise UserError(
                     "inputs", str(path), f"no column {field!r}; it has {file.schema_arrow.names}: use --field"
                 )
-            row = 0
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for value in (cell.as_py() for cell in batch.column(0)):
-                    if not isinstance(value, str):
-                        raise UserError("inputs", f"{path}:{row}", f"no text in column {field!r}")
-                    if len(value) > longest:
-                        raise _too_long(f"{path}:{row}", longest)
-                    yield value
-                    row += 1
+            rows = file.iter_batches(batch_size=1, columns=[field])  # one: each may be as large as a page can be
+            for row, value in enumerate(batch.column(0)[0].as_py() for batch in rows):
+                if not isinstance(value, str):
+                    raise UserError("inputs", f"{path}:{row}", f"no text in column {field!r}")
+                if len(value) > longest:
+                    raise _too_long(f"{path}:{row}", longest)
+                yield value
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise

@@ -153,6 +153,22 @@ def test_a_bomb_takes_no_more_memory_than_one_document_may(tmp_path, suffix):
     assert peak < 16 << 20
 
 
+def test_a_table_of_large_rows_is_held_row_by_row(tmp_path):
+    """A few hundred bytes of Parquet can be as many rows of megabytes each."""
+    path, rows, size = tmp_path / "a.parquet", 60, 4 << 20
+    places = pyarrow.array([0] * rows, pyarrow.int32())
+    column = pyarrow.DictionaryArray.from_arrays(places, pyarrow.array(["x" * size]))
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, compression="zstd")
+    assert path.stat().st_size < 1 << 14
+    kept, pool = pyarrow.default_memory_pool(), pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())
+    pyarrow.set_memory_pool(pool)
+    try:
+        assert sum(map(len, read_documents([str(path)]))) == rows * size
+    finally:
+        pyarrow.set_memory_pool(kept)
+    assert size < pool.max_memory() < rows * size / 4
+
+
 @pytest.mark.parametrize("suffix", [name for name in PACK if name])
 def test_a_file_cut_anywhere_is_never_taken_for_a_whole_one(tmp_path, suffix):
     path, noise = tmp_path / f"a.txt{suffix}", random.Random(0).randbytes(150_000).hex().encode()
