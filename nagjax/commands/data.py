@@ -56,13 +56,16 @@ def prepare(
 
 
 def _lock(out: str) -> contextlib.AbstractContextManager:
-    """A finished corpus is read only, and an object store has no locks."""
+    """A finished corpus is read only, but for what a killed process has left; an object store has no locks."""
     from nagjax.data.storage import storage_path
-    from nagjax.data.store import MANIFEST
+    from nagjax.data.store import MANIFEST, PROGRESS
     from nagjax.runs.lock import WriterLock
+    from nagjax.runs.names import LOCK
 
     folder = storage_path(out)
-    unfinished = isinstance(folder, Path) and not (folder / MANIFEST).exists()
+    if not isinstance(folder, Path):
+        return contextlib.nullcontext()
+    unfinished = not (folder / MANIFEST).exists() or any((folder / name).exists() for name in (PROGRESS, LOCK))
     return WriterLock(folder, "data prepare") if unfinished else contextlib.nullcontext()
 
 

@@ -66,6 +66,7 @@ class Request(NamedTuple):
             raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
         for split in manifest.splits:
             verify_small(self.folder, manifest, split)
+        _remove_leftovers(self.folder)
         return manifest
 
     def progress(self, runner: str) -> "Progress | None":
@@ -192,9 +193,15 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
     request.check_inputs()
     folder = request.folder
     manifest = write_manifest(folder, request.tokenizer, request.source, splits)
-    for leftover in (folder / PROGRESS, *(folder.glob(".*.partial") if isinstance(folder, Path) else ())):
-        leftover.unlink(missing_ok=True)
+    _remove_leftovers(folder)
     return manifest
+
+
+def _remove_leftovers(folder: StoragePath) -> None:
+    """What only an unfinished corpus needs."""
+    for leftover in (folder / PROGRESS, *(folder.glob(".*.partial") if isinstance(folder, Path) else ())):
+        if leftover.exists():
+            leftover.unlink()
 
 
 def _labelled(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nagjax.cli import main
 from nagjax.data import DataConfig, load_tokenizer, open_dataset, prepare, read_manifest, verify
 from nagjax.errors import UserError
 
@@ -126,6 +127,15 @@ def test_killed_parts_are_never_read(corpus, jsonl, tmp_path):
     (out / "train-00000.tokens").write_bytes(b"a whole shard that no record vouches for")
     prepare([jsonl], out, validation=0.2, shard_tokens=7000)
     assert content(out) == content(corpus)
+
+
+def test_what_a_kill_after_the_last_write_leaves_is_removed_by_the_same_command(corpus, jsonl, tmp_path):
+    arguments = ["data", "prepare", str(jsonl), "--out", str(tmp_path / "out"), "--validation", "0.2"]
+    assert main(arguments) == 0
+    before = content(tmp_path / "out")
+    for name in ("progress.json", "lock.json", ".train-00000.tokens.partial"):
+        (tmp_path / "out" / name).write_text("{}")
+    assert main(arguments) == 0 and content(tmp_path / "out") == before
 
 
 @pytest.fixture
