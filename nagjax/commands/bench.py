@@ -1,6 +1,7 @@
 """bench step | compile | mod: step times, compile times, and what skipping tokens saves."""
 
 from pathlib import Path
+from typing import Literal
 
 from nagjax.console import say
 from nagjax.memory import keep_freed_memory
@@ -65,6 +66,7 @@ def compile(
 
 
 def mod(
+    phase: Literal["train", "prefill", "decode"] = "train",
     scheme: str = "nag",
     rate: Fraction = 0.5,
     router: str = "auto",
@@ -74,29 +76,36 @@ def mod(
     batch: Count = 1,
     context: Count = 1024,
     rounds: Count = 5,
-    steps: Count = 1,
+    steps: Count | None = None,
     out: Path | None = None,
 ) -> None:
-    """Time a routed training step against the dense one, and compare the time saved with the FLOPs saved.
+    """Time a routed model against the dense one, and compare the time saved with the FLOPs saved.
 
     Args:
+        phase: a training step; reading prompts of a whole context; or writing new tokens behind them.
         scheme: the residual scheme.
         rate: share of the tokens that skip each sublayer.
         router: what chooses them, as --mod.router of nagjax train.
         kv: tokens whose keys and values attention sees, as --mod.kv of nagjax train.
         depth: blocks.
         width: features of the residual.
-        batch: sequences per step.
+        batch: sequences per step, or texts at a time.
         context: tokens of a sequence.
-        rounds: each round times both steps once, so that noise affects both.
-        steps: steps in a row per round.
+        rounds: each round times both once, so that noise affects both.
+        steps: training steps in a row per round, 1 by default; or new tokens of each text per round, 16 by default.
         out: also write the result to this file, as JSON.
     """
-    say(f"timing routed and dense steps of {scheme}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
+    say(f"timing {phase}, routed and dense: {scheme}, {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     keep_freed_memory()
-    from nagjax.measure.routing_times import RoutingTimes, routing_times
+    shape = (scheme, rate, router, kv, depth, width, batch, context, rounds)
+    if phase == "train":
+        from nagjax.measure.routing_times import RoutingTimes, routing_times
 
-    routing_times(RoutingTimes(scheme, rate, router, kv, depth, width, batch, context, rounds, steps, out))
+        routing_times(RoutingTimes(*shape, steps or 1, out))
+    else:
+        from nagjax.measure.sampling_times import SamplingTimes, sampling_times
+
+        sampling_times(SamplingTimes(phase, *shape, steps or 16, out))
 
 
 SUBCOMMANDS = (step, compile, mod)
