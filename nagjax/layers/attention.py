@@ -1,7 +1,5 @@
 """The attention branch: grouped-query attention, causal within a document, with an optional key/value cache."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,27 +8,12 @@ from jaxtyping import Array, Float
 from nagjax.layers import cpu
 from nagjax.layers.attend import attend
 from nagjax.layers.branch import update_of
+from nagjax.layers.cache import CachedLayer, KeysValues, attend_cached
 from nagjax.layers.linear import linear, linears
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.platform import on_one_cpu
 from nagjax.layers.rotary import rotary, turns
 from nagjax.layers.where import Where, causal_mask, causal_mask_by_key
-
-
-class KVCache(NamedTuple):
-    """Keys and values by position. Positions that are not filled yet are masked, whatever they hold."""
-
-    keys: Float[Array, "B S K Dh"]
-    values: Float[Array, "B S K Dh"]
-
-    @property
-    def where(self) -> Where:
-        """Where the cached keys and values stand."""
-        return Where.whole(*self.keys.shape[:2])
-
-    def write(self, fresh: "KVCache", where: Where) -> "KVCache":
-        rows = jnp.arange(where.positions.shape[0])[:, None]
-        return jax.tree.map(lambda old, new: old.at[rows, where.positions].set(new), self, fresh)
 
 
 def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*n Dh"]:
@@ -78,17 +61,19 @@ class Attention(nnx.Module):
     def queries(self, x: Float[Array, "B T D"], where: Where) -> Float[Array, "B T H Dh"]:
         return self._place(self._heads(x, self.query, self.query_bias), self.query_gain, where)
 
-    def keys_values(self, x: Float[Array, "B T D"], where: Where) -> KVCache:
+    def keys_values(self, x: Float[Array, "B T D"], where: Where) -> KeysValues:
         keys = self._place(self._heads(x, self.key, self.key_bias), self.key_gain, where)
-        return KVCache(keys, self._heads(x, self.value, self.value_bias))
+        return KeysValues(keys, self._heads(x, self.value, self.value_bias))
 
     def mix(
-        self, x: Float[Array, "B k D"], where: Where, known: KVCache, seen: Where, implementation: str | None = None
+        self, x: Float[Array, "B k D"], where: Where, known: KeysValues | CachedLayer, seen: Where
     ) -> Float[Array, "B k D"]:
         """The update of the tokens `x`, which stand at `where`, from keys and values that stand at `seen`."""
-        implementation = implementation or self.config.attention
-        window = self.config.block.window
-        mixed = attend(self.queries(x, where), known.keys, known.values, where, seen, implementation, window)
+        q, window = self.queries(x, where), self.config.block.window
+        if isinstance(known, CachedLayer):
+            mixed = attend_cached(q, known, where, window)
+        else:
+            mixed = attend(q, known.keys, known.values, where, seen, self.config.attention, window)
         return linear(mixed.reshape(*x.shape[:2], -1), self.out, self.out_bias)
 
     def between(
@@ -123,7 +108,7 @@ class Attention(nnx.Module):
         return scale * self._place(x, gain, where).swapaxes(1, 2)
 
     def __call__(
-        self, x: Float[Array, "B T D"], where: Where, cache: KVCache | None = None
-    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        self, x: Float[Array, "B T D"], where: Where, cache: CachedLayer | None = None
+    ) -> tuple[Float[Array, "B T D"], CachedLayer | None]:
         """The update and the cache. New keys and values are written into a cache, and queries see all of it."""
         return update_of(self, x, where, cache)

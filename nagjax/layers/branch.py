@@ -47,4 +47,4 @@ def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = 
     if cache is None:
         return between(branch, x, where, x, where), None
     cache = cache.write(branch.keys_values(x, where), where)
-    return branch.mix(x, where, cache, cache.where, "xla"), cache
+    return branch.mix(x, where, cache, cache.where), cache

@@ -6,50 +6,45 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from nagjax.layers.attention import KVCache
+from nagjax.layers.cache import KeysValues
 from nagjax.layers.where import Where
 
 HIDDEN = -1  # the segment of a slot that no query sees
 
 
 class SelectedCache(NamedTuple):
-    """Keys and values of the tokens that ran, in order, with the positions they stood at.
+    """Keys and values of the tokens that ran, in order, with the positions they stood at, by layer.
 
     It holds as many tokens as run of a whole context in training; when it is full, later tokens skip.
     """
 
-    keys: Float[Array, "B S K Dh"]
-    values: Float[Array, "B S K Dh"]
-    positions: Int[Array, "B S"]
-    used: Int[Array, " B"]
+    keys: Float[Array, "L B K S Dh"]
+    values: Float[Array, "L B K S Dh"]
+    positions: Int[Array, "L B S"]
+    used: Int[Array, "L B"]
 
     @classmethod
-    def empty(cls, keys_values: tuple[int, ...], dtype) -> "SelectedCache":
-        """Of shape [..., B, S, K, Dh]."""
-        keys, values = jnp.zeros((2, *keys_values), dtype)
-        return cls(keys, values, jnp.zeros(keys_values[:-2], jnp.int32), jnp.zeros(keys_values[:-3], jnp.int32))
+    def empty(cls, layers: int, batch: int, slots: int, heads: int, head_width: int, dtype) -> "SelectedCache":
+        keys, values = jnp.zeros((2, layers, batch, heads, slots, head_width), dtype)
+        return cls(keys, values, jnp.zeros((layers, batch, slots), jnp.int32), jnp.zeros((layers, batch), jnp.int32))
 
-    @property
-    def where(self) -> Where:
+    def where(self, layer: Int[Array, ""]) -> Where:
         """Of the slots."""
-        filled = jnp.arange(self.positions.shape[1]) < self.used[:, None]
-        return Where(jnp.where(filled, 1, HIDDEN), self.positions)
+        filled = jnp.arange(self.positions.shape[-1]) < self.used[layer][:, None]
+        return Where(jnp.where(filled, 1, HIDDEN), self.positions[layer])
 
-    @property
-    def known(self) -> KVCache:
-        return KVCache(self.keys, self.values)
-
-    def room(self, wanted: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    def room(self, layer: Int[Array, ""], wanted: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
         """Which of the tokens that want to run find a slot."""
-        return with_room(wanted, self.keys.shape[1], self.used)
+        return with_room(wanted, self.positions.shape[-1], self.used[layer])
 
-    def write(self, fresh: KVCache, where: Where, ran: Bool[Array, "B T"]) -> "SelectedCache":
+    def write(self, layer: Int[Array, ""], fresh: KeysValues, where: Where, ran: Bool[Array, "B T"]) -> "SelectedCache":
         """With the tokens that ran behind those that are in it."""
-        slots = self.used[:, None] + jnp.cumsum(ran, axis=1) - 1
-        rows, slots = jnp.arange(ran.shape[0])[:, None], jnp.where(ran, slots, self.keys.shape[1])
-        put = lambda old, new: old.at[rows, slots].set(new, mode="drop")  # noqa: E731
+        slots = self.used[layer][:, None] + jnp.cumsum(ran, axis=1) - 1
+        rows, slots = jnp.arange(ran.shape[0])[:, None], jnp.where(ran, slots, self.positions.shape[-1])
+        put = lambda old, new: old.at[layer, rows, :, slots].set(new, mode="drop")  # noqa: E731
         keys, values = jax.tree.map(put, (self.keys, self.values), tuple(fresh))
-        return SelectedCache(keys, values, put(self.positions, where.positions), self.used + jnp.sum(ran, axis=1))
+        positions = self.positions.at[layer, rows, slots].set(where.positions, mode="drop")
+        return SelectedCache(keys, values, positions, self.used.at[layer].add(jnp.sum(ran, axis=1)))
 
 
 def with_room(wanted: Bool[Array, "B T"], room: int, used: Int[Array, " B"] | int = 0) -> Bool[Array, "B T"]:

@@ -17,11 +17,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt32
 
 from nagjax.errors import UserError
-from nagjax.layers.attention import KVCache
 from nagjax.layers.branch import Mixing, between, update_of
+from nagjax.layers.cache import CachedLayer
 from nagjax.layers.where import Where
 from nagjax.mod import adaptive
-from nagjax.mod.cache import HIDDEN, SelectedCache, with_room_by_document
+from nagjax.mod.cache import HIDDEN, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.deciders import Decider, cross_entropy, find_decider
 from nagjax.mod.routers import Router, find_router
@@ -31,7 +31,7 @@ from nagjax.residual.protocol import Nothing
 from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
 
-Cache = KVCache | SelectedCache | None
+Cache = CachedLayer | None
 
 
 class ForwardContext(NamedTuple):
@@ -258,10 +258,9 @@ class MoD:
         mixing = isinstance(site.branch, Mixing)
         if mixing:
             ran, known, seen, cache = self._known(x, site, cache, where, ran)
-        backend = () if cache is None else ("xla",)
 
         def enter(stream):
-            update = site.branch.mix(x, where, known, seen, *backend) if mixing else site.branch(x)
+            update = site.branch.mix(x, where, known, seen) if mixing else site.branch(x)
             after, gate = scheme.advance(stream, self.router.weigh(ctx.pin(update), scores), site.at)
             after = jax.tree.map(_keep(ran), after, scheme.skip(stream, site.at))
             return after, ran[..., None] * _mean_gate(gate, x)
@@ -272,7 +271,7 @@ class MoD:
         after, gate = jax.lax.cond(jnp.any(ran), enter, pass_by, stream)
         return Result(after, cache, gate, ran, self._notes(ran, executed=_share(ran, real), agreement=1.0))
 
-    def _known(self, x, site: Site, cache: Any, where: Where, ran) -> tuple[Array, KVCache, Where, Cache]:
+    def _known(self, x, site: Site, cache: Cache, where: Where, ran) -> tuple[Array, Any, Where, Cache]:
         """Who runs after all, what they attend to and where it stands, and the cache with what is new."""
         if self.config.kv == "all":
             fresh = site.branch.keys_values(x, where)
@@ -284,11 +283,11 @@ class MoD:
             ran = with_room_by_document(ran, self.room(site.rate), where)
             seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
             return ran, site.branch.keys_values(x, where), seen, None
-        ran = cache.room(ran)
+        ran = cache.stored.room(cache.layer, ran)
         project = lambda x: site.branch.keys_values(x, where)  # noqa: E731
         nothing = lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(project, x))  # noqa: E731
         cache = cache.write(jax.lax.cond(jnp.any(ran), project, nothing, x), where, ran)
-        return ran, cache.known, cache.where, cache
+        return ran, cache, cache.where, cache
 
 
 def _capacity(rate: float, tokens: int, cache: Cache) -> int:

@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.errors import UserError
-from nagjax.layers.attention import Attention, KVCache
+from nagjax.layers.attention import Attention
+from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
@@ -262,33 +263,36 @@ class Transformer(nnx.Module):
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen)
 
-    def _scan(self, group: Group, stream, layers: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
+    def _scan(self, group: Group, stream, stacked: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
         """Runs the blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an
         intervention gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
         # One tree per place in the pattern: inputs that the body need not slice are not copied for the backward pass.
         places = [slice(group.start + i, group.stop, size) for i in range(size)]
-        pattern = tuple(jax.tree.map(lambda x, place=place: x[place], layers) for place in places)
+        pattern = tuple(jax.tree.map(lambda x, place=place: x[place], stacked) for place in places)
 
-        def body(stream, xs):
-            blocks, caches = xs
+        def body(carry, xs):
+            (stream, caches), (blocks, layer) = carry, xs
             written, notes, seen = [], [], []
             for i, (block, rates) in enumerate(zip(blocks, group.rates, strict=True)):
                 stream = jax.tree.map(lambda x: checkpoint_name(ctx.pin(x), "stream"), stream)
+                own = None if layer is None else CachedLayer(caches[i], layer)
                 now, note, found = None, ({}, {}, {}), ()
                 if observe.intervene is None:
-                    stream, now, note = self.step(stream, block, ctx, rates=rates, cache=caches[i], observe=observe)
+                    stream, now, note = self.step(stream, block, ctx, rates=rates, cache=own, observe=observe)
                 else:
                     stream, found = observe.intervene(self, stream, BlockCall(block, ctx, rates))
-                written.append(now)
+                written.append(None if now is None else now.stored)
                 notes.append(note)
                 seen.append(found)
             notes, seen = (jax.tree.map(lambda *parts: jnp.stack(parts), *gathered) for gathered in (notes, seen))
-            return stream, (tuple(written), notes, seen)
+            return (stream, tuple(written)), (notes, seen)
 
         policy = self.config.remat
         step = body if policy == "none" else jax.checkpoint(body, policy=POLICIES[policy], prevent_cse=False)
-        return jax.lax.scan(step, stream, (pattern, cache))
+        layers = None if cache[0] is None else jnp.arange(group.repeats)
+        (stream, written), noted = jax.lax.scan(step, (stream, cache), (pattern, layers))
+        return stream, (written, *noted)
 
     def head_rows(self) -> Float[Array, "V D"]:
         """The unembedding table as the scheme's head uses it."""
@@ -300,16 +304,14 @@ class Transformer(nnx.Module):
         return unembed(output.hidden, output.log_scale, self.head_rows())
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:
-        """A cache for each group and block of its pattern: keys and values [repeats, B, tokens, K, Dh] in the
+        """A cache for each group and block of its pattern: keys and values [repeats, B, K, tokens, Dh] in the
         computation's dtype. If attention sees only selected tokens, it has room for as many as run in training."""
-        config = self.config
+        config, dtype = self.config, self.config.compute_dtype
 
-        def one(group: Group, rate: float) -> Cache:
+        def one(group: Group, rate: float) -> KVCache | SelectedCache:
             routed = config.mod.kv == "selected" and rate > 0.0
             slots = min(self.mod.room(rate), tokens) if routed else tokens
-            shape = (group.repeats, batch, slots, config.kv_heads or 0, config.head_width)
-            if routed:
-                return SelectedCache.empty(shape, config.compute_dtype)
-            return KVCache(jnp.zeros(shape, config.compute_dtype), jnp.zeros(shape, config.compute_dtype))
+            kind = SelectedCache if routed else KVCache
+            return kind.empty(group.repeats, batch, slots, config.kv_heads or 0, config.head_width, dtype)
 
         return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)

@@ -132,7 +132,7 @@ def test_a_full_cache_lets_nobody_in():
     _, ran = forward(model, [list(range(48))], everyone)
     assert ran[0, 0, :5].all() and not ran[0, 0, 5:].any() and ran[1].all()
     ((cache,),) = model.empty_cache(1, 48)
-    assert cache.keys.shape[2] == 5
+    assert cache.keys.shape[3] == 5
     written = generate(model, [[1, 2, 3]], tokens=9, temperature=0.0, cuts=everyone)
     logits, _ = forward(model, [[1, 2, 3] + written[0]], everyone)
     assert np.argmax(logits[0], -1)[2:11].tolist() == written[0]

@@ -9,7 +9,8 @@ from tolerance import assert_close, close_to
 
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
-from nagjax.layers.attention import Attention, KVCache, Where
+from nagjax.layers.attention import Attention, Where
+from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import rotary
 
@@ -73,10 +74,11 @@ def test_unreached_cache_slots_are_masked_whatever_they_hold():
     module = Attention(config, Scales(), nnx.Rngs(0))
     x = np.random.default_rng(0).standard_normal((1, 4, config.width)).astype(np.float32)
     full, _ = module(jnp.asarray(x), Where.whole(1, 4))
-    junk = jnp.full((1, 9, config.kv_heads, config.head_width), 7.0)
-    got, cache = module(jnp.asarray(x), Where.whole(1, 4), KVCache(junk, junk))
+    junk = jnp.full((3, 1, config.kv_heads, 9, config.head_width), 7.0)
+    got, cache = module(jnp.asarray(x), Where.whole(1, 4), CachedLayer(KVCache(junk, junk), jnp.int32(1)))
     assert_close(got, full, terms=16, chain=4)
-    np.testing.assert_array_equal(cache.keys[:, 4:], junk[:, 4:])
+    changed = np.argwhere(np.asarray(cache.stored.keys != junk))
+    assert {*changed[:, 0]} == {1} and {*changed[:, 3]} == {0, 1, 2, 3}
 
 
 def test_rotary_is_relative():

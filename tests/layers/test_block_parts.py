@@ -10,7 +10,8 @@ from tolerance import assert_close, close_to
 
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
-from nagjax.layers.attention import Attention, KVCache
+from nagjax.layers.attention import Attention
+from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.config import BlockConfig, RopeConfig
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
@@ -87,7 +88,7 @@ def test_a_window_hides_what_is_further_back_with_a_cache_too():
     module = Attention(config, Scales(), nnx.Rngs(0))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 6, 16)), jnp.float32)
     full, _ = module(x, where)
-    cache = KVCache(*jnp.zeros((2, 1, 6, config.kv_heads, config.head_width)))
+    cache = CachedLayer(KVCache.empty(1, 1, 6, config.kv_heads, config.head_width, jnp.float32), jnp.int32(0))
     _, cache = module(x[:, :5], Where.whole(1, 5), cache)
     last, _ = module(x[:, 5:], Where(jnp.ones((1, 1), int), jnp.full((1, 1), 5)), cache)
     assert_close(last, full[:, 5:], terms=16, chain=4)

@@ -1,0 +1,107 @@
+"""Keys and values of what has been read and written, for attention one token at a time.
+
+Those of all layers of a group are one array with heads before tokens: a pass writes into it in place, layer by layer,
+and attention reads a head's keys in the order they lie in. (A cache that is an input and an output of the scan over
+depth is copied for each token; tokens before heads are transposed for each.)
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.layers.platform import on_one_cpu
+from nagjax.layers.where import Where, causal_mask
+
+MASKED = -1e30
+
+
+class KeysValues(NamedTuple):
+    """Of tokens, in their order."""
+
+    keys: Float[Array, "B S K Dh"]
+    values: Float[Array, "B S K Dh"]
+
+
+class KVCache(NamedTuple):
+    """Keys and values by position. Positions that are not filled yet are masked, whatever they hold."""
+
+    keys: Float[Array, "L B K S Dh"]
+    values: Float[Array, "L B K S Dh"]
+
+    @classmethod
+    def empty(cls, layers: int, batch: int, slots: int, heads: int, head_width: int, dtype) -> "KVCache":
+        return cls(*jnp.zeros((2, layers, batch, heads, slots, head_width), dtype))
+
+    def where(self, layer: Int[Array, ""]) -> Where:
+        return Where.whole(self.keys.shape[1], self.keys.shape[3])
+
+    def write(self, layer: Int[Array, ""], fresh: KeysValues, where: Where) -> "KVCache":
+        rows = jnp.arange(where.positions.shape[0])[:, None]
+        put = lambda old, new: old.at[layer, rows, :, where.positions].set(new)  # noqa: E731
+        return KVCache(*jax.tree.map(put, tuple(self), tuple(fresh)))
+
+
+class CachedLayer(NamedTuple):
+    """One layer of a cache, a `KVCache` or what has the same `keys`, `values`, `where` and `write`; with `rows`, those
+    of its rows that the queries are of."""
+
+    stored: Any
+    layer: Int[Array, ""]
+    rows: Int[Array, " n"] | None = None
+
+    @property
+    def where(self) -> Where:
+        """Where the keys and values stand."""
+        whole = self.stored.where(self.layer)
+        return whole if self.rows is None else jax.tree.map(lambda x: x[self.rows], whole)
+
+    def write(self, *fresh) -> "CachedLayer":
+        return self._replace(stored=self.stored.write(self.layer, *fresh))
+
+    def of(self, rows: Int[Array, " n"]) -> "CachedLayer":
+        return self._replace(rows=rows)
+
+
+def attend_cached(
+    q: Float[Array, "B Tq H Dh"], known: CachedLayer, q_where: Where, window: int | None = None
+) -> Float[Array, "B Tq H Dh"]:
+    """`attend` to a layer of a cache. On one CPU a single token of each row is worked through row by row, and rows of
+    padding not at all: they get zeros."""
+    batch, tokens, heads, head_width = q.shape
+    grouped = q.reshape(batch, tokens, known.stored.keys.shape[2], -1, head_width)
+    if tokens == 1 and on_one_cpu():
+        return _row_by_row(grouped[:, 0], known, q_where, window).reshape(q.shape)
+    keys, values = (x[known.layer] for x in (known.stored.keys, known.stored.values))
+    if known.rows is not None:
+        keys, values = keys[known.rows], values[known.rows]
+    return _mixed(grouped, keys, values, causal_mask(q_where, known.where, window)).reshape(q.shape)
+
+
+def _mixed(
+    q: Float[Array, "B T K G Dh"],
+    keys: Float[Array, "B K S Dh"],
+    values: Float[Array, "B K S Dh"],
+    mask: Bool[Array, "B 1 T S"],
+) -> Float[Array, "B T K G Dh"]:
+    """Softmax in float32."""
+    scores = jnp.einsum("btkgd,bksd->bkgts", q, keys, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    shares = jax.nn.softmax(jnp.where(mask[:, :, None], scores, MASKED), axis=-1).astype(values.dtype)
+    return jnp.einsum("bkgts,bksd->btkgd", shares, values)
+
+
+def _row_by_row(q: Float[Array, "B K G Dh"], known: CachedLayer, where: Where, window: int | None) -> Array:
+    where, seen = jax.tree.map(jnp.asarray, where), known.where
+    live = where.segments[:, 0] > 0
+    order = jnp.argsort(~live, stable=True)
+    places = jnp.arange(q.shape[0]) if known.rows is None else known.rows
+
+    def one(i, done):
+        row, sizes = order[i], (1, 1, *known.stored.keys.shape[2:])
+        at = (known.layer, places[row], 0, 0, 0)
+        keys, values = (jax.lax.dynamic_slice(x, at, sizes)[0] for x in (known.stored.keys, known.stored.values))
+        here, there = (jax.tree.map(lambda x: x[row][None], own) for own in (where, seen))
+        return done.at[row].set(_mixed(q[row][None, None], keys, values, causal_mask(here, there, window))[0, 0])
+
+    return jax.lax.fori_loop(0, jnp.sum(live), one, jnp.zeros_like(q))
