@@ -20,7 +20,7 @@ from nagjax.errors import UserError
 from nagjax.layers.branch import Mixing, between, update_of
 from nagjax.layers.cache import CachedLayer
 from nagjax.layers.where import Where
-from nagjax.mod import adaptive
+from nagjax.mod import adaptive, ragged
 from nagjax.mod.cache import HIDDEN, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.deciders import Decider, cross_entropy, find_decider
@@ -242,8 +242,7 @@ class MoD:
         return done
 
     def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
-        """The tokens the causal decider lets in. Their number is data, so all are computed and some are kept; a
-        sublayer that nobody of the batch enters is not run at all."""
+        """The tokens the causal decider lets in; a sublayer that nobody of the batch enters is not run at all."""
         scores, results = self._scores(stream, sites, ctx), []
         ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
         for site in sites:
@@ -252,23 +251,37 @@ class MoD:
         return tuple(results)
 
     def _kept(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:
-        """One sublayer on all tokens, of which those of `ran` that a cache has room for are kept."""
+        """One sublayer for the tokens of `ran` that a cache has room for. How many they are is data: with a cache those
+        are gathered in one of a few sizes, without one all tokens are computed."""
         scheme, where = self.scheme, ctx.where
-        x, real = scheme.read(stream), where.segments > 0
+        real = where.segments > 0
         mixing = isinstance(site.branch, Mixing)
         if mixing:
-            ran, known, seen, cache = self._known(x, site, cache, where, ran)
+            ran, known, seen, cache = self._known(scheme.read(stream), site, cache, where, ran)
 
-        def enter(stream):
-            update = site.branch.mix(x, where, known, seen) if mixing else site.branch(x)
-            after, gate = scheme.advance(stream, self.router.weigh(ctx.pin(update), scores), site.at)
-            after = jax.tree.map(_keep(ran), after, scheme.skip(stream, site.at))
-            return after, ran[..., None] * _mean_gate(gate, x)
+        def enter(size: int):
+            def run(stream):
+                few = ragged.Few.of(ran, size, where)
+                rows, there, mine, weights = few.take((stream, where, ran, scores))
+                picked = scheme.read(rows)
+                if mixing:
+                    asking = there if cache is None else Where(jnp.where(mine, there.segments, 0), there.positions)
+                    update = site.branch.mix(picked, asking, *few.seen(known, seen))
+                else:
+                    update = site.branch(picked)
+                after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(update), weights), site.at)
+                after = jax.tree.map(_keep(mine), after, scheme.skip(rows, site.at))
+                opened = mine[..., None] * _mean_gate(gate, picked)
+                return few.put(scheme.skip(stream, site.at), after), few.put(jnp.zeros((*ran.shape, 1)), opened)
+
+            return run
 
         def pass_by(stream):
             return scheme.skip(stream, site.at), jnp.zeros((*ran.shape, 1))
 
-        after, gate = jax.lax.cond(jnp.any(ran), enter, pass_by, stream)
+        fits = ragged.sizes(*ran.shape, cache is not None)
+        index = jnp.searchsorted(jnp.asarray((0, *fits)), ragged.needed(ran))
+        after, gate = jax.lax.switch(index, [pass_by, *map(enter, fits)], stream)
         return Result(after, cache, gate, ran, self._notes(ran, executed=_share(ran, real), agreement=1.0))
 
     def _known(self, x, site: Site, cache: Cache, where: Where, ran) -> tuple[Array, Any, Where, Cache]:

@@ -1,0 +1,71 @@
+"""Working on those of a batch that a causal rule let in, and on no others. How many they are is data: a few sizes are
+compiled ahead, and the smallest that holds them runs; its spare places are filled with others, who pass.
+
+Where each sequence has one token, they are rows of the batch, otherwise tokens of each sequence.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from nagjax.layers.where import Where
+from nagjax.mod.selection import top_tokens
+from nagjax.residual.rows import put, take
+from pallas_kernels.placement import current_placement
+
+PARTS = 8  # sizes there are; more would compute less and compile longer
+WORTH_IT = {"rows": 8, "tokens": 128}  # fewer are computed all
+
+
+def sizes(batch: int, tokens: int, cached: bool) -> tuple[int, ...]:
+    """Rows, or tokens of a sequence, that are worked on at a time, ascending; the last size is all of them. It is the
+    only one without a cache (that pass judges a model), for a small batch, and on a mesh, where rows stay in place."""
+    whole, enough = (batch, WORTH_IT["rows"]) if tokens == 1 else (tokens, WORTH_IT["tokens"])
+    if not cached or whole < enough or current_placement() is not None:
+        return (whole,)
+    return tuple(sorted({-(-whole * part // PARTS) for part in range(1, PARTS + 1)}))
+
+
+def needed(ran: Bool[Array, "B T"]) -> Int[Array, ""]:
+    """The size that holds everyone who runs."""
+    return jnp.sum(ran) if ran.shape[1] == 1 else jnp.max(jnp.sum(ran, axis=1))
+
+
+class Few(NamedTuple):
+    """Some rows, `[n]`, or some tokens of each sequence, `[B, k]`; or everyone."""
+
+    indices: Int[Array, " n"] | Int[Array, "B k"] | None
+
+    @classmethod
+    def of(cls, ran: Bool[Array, "B T"], size: int, where: Where) -> "Few":
+        """Everyone who runs, and as many others as fill the size."""
+        if size == (ran.shape[0] if ran.shape[1] == 1 else ran.shape[1]):
+            return cls(None)
+        if ran.shape[1] == 1:
+            return cls(jnp.argsort(~ran[:, 0], stable=True)[:size])
+        return cls(top_tokens(ran.astype(jnp.float32), where, size).indices)
+
+    def take(self, tree: Any) -> Any:
+        """Leaves [B, T, ...] to [n, 1, ...] or [B, k, ...]."""
+        if self.indices is None:
+            return tree
+        if self.indices.ndim == 1:
+            return jax.tree.map(lambda x: jnp.asarray(x)[self.indices], tree)
+        return take(jax.tree.map(jnp.asarray, tree), self.indices)
+
+    def put(self, tree: Any, rows: Any) -> Any:
+        """The tree with these rows in their places."""
+        if self.indices is None:
+            return rows
+        if self.indices.ndim == 1:
+            return jax.tree.map(lambda x, new: x.at[self.indices].set(new), tree, rows)
+        return put(tree, rows, self.indices)
+
+    def seen(self, known: Any, where: Where) -> tuple[Any, Where]:
+        """What their queries see, and where it stands."""
+        if self.indices is None or self.indices.ndim == 2:
+            return known, where
+        known = known.of(self.indices)
+        return known, known.where
