@@ -36,7 +36,7 @@ LINES = {
     "nagjax.train.checkpoint": ["nagjax.train.distributed", "nagjax.runs.names", "nagjax.files"],
     "nagjax.runs": ["nagjax.train.checkpoint"],
     "nagjax.train": ["nagjax.runs", "nagjax.console"],
-    "nagjax.measure": ["nagjax.train", "nagjax.memory"],
+    "nagjax.measure": ["nagjax.generate", "nagjax.memory"],
     "nagjax.generate": ["nagjax.train"],
     "nagjax.interop": ["nagjax.generate"],
     "nagjax.plan": ["nagjax.train"],

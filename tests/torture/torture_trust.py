@@ -39,10 +39,13 @@ def refused(history, words: str, *more: str) -> None:
 
 
 def everything(run: Path) -> dict[str, str]:
-    """Content by name, links as such; not the lock, which comes and goes."""
+    """Content by name, links as such; not the lock, which comes and goes, nor what a killed save has left, which any
+    start removes."""
     found = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
+        if name.startswith(f"{names.CHECKPOINTS}/") and "." in Path(name).parts[1]:
+            continue
         if path.is_symlink():
             found[name] = f"link to {path.readlink()}"
         elif path.is_file() and path.name != names.LOCK:
