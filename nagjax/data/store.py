@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -66,37 +66,89 @@ class ArrayFile:
 class TokenStream:
     """All tokens of a split as one sequence, document after document; random access by position.
 
-    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s; `exact`
-    says that the tokenizer's byte table adds up to the true length of every document in them.
+    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s, opened when they
+    are first read; `exact` says that the tokenizer's byte table adds up to the true length of every document in them.
+    `byte_count`: of all documents, where it is known without reading their index.
     """
 
-    def __init__(self, shards: Sequence[tuple[np.ndarray | ArrayFile, np.ndarray | ArrayFile]], exact: bool):
-        self._shards, self.exact = list(shards), exact
+    def __init__(
+        self,
+        shards: Sequence[tuple[np.ndarray | ArrayFile, np.ndarray | ArrayFile]],
+        exact: bool,
+        byte_count: int | None = None,
+    ):
+        self._shards, self.exact, self._byte_count = list(shards), exact, byte_count
         self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
+        self._firsts = np.cumsum([0] + [documents.shape[0] for _, documents in self._shards])
+        self._tokens: dict[int, np.ndarray | RemoteArray] = {}
+        self._documents: dict[int, np.ndarray] = {}
+
+    @classmethod
+    def joined(cls, streams: Sequence["TokenStream"]) -> "TokenStream":
+        """One behind the other."""
+        shards = [shard for stream in streams for shard in stream._shards]
+        known = [stream._byte_count for stream in streams]
+        total = None if None in known else sum(n for n in known if n is not None)
+        return cls(shards, all(stream.exact for stream in streams), total)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @cached_property
-    def _tokens(self) -> list[np.ndarray | RemoteArray]:
-        return [_opened(tokens) for tokens, _ in self._shards]
+    @property
+    def remote(self) -> bool:
+        """Whether any of it is read from an object store."""
+        return any(isinstance(t, ArrayFile) and isinstance(t.path, RemotePath) for t, _ in self._shards)
 
-    @cached_property
-    def document_ends(self) -> Int64[np.ndarray, "documents"]:
-        """Position just after each document's end-of-text token, increasing."""
-        parts = []
-        for (tokens, documents), start in zip(self._shards, self._starts, strict=False):
-            ends = _opened(documents)[:, 0]
+    @property
+    def document_count(self) -> int:
+        return int(self._firsts[-1])
+
+    @property
+    def byte_count(self) -> int:
+        """UTF-8 bytes of the documents' text."""
+        if self._byte_count is not None:
+            return self._byte_count
+        return sum(int(self._index(shard)[:, 1].sum()) for shard in range(len(self._shards)))
+
+    def _read(self, shard: int, start: int, stop: int) -> np.ndarray:
+        if shard not in self._tokens:
+            self._tokens[shard] = _opened(self._shards[shard][0])
+        return self._tokens[shard][start:stop]
+
+    def _index(self, shard: int) -> Int64[np.ndarray, "documents 2"]:
+        """Where a shard's documents end in it, increasing, and their bytes."""
+        if shard not in self._documents:
+            tokens, documents = self._shards[shard]
+            found = _opened(documents)
+            ends = found[:, 0]
             if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
                 name = documents.path if isinstance(documents, ArrayFile) else "documents"
                 raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
-            parts.append(ends + start)
+            self._documents[shard] = found
+        return self._documents[shard]
+
+    @property
+    def document_ends(self) -> Int64[np.ndarray, "documents"]:
+        """Position just after each document's end-of-text token, increasing."""
+        parts = [self._index(shard)[:, 0] + self._starts[shard] for shard in range(len(self._shards))]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
-    @cached_property
-    def document_bytes(self) -> Int64[np.ndarray, "documents"]:
-        """UTF-8 length of each document's text."""
-        return np.concatenate([np.zeros(0, np.int64), *(_opened(d)[:, 1] for _, d in self._shards)])
+    def document(self, number: int) -> tuple[int, int]:
+        """Where a document begins and ends, its end-of-text token included."""
+        shard = int(np.searchsorted(self._firsts, number, "right")) - 1
+        ends, at = self._index(shard)[:, 0], number - int(self._firsts[shard])
+        start = int(ends[at - 1]) if at else 0
+        return start + int(self._starts[shard]), int(ends[at]) + int(self._starts[shard])
+
+    def borders(self, start: int, stop: int) -> Int64[np.ndarray, "n"]:
+        """`start`, every end of a document between, and `stop`."""
+        found, shard = [np.array([start])], int(np.searchsorted(self._starts, start, "right")) - 1
+        while shard < len(self._shards) and (begin := int(self._starts[shard])) < stop:
+            ends = self._index(shard)[:, 0]
+            first, last = np.searchsorted(ends, start - begin, "right"), np.searchsorted(ends, stop - begin, "left")
+            found.append(ends[first:last] + begin)
+            shard += 1
+        return np.concatenate([*found, [stop]])
 
     def read(self, start: int, stop: int) -> Int32[np.ndarray, "n"]:
         """Tokens `[start, stop)`, wherever the shards divide."""
@@ -106,12 +158,12 @@ class TokenStream:
         while at < stop:
             until = min(stop, int(self._starts[shard + 1]))
             begin = int(self._starts[shard])
-            out[at - start : until - start] = self._tokens[shard][at - begin : until - begin]
+            out[at - start : until - start] = self._read(shard, at - begin, until - begin)
             at, shard = until, shard + 1
         return out
 
     def __getstate__(self) -> dict:
-        return {name: getattr(self, name) for name in ("_shards", "_starts", "exact")}  # no mapped arrays
+        return vars(self) | {"_tokens": {}, "_documents": {}}  # no mapped arrays
 
 
 def _opened(array: np.ndarray | ArrayFile) -> np.ndarray | RemoteArray:
@@ -244,13 +296,14 @@ def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
 
 def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStream:
     """Map a split's shards. Raises UserError naming the first file whose size is not the recorded one."""
-    shards = []
+    shards, sizes = [], {} if isinstance(folder, Path) else folder.sizes()
     for shard in manifest.splits.get(split, ()):
         for record in (shard.tokens, shard.documents):
             path = folder / record.name
             if isinstance(path, Path):
-                inside(path)
-            size = size_of(path) if path.exists() else None
+                size = size_of(inside(path)) if path.exists() else None
+            else:
+                size = sizes.get(record.name)
             if size != record.size:
                 what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
                 fix = f"{what}: copy it again, or delete the folder and prepare the corpus again"
@@ -264,7 +317,9 @@ def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStr
                 ArrayFile(folder / shard.documents.name, "<i8", (shard.document_count, 2)),
             )
         )
-    return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())))
+    # In an object store the index of a shard is read with the shard's first row: what it sums up to is noted.
+    known = None if isinstance(folder, Path) else manifest.total(split, "byte_count")
+    return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())), known)
 
 
 def verify(folder: str | os.PathLike) -> Manifest:
