@@ -54,7 +54,7 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
     Raises UserError: no such corpus, one of another tokenizer, or a corpus of the run that has changed since.
     """
     if data is None:
-        given = run.tokenizer if run.config.data.path == STDLIB else None
+        given = run.tokenizer if run.config.data.path == STDLIB else None  # of a mixture path is that, too
         dataset = open_dataset(run.config.data, split=split, tokenizer=given)
         check_corpus(run.folder, dataset)
         return dataset
