@@ -107,7 +107,14 @@ class RemotePath:
         """`rb` (random access) or `wb`."""
         return self._store.open_input_file(self.key) if mode == "rb" else self._store.open_output_stream(self.key)
 
+    def read_range(self, start: int | None, stop: int | None) -> bytes:
+        """Of a file system of fsspec: just these bytes, or all of them. Its open files would share one position among
+        threads, and read ahead by megabytes."""
+        return self._store.handler.fs.cat_file(self.key, start, stop, cache_type="none")
+
     def read_bytes(self) -> bytes:
+        if self.scheme in OF_FSSPEC:
+            return self.read_range(None, None)
         with self.open("rb") as file:
             return file.read()
 
@@ -134,7 +141,10 @@ def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
     if isinstance(name, RemotePath):
         return name
     if str(name).startswith(HUB):
-        return RemotePath("hf", f"datasets/{str(name).removeprefix(HUB).strip('/')}")
+        place = str(name).removeprefix(HUB).strip("/")
+        if "/" not in place:
+            raise UserError("path", str(name), "use hub:OWNER/NAME, or hub:OWNER/NAME/FOLDER for a folder in it")
+        return RemotePath("hf", f"datasets/{place}")
     scheme, mark, key = str(name).partition("://")
     if not mark:
         return Path(name)
@@ -162,12 +172,10 @@ class RemoteArray:
 
     def __init__(self, path: RemotePath, dtype: str):
         self._path, self._dtype = path, np.dtype(dtype)
-        # A file of fsspec has one position for all threads, and reads ahead by megabytes.
         self._file = None if path.scheme in OF_FSSPEC else path.open("rb")
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop = part.start * self._dtype.itemsize, part.stop * self._dtype.itemsize
         if self._file is not None:
             return np.frombuffer(self._file.read_at(stop - start, start), self._dtype)
-        store = self._path._store.handler.fs
-        return np.frombuffer(store.cat_file(self._path.key, start, stop, cache_type="none"), self._dtype)
+        return np.frombuffer(self._path.read_range(start, stop), self._dtype)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -80,8 +81,12 @@ class TokenStream:
         self._shards, self.exact, self._byte_count = list(shards), exact, byte_count
         self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
         self._firsts = np.cumsum([0] + [documents.shape[0] for _, documents in self._shards])
+        self._forget()
+
+    def _forget(self) -> None:
         self._tokens: dict[int, np.ndarray | RemoteArray] = {}
         self._documents: dict[int, np.ndarray] = {}
+        self._locks = [Lock() for _ in self._shards]  # threads that read ahead wait for an index, and read it once
 
     @classmethod
     def joined(cls, streams: Sequence["TokenStream"]) -> "TokenStream":
@@ -117,15 +122,16 @@ class TokenStream:
 
     def _index(self, shard: int) -> Int64[np.ndarray, "documents 2"]:
         """Where a shard's documents end in it, increasing, and their bytes."""
-        if shard not in self._documents:
-            tokens, documents = self._shards[shard]
-            found = _opened(documents)
-            ends = found[:, 0]
-            if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
-                name = documents.path if isinstance(documents, ArrayFile) else "documents"
-                raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
-            self._documents[shard] = found
-        return self._documents[shard]
+        with self._locks[shard]:
+            if shard not in self._documents:
+                tokens, documents = self._shards[shard]
+                found = _opened(documents)
+                ends = found[:, 0]
+                if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
+                    name = documents.path if isinstance(documents, ArrayFile) else "documents"
+                    raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
+                self._documents[shard] = found
+            return self._documents[shard]
 
     @property
     def document_ends(self) -> Int64[np.ndarray, "documents"]:
@@ -163,7 +169,11 @@ class TokenStream:
         return out
 
     def __getstate__(self) -> dict:
-        return vars(self) | {"_tokens": {}, "_documents": {}}  # no mapped arrays
+        return {name: value for name, value in vars(self).items() if name not in ("_tokens", "_documents", "_locks")}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._forget()  # what is mapped or open does not travel
 
 
 def _opened(array: np.ndarray | ArrayFile) -> np.ndarray | RemoteArray:
