@@ -20,7 +20,6 @@ from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.data.store import (
     PROGRESS,
     SPLITS,
-    ArrayFile,
     Document,
     Manifest,
     ShardRecord,
@@ -30,6 +29,7 @@ from nagjax.data.store import (
     write_json,
     write_shard,
 )
+from nagjax.data.stream import ArrayFile
 from nagjax.data.tokenizer import Tokenizer
 from nagjax.errors import UserError
 from nagjax.json_reader import build, parse_json

@@ -1,4 +1,4 @@
-"""From a corpus to batches: an endless shuffled stream for training, a finite exact pass for evaluation."""
+"""From corpora to batches: an endless shuffled stream for training, a finite exact pass for evaluation."""
 
 import itertools
 import sys
@@ -14,7 +14,8 @@ from nagjax.data.rows import DocumentRows, Rows
 from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
 from nagjax.data.stdlib import open_stdlib
 from nagjax.data.storage import storage_path
-from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest, verify_small
+from nagjax.data.store import SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
+from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
 from nagjax.ranges import Range, Seed, check_fields
@@ -31,7 +32,9 @@ _REMOTE_BATCHES = 16  # read at once, and at most ahead, where every read waits 
 class DataConfig:
     """What to train on, and in which order."""
 
-    path: str = STDLIB  # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare
+    # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare, here or in an object
+    # store (gs://, s3://, hub:OWNER/NAME)
+    path: str = STDLIB
     tokenizer: str = "bytes"  # bytes or a tokenizer.json, for stdlib only: a prepared folder carries its own
     seed: Seed = 0  # order of the training rows; epochs differ in order
     workers: Annotated[int, Range(ge=0, le=256)] = 0  # processes that make the same batches; 0: a thread does

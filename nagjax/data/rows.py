@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from nagjax.data.store import TokenStream
+from nagjax.data.stream import TokenStream
 
 
 class Rows:

@@ -58,8 +58,8 @@ class TrainBatches:
     of processes or workers. `steps`: of the whole training, along which a mixture's weights change."""
 
     def __init__(self, dataset: Dataset, batch: int, context: int, steps: int | None = None, **share: Any):
-        sizes = {"batch": batch, "context": context, "steps": steps}
-        self._open = lambda start: batches(dataset, **sizes, start=start, **share)
+        share = share | {"batch": batch, "context": context, "steps": steps}
+        self._open = lambda start: batches(dataset, start=start, **share)
         self._rows: Any = self._open(0)
         self._next = 0
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nagjax.data import DataConfig, Mixture, batches, open_dataset, prepare
-from nagjax.data.store import TokenStream
+from nagjax.data.stream import TokenStream
 from nagjax.errors import UserError
 from tests.data.test_batches import joined, take
 

@@ -124,6 +124,16 @@ def test_a_prepared_corpus_on_the_hub(corpus, reads, monkeypatch):
         prepare([str(Path(corpus) / "in.txt")], "hub:owner/new")
 
 
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    class Gone(Hub):
+        def info(self, path, **options):
+            raise RuntimeError("no route")
+
+    monkeypatch.setattr(fsspec, "filesystem", lambda name, **options: Gone())
+    with pytest.raises(UserError, match="datasets/owner/name.*RuntimeError: no route.*network"):
+        open_dataset(DataConfig("hub:owner/name"))
+
+
 def test_urls_of_the_hub():
     path = storage_path("hub:owner/name@v1/folder/")
     assert path == RemotePath("hf", "datasets/owner/name@v1/folder") and path.name == "folder"
