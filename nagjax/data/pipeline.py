@@ -32,8 +32,8 @@ _REMOTE_BATCHES = 16  # read at once, and at most ahead, where every read waits 
 class DataConfig:
     """What to train on, and in which order."""
 
-    # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare, here or in an object
-    # store (gs://, s3://, hub:OWNER/NAME)
+    # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare, also in an object
+    # store: gs://, s3://, hub:OWNER/NAME
     path: str = STDLIB
     tokenizer: str = "bytes"  # bytes or a tokenizer.json, for stdlib only: a prepared folder carries its own
     seed: Seed = 0  # order of the training rows; epochs differ in order

@@ -124,8 +124,13 @@ def test_a_changed_corpus_is_found(mixed, corpora, whole, tmp_path):
         evaluate(run)
 
 
-def test_it_says_what_it_reads(mixed, tmp_path, capfd):
-    train(mixed(steps=2, data={"rows": "document"}), tmp_path / "run")
+def test_documents_of_their_own_and_what_is_said(mixed, corpora, tmp_path, capfd):
+    run = train(mixed(steps=2, data={"rows": "document"}), tmp_path / "run")
+    scores = evaluate(run)
+    assert scores["loss/foxes"] == pytest.approx(evaluate(run, data=corpora[0])["loss"], rel=1e-5)
+    assert scores["tokens"] == sum(
+        open_dataset(DataConfig(path, rows="document"), split="validation").document_count * 16 for path in corpora
+    ), "every document is longer than a row"
     said = capfd.readouterr().out
     foxes, ideas = open_dataset(mixed().data).shares
     assert f"of the rows: foxes {foxes:.1%} (" in said and f" times), ideas {ideas:.1%} (" in said
