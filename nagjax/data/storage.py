@@ -128,7 +128,7 @@ class RemotePath:
     def replace(self, target: "RemotePath") -> None:
         self._store.move(self.key, target.key)
 
-    def unlink(self, missing_ok: bool) -> None:
+    def unlink(self, missing_ok: bool = False) -> None:
         if not missing_ok or self.is_file():
             self._store.delete_file(self.key)
 
