@@ -23,8 +23,8 @@ DEFAULT_SCHEME = "nag"
 FLAT = ("model", "optimizer", "train")  # parts of a config whose options have no prefix
 PREFIXED = ("data", "mesh")
 COMMON = (  # what `--help` shows; `--help-all` shows the rest
-    *("scheme", "preset", "depth", "width", "context", "steps", "batch", "lr", "seed", "data.path", "out", "fresh"),
-    *("resume", "start", "eval_every", "save_every", "schedule", "warmup", "dtype", "remat"),
+    *("scheme", "preset", "depth", "width", "context", "steps", "batch", "lr", "seed", "data.path", "data.mix"),
+    *("out", "fresh", "resume", "start", "eval_every", "save_every", "schedule", "warmup", "dtype", "remat"),
     *("mod.rate", "mesh.fsdp", "log"),
 )
 

@@ -30,7 +30,7 @@ def prepare(
         out: the corpus folder to make.
         tokenizer: bytes, or the path of a tokenizer.json.
         validation: share of the documents held out, chosen by their hash; a text file is one document.
-        held_out: further inputs that are held out whole.
+        held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
         field: where JSON lines and table rows keep their text.
         longest: characters that one such line or row may have.
         runner: local, or beam for Apache Beam, whose own options follow after "--".

@@ -1,7 +1,7 @@
 """Text in, batches out: corpora, tokenizers, preparation, the input pipeline. Stands alone, without jax."""
 
 from nagjax.data.documents import read_documents
-from nagjax.data.pipeline import DataConfig, Dataset, batches, open_dataset
+from nagjax.data.pipeline import DataConfig, Dataset, Mixture, batches, open_dataset
 from nagjax.data.prepare import prepare
 from nagjax.data.stdlib import stdlib_documents
 from nagjax.data.store import Manifest, read_manifest, verify
@@ -13,6 +13,7 @@ __all__ = [
     "Dataset",
     "JsonTokenizer",
     "Manifest",
+    "Mixture",
     "Tokenizer",
     "batches",
     "load_tokenizer",

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, is_one_text, split_documents
+from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, fingerprints, is_one_text, split_documents
 from nagjax.data.encode import encode_documents
 from nagjax.data.prepare import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.data.store import (
     PROGRESS,
     SPLITS,
-    ArrayFile,
     Document,
     Manifest,
     ShardRecord,
@@ -30,6 +29,7 @@ from nagjax.data.store import (
     write_json,
     write_shard,
 )
+from nagjax.data.stream import ArrayFile
 from nagjax.data.tokenizer import Tokenizer
 from nagjax.errors import UserError
 from nagjax.json_reader import build, parse_json
@@ -47,6 +47,7 @@ class Work:
     field: str
     longest: int = LONGEST
     one_text: bool = False  # all the corpus is
+    held_out: frozenset[bytes] = frozenset()  # fingerprints of what the inputs are read without
 
     @property
     def stage(self) -> StoragePath:
@@ -72,7 +73,8 @@ class Piece:
         def ids() -> Iterator[np.ndarray]:
             share = 1.0 if self.held_out else work.validation
             by_place = work.one_text and not self.held_out
-            reading = {"field": work.field, "longest": work.longest, "by_place": by_place}
+            apart = frozenset() if self.held_out else work.held_out
+            reading = {"field": work.field, "longest": work.longest, "by_place": by_place, "without": apart}
             sides = split_documents([self.source], share, **reading)
             for split, document in encode_documents(sides, work.tokenizer):
                 if document.byte_count:
@@ -148,7 +150,8 @@ def prepare_on_beam(
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
     if manifest := request.finished():
         return manifest
-    work = Work(request.folder, request.tokenizer, validation, field, longest, is_one_text(inputs))
+    apart = fingerprints(held_out, field=field, longest=longest)
+    work = Work(request.folder, request.tokenizer, validation, field, longest, is_one_text(inputs), apart)
     if request.progress("beam") is None:
         write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
     with cannot_write(work.folder):

@@ -3,6 +3,7 @@
 import io
 import itertools
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import IO, Literal
@@ -90,15 +91,36 @@ def is_one_text(inputs: Sequence[str]) -> bool:
     return len(files) == 1 and format_of(files[0]) in _TEXT
 
 
+def fingerprints(inputs: Sequence[str], *, field: str = "text", longest: int = LONGEST) -> frozenset[bytes]:
+    """Of every document in the inputs, by its text."""
+    return frozenset(map(_fingerprint, read_documents(inputs, field=field, longest=longest)))
+
+
+def _fingerprint(text: str) -> bytes:
+    return sha256(text.encode()).digest()[:16]
+
+
 def split_documents(
-    inputs: Sequence[str], validation: float, *, field: str = "text", longest: int = LONGEST, by_place: bool = False
+    inputs: Sequence[str],
+    validation: float,
+    *,
+    field: str = "text",
+    longest: int = LONGEST,
+    by_place: bool = False,
+    without: AbstractSet[bytes] = frozenset(),
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     """`read_documents` with the split of each, by `split_name`: all of a text file, in however many documents it is
     cut, goes where its first one does, so that no file stands in both. `by_place` is for a corpus that is one text
-    file: its end is held out."""
-    if by_place:
-        yield from _split_by_place(inputs, validation)
-        return
+    file: its end is held out. Documents whose fingerprints are in `without` are left out."""
+    sides = _split_by_place(inputs, validation) if by_place else _split_by_hash(inputs, validation, field, longest)
+    for text, side in sides:
+        if not without or _fingerprint(text) not in without:
+            yield text, side
+
+
+def _split_by_hash(
+    inputs: Sequence[str], validation: float, field: str, longest: int
+) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     side = "train"
     for text, drawn in _documents(inputs, field, longest):
         side = split_name(text, validation) if drawn else side

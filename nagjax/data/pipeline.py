@@ -1,16 +1,21 @@
-"""From a corpus to batches: an endless shuffled stream for training, a finite exact pass for evaluation."""
+"""From corpora to batches: an endless shuffled stream for training, a finite exact pass for evaluation."""
 
+import itertools
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
-from nagjax.data.rows import Rows
+from nagjax.data.rows import DocumentRows, Rows
+from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
 from nagjax.data.stdlib import open_stdlib
 from nagjax.data.storage import storage_path
-from nagjax.data.store import SPLITS, TokenStream, open_stream, open_tokenizer, read_manifest, verify_small
+from nagjax.data.store import SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
+from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
 from nagjax.ranges import Range, Seed, check_fields
@@ -20,23 +25,34 @@ if TYPE_CHECKING:
 
 STDLIB = "stdlib"
 _BUFFERED_BATCHES = 4
+_REMOTE_BATCHES = 16  # read at once, and at most ahead, where every read waits for an object store
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """What to train on, and in which order."""
 
-    path: str = STDLIB  # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare
+    # stdlib: the sources of this Python's standard library; or a folder made by nagjax data prepare, also in an object
+    # store: gs://, s3://, hub:OWNER/NAME
+    path: str = STDLIB
     tokenizer: str = "bytes"  # bytes or a tokenizer.json, for stdlib only: a prepared folder carries its own
     seed: Seed = 0  # order of the training rows; epochs differ in order
     workers: Annotated[int, Range(ge=0, le=256)] = 0  # processes that make the same batches; 0: a thread does
     shuffle: bool = True  # whether training rows are shuffled at all
+    # several corpora in place of path: PATH=WEIGHT each, or PATH=WEIGHT@SHARE,WEIGHT@SHARE for a weight that changes
+    # over training; weights are shares of the rows
+    mix: tuple[str, ...] = ()
+    rows: Literal["packed", "document"] = "packed"  # document: one in each row, cut off or padded
 
     def __post_init__(self):
         check_fields(self, "data.")
         if not self.path:
             raise UserError("data.path", self.path, 'use "stdlib" or a folder made by "nagjax data prepare"')
-        if self.path != STDLIB and self.tokenizer != "bytes":
+        if self.mix and self.path != STDLIB:
+            fix = "a mixture's corpora all stand in data.mix: add this one there with a weight, or leave it out"
+            raise UserError("data.path", self.path, fix)
+        paths = [part.path for part in parse_mix(self.mix)] or [self.path]
+        if STDLIB not in paths and self.tokenizer != "bytes":
             fix = "a prepared corpus carries its own tokenizer: leave this out, or prepare it again"
             raise UserError("data.tokenizer", self.tokenizer, fix)
 
@@ -60,12 +76,12 @@ class Dataset:
 
     @property
     def document_count(self) -> int:
-        return len(self.stream.document_ends)
+        return self.stream.document_count
 
     @property
     def byte_count(self) -> int:
         """UTF-8 bytes of the documents' text."""
-        return int(self.stream.document_bytes.sum())
+        return self.stream.byte_count
 
     def bytes_per_token(self) -> Float32[np.ndarray, "V"]:
         """Bytes of text each token id stands for, to be summed over the targets that count.
@@ -86,18 +102,59 @@ class Dataset:
 
     def rows(self, context: int) -> int:
         """Rows of `context` targets that one pass over the split takes."""
-        return -(-self.token_count // context)
+        return self.document_count if self.config.rows == "document" else -(-self.token_count // context)
+
+    def waste(self, context: int) -> tuple[float, float]:
+        """The share of the places in rows that is padding, and the share of the tokens that is cut off."""
+        if self.config.rows == "packed":
+            return 1.0 - self.token_count / max(1, self.rows(context) * context), 0.0
+        kept = int(np.minimum(np.diff(self.stream.document_ends, prepend=0), context).sum())
+        return 1.0 - kept / max(1, self.rows(context) * context), 1.0 - kept / max(1, self.token_count)
+
+    def source(self, context: int) -> "Rows | DocumentRows":
+        """Its rows, by number."""
+        cut = DocumentRows if self.config.rows == "document" else Rows
+        return cut(self.stream, context, self.tokenizer.end_of_text)
+
+
+@dataclass(frozen=True)
+class Mixture(Dataset):
+    """One split of several corpora: `stream` is all of them, one after the other."""
+
+    corpora: tuple[Dataset, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the corpora, as logs have them."""
+        return names_of(parse_mix(self.config.mix))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of all rows of the training, by corpus."""
+        return mean_shares(parse_mix(self.config.mix))
+
+    def rows(self, context: int) -> int:
+        return sum(corpus.rows(context) for corpus in self.corpora)
+
+    def turns(self, batch: int, context: int) -> list[tuple[int, int]]:
+        """The batches of one pass over all corpora, as (corpus, number): one of each in turn while it has any."""
+        counts = [-(-corpus.rows(context) // batch) for corpus in self.corpora]
+        rounds = itertools.zip_longest(*([(i, n) for n in range(count)] for i, count in enumerate(counts)))
+        return [turn for found in rounds for turn in found if turn is not None]
 
 
 def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokenizer | None = None) -> Dataset:
-    """Open `"train"` or `"validation"` of a corpus, without reading it (if it is small, its hashes are compared).
+    """Open `"train"` or `"validation"` of a corpus, without reading it (if it is small, its hashes are compared); with
+    `mix` of several, as a `Mixture`.
 
     `tokenizer`, when given, is used for `"stdlib"` in place of the configured one, and must be the corpus's
     own for a prepared folder. Raises UserError: unknown split, absent path, unknown or other tokenizer,
-    missing or cut shards, a split with no documents.
+    missing or cut shards, a split with no documents, corpora of a mixture with different tokenizers.
     """
     if split not in SPLITS:
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
+    if config.mix:
+        return _open_mixture(config, split, tokenizer)
     if config.path == STDLIB:
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)
         stream, content = open_stdlib(split, tokenizer)
@@ -115,6 +172,55 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
     return Dataset(config, split, tokenizer, stream, content)
 
 
+def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Mixture:
+    corpora = []
+    for number, part in enumerate(parse_mix(config.mix)):
+        # Of its own seed: corpora of equal length are not read in one order.
+        seed = int(np.random.SeedSequence([config.seed, number]).generate_state(1)[0])
+        own = config.tokenizer if part.path == STDLIB else "bytes"
+        alone = replace(config, path=part.path, tokenizer=own, seed=seed, mix=())
+        corpora.append(open_dataset(alone, split=split, tokenizer=tokenizer))
+    first = corpora[0]
+    for other in corpora:
+        if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            names = [f"{c.config.path} has {c.tokenizer.name} ({c.tokenizer.fingerprint[:8]})" for c in (first, other)]
+            fix = "a mixture has one tokenizer: prepare one of the two again with that of the other (--tokenizer)"
+            raise UserError("data.mix", " and ".join(names), fix)
+    stream = TokenStream.joined([corpus.stream for corpus in corpora])
+    content = sha256("".join(corpus.content for corpus in corpora).encode()).hexdigest()
+    return Mixture(config, split, first.tokenizer, stream, content, tuple(corpora))
+
+
+class MixedRows:
+    """The rows of a training on a mixture, by number: each corpus in an order of its own, epoch after epoch."""
+
+    def __init__(self, mixture: Mixture, context: int, rows: int | None):
+        self.apportionment = Apportionment(parse_mix(mixture.config.mix), rows)
+        self.corpora = [_endless(corpus, context) for corpus in mixture.corpora]
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        corpus, number = self.apportionment.place(int(row))
+        return self.corpora[corpus][number]
+
+
+class Turns:
+    """The processes' parts of the batches of one pass over a mixture, those of a batch next to each other."""
+
+    def __init__(self, turns: Sequence[tuple[int, int]], parts: Sequence[Any], process_count: int):
+        self.turns, self.parts, self.process_count = turns, parts, process_count
+
+    def __len__(self) -> int:
+        return len(self.turns) * self.process_count
+
+    def __getitem__(self, place: int) -> dict[str, np.ndarray]:
+        turn, process = divmod(int(place), self.process_count)
+        corpus, number = self.turns[turn]
+        return self.parts[corpus][number * self.process_count + process]
+
+
 def batches(
     dataset: Dataset,
     *,
@@ -122,6 +228,7 @@ def batches(
     context: int,
     repeat: bool = True,
     start: int = 0,
+    steps: int | None = None,
     process_index: int = 0,
     process_count: int = 1,
 ) -> "grain.DatasetIterator":
@@ -133,6 +240,10 @@ def batches(
     `rows(context)` consecutive rows from a multiple of it are one whole epoch.
     `repeat=False`: one pass over all rows in one fixed scattered order whatever the seed, so that its first
     batches are a fair sample; the last batch is filled with padding rows. Always in this process.
+
+    Of a mixture, with `repeat`, every corpus has its own epochs, and its weight in `mix` is its share of the rows;
+    `steps` is the length of the whole training, along which weights change (None: their mean holds throughout). Without
+    `repeat` every batch is of one corpus (`Mixture.turns`).
 
     `start` batches are left out at the beginning, without being read: the stream is the one that has yielded them.
 
@@ -154,24 +265,22 @@ def batches(
         raise UserError("batch", batch, f"needs to be a multiple of the {process_count} processes")
     if not 0 <= process_index < process_count:
         raise UserError("process_index", process_index, f"needs to be from 0 to {process_count - 1}")
-    if repeat and dataset.token_count < context:
-        fix = f"{dataset.split} has only {dataset.token_count} tokens, less than one row: lower it or add text"
-        raise UserError("context", context, fix)
 
-    rows, end = dataset.rows(context), dataset.tokenizer.end_of_text
-    if repeat:
-        source = grain.MapDataset.source(Rows(dataset.stream, context, end)).seed(dataset.config.seed)
-        source = (source.shuffle() if dataset.config.shuffle else source).repeat()
-    else:
-        scattered = grain.MapDataset.range(rows).shuffle(seed=0)
-        padding = grain.MapDataset.range(rows, -(-rows // batch) * batch)
-        order = grain.MapDataset.concatenate([scattered, padding]) if len(padding) else scattered
-        source = order.map(Rows(dataset.stream, context, end).__getitem__)
     # Batching before dividing is what keeps the global batch independent of the number of processes.
-    local = source.batch(batch // process_count, drop_remainder=True)
+    mine = batch // process_count
+    if not isinstance(dataset, Mixture):
+        source = _endless(dataset, context) if repeat else _one_pass(dataset, batch, context)
+        local = source.batch(mine, drop_remainder=True)
+    elif repeat:
+        mixed = MixedRows(dataset, context, steps and steps * batch)
+        local = grain.MapDataset.source(mixed).batch(mine, drop_remainder=True)
+    else:
+        parts = [_one_pass(corpus, batch, context).batch(mine) for corpus in dataset.corpora]
+        local = grain.MapDataset.source(Turns(dataset.turns(batch, context), parts, process_count))
     local = local[process_index + start * process_count :: process_count]
     workers = dataset.config.workers if repeat else 0
-    threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_BUFFERED_BATCHES)
+    ahead = _REMOTE_BATCHES if dataset.stream.remote else _BUFFERED_BATCHES
+    threads = grain.ReadOptions(num_threads=ahead if dataset.stream.remote else 1, prefetch_buffer_size=ahead)
     stream = local.to_iter_dataset(threads)
     if workers:
         _parse_absl_flags()
@@ -180,6 +289,28 @@ def batches(
         no_shared_memory = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
         stream = grain.experimental.WithOptionsIterDataset(stream, no_shared_memory).mp_prefetch(options)
     return iter(stream)
+
+
+def _endless(dataset: Dataset, context: int) -> "grain.MapDataset":
+    """All rows of a corpus, epoch after epoch."""
+    import grain
+
+    if dataset.config.rows == "packed" and dataset.token_count < context:
+        fix = f"{dataset.split} has only {dataset.token_count} tokens, less than one row: lower it or add text"
+        raise UserError("context", context, fix)
+    source = grain.MapDataset.source(dataset.source(context)).seed(dataset.config.seed)
+    return (source.shuffle() if dataset.config.shuffle else source).repeat()
+
+
+def _one_pass(dataset: Dataset, batch: int, context: int) -> "grain.MapDataset":
+    """All rows of a corpus once, and rows of padding that fill the last batch."""
+    import grain
+
+    rows = dataset.rows(context)
+    scattered = grain.MapDataset.range(rows).shuffle(seed=0)
+    padding = grain.MapDataset.range(rows, -(-rows // batch) * batch)
+    order = grain.MapDataset.concatenate([scattered, padding]) if len(padding) else scattered
+    return order.map(dataset.source(context).__getitem__)
 
 
 def _parse_absl_flags() -> None:

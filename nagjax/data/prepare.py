@@ -14,10 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, is_one_text, read_documents, split_documents
+from nagjax.data.documents import (
+    HUB_PREFIX,
+    LONGEST,
+    find_files,
+    fingerprints,
+    is_one_text,
+    read_documents,
+    split_documents,
+)
 from nagjax.data.encode import encode_documents
 from nagjax.data.manifest import Size
-from nagjax.data.storage import StoragePath, size_of, storage_path
+from nagjax.data.storage import RemotePath, StoragePath, size_of, storage_path
 from nagjax.data.store import (
     MANIFEST,
     PROGRESS,
@@ -113,10 +121,11 @@ def prepare(
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
     `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
     documents held out, chosen by hash; a text file counts as one, however long.
-    held_out: further inputs that go to validation whole; with them
-    `validation` may be 0. field: where JSON lines, Parquet rows and hub rows keep their text. longest:
-    characters that one such line or row may have. shard_tokens: tokens in one round, which also bounds the memory
-    (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after each document.
+    held_out: further inputs that go to validation whole, and whose documents are left out where they stand in `inputs`,
+    too, so that none is trained on; with them `validation` may be 0. field: where JSON lines, Parquet rows and hub rows
+    keep their text. longest: characters that one such line or row may have. shard_tokens: tokens in one round, which
+    also bounds the memory (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after
+    each document.
 
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else, and when it cannot be written.
@@ -174,6 +183,9 @@ def describe_request(
     if shard_tokens < 1:
         raise UserError("shard_tokens", shard_tokens, "needs to be at least 1")
     folder, encoder = storage_path(out), load_tokenizer(tokenizer)
+    if isinstance(folder, RemotePath) and folder.scheme == "hf":
+        fix = "prepare it in a folder here, and upload that (hf upload OWNER/NAME FOLDER --repo-type dataset)"
+        raise UserError("out", str(out), fix)
     states: dict[Path, tuple[int, ...]] = {}
     source = {
         "inputs": _described(inputs, states),
@@ -207,8 +219,8 @@ def _remove_leftovers(folder: StoragePath) -> None:
 def _labelled(
     inputs: Sequence[str], held_out: Sequence[str], validation: float, field: str, longest: int
 ) -> Iterator[tuple[str, str]]:
-    one = is_one_text(inputs)
-    yield from split_documents(inputs, validation, field=field, longest=longest, by_place=one)
+    one, apart = is_one_text(inputs), fingerprints(held_out, field=field, longest=longest)
+    yield from split_documents(inputs, validation, field=field, longest=longest, by_place=one, without=apart)
     for text in read_documents(held_out, field=field, longest=longest):
         yield text, "validation"
 

@@ -1,9 +1,9 @@
-"""Packing: a token stream cut into rows of fixed length, any of which can be made on its own."""
+"""Rows of fixed length out of a token stream, any of which can be made on its own: packed, or one document each."""
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from nagjax.data.store import TokenStream
+from nagjax.data.stream import TokenStream
 
 
 class Rows:
@@ -27,21 +27,42 @@ class Rows:
     def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
         start = min(int(row) * self.context, len(self.stream))
         stop = min(start + self.context, len(self.stream))
-        n = stop - start
-        lengths = self._segment_lengths(start, stop)
-        tokens, targets = np.full((2, self.context), self.end_of_text, np.int32)
-        segment_ids, positions = np.zeros((2, self.context), np.int32)
-        targets[:n] = self.stream.read(start, stop)
-        tokens[1:n] = targets[: n - 1] if n else 0
-        if n and start:
-            tokens[0] = self.stream.read(start - 1, start)[0]
-        segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-        positions[:n] = np.arange(n) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        weights = (segment_ids > 0).astype(np.float32)
-        return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)
+        return made_row(self.stream, start, stop, self.context, self.end_of_text)
 
-    def _segment_lengths(self, start: int, stop: int) -> np.ndarray:
-        ends = self.stream.document_ends
-        first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")
-        borders = np.concatenate([[start], ends[first:last], [stop]])
-        return np.diff(borders)
+
+class DocumentRows:
+    """Row `r` predicts document `r`, its end-of-text token included, as far as it fits; the rest of the row is padding.
+
+    As in `Rows` the first input is the end-of-text token, and rows past the last document are padding.
+    """
+
+    def __init__(self, stream: TokenStream, context: int, end_of_text: int):
+        self.stream, self.context, self.end_of_text = stream, context, end_of_text
+
+    def __len__(self) -> int:
+        return self.stream.document_count
+
+    def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
+        start, stop = self.stream.document(int(row)) if int(row) < len(self) else (0, 0)
+        stop = min(stop, start + self.context)
+        return made_row(self.stream, start, stop, self.context, self.end_of_text)
+
+
+def made_row(
+    stream: TokenStream, start: int, stop: int, context: int, end_of_text: int
+) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
+    """The row whose targets are the stream's tokens `[start, stop)`, at most `context`, and padding behind them."""
+    n = stop - start
+    borders = stream.borders(start, stop)
+    lengths = np.diff(borders)
+    tokens, targets = np.full((2, context), end_of_text, np.int32)
+    segment_ids, positions = np.zeros((2, context), np.int32)
+    if n:
+        before = min(start, 1)  # the token in front, with the same read
+        read = stream.read(start - before, stop)
+        targets[:n] = read[before:]
+        tokens[1 - before : n] = read[:-1]
+    segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
+    weights = (segment_ids > 0).astype(np.float32)
+    return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)

@@ -13,13 +13,13 @@ from nagjax.data.encode import encode_documents
 from nagjax.data.store import (
     SPLITS,
     Document,
-    TokenStream,
     in_memory,
     open_stream,
     read_manifest,
     write_manifest,
     write_shard,
 )
+from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer
 from nagjax.errors import UserError
 

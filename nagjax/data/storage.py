@@ -1,7 +1,8 @@
 """Where files are: on this machine (`pathlib.Path`) or in an object store, behind the same few methods.
 
 The object stores are those of Arrow, which reads Parquet here anyway: `gs://` and `s3://`, with credentials and
-region from the environment as those clouds document them, and `file://`.
+region from the environment as those clouds document them, and `file://`; and of fsspec `hf://`, data sets of the
+Hugging Face hub, also written `hub:OWNER/NAME`, and `memory://`, which is this process's own.
 """
 
 import os
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     import pyarrow.fs
     from pyarrow import NativeFile
 
-SCHEMES = ("gs", "s3", "file")
+OF_FSSPEC = ("hf", "memory")
+SCHEMES = ("gs", "s3", "file", *OF_FSSPEC)
+HUB = "hub:"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,15 @@ class RemotePath:
     def _store(self) -> "pyarrow.fs.FileSystem":
         from pyarrow import fs
 
-        return fs.FileSystem.from_uri(str(self))[0]
+        if self.scheme not in OF_FSSPEC:
+            return fs.FileSystem.from_uri(str(self))[0]
+        try:
+            import fsspec
+
+            return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(self.scheme)))
+        except ImportError:
+            fix = "needs the packages of the hub: pip install -e '.[hub]'"
+            raise UserError("path", str(self), fix) from None
 
     def _info(self) -> "pyarrow.fs.FileInfo":
         return self._store.get_file_info(self.key)
@@ -78,6 +89,13 @@ class RemotePath:
             if info.is_file:
                 yield RemotePath(self.scheme, info.path)
 
+    def sizes(self) -> dict[str, int]:
+        """Of the files in a folder, by name, with one listing."""
+        from pyarrow import fs
+
+        found = self._store.get_file_info(fs.FileSelector(self.key, allow_not_found=True))
+        return {PurePosixPath(info.path).name: info.size for info in found if info.is_file}
+
     def size(self) -> int:
         return self._info().size
 
@@ -89,7 +107,14 @@ class RemotePath:
         """`rb` (random access) or `wb`."""
         return self._store.open_input_file(self.key) if mode == "rb" else self._store.open_output_stream(self.key)
 
+    def read_range(self, start: int | None, stop: int | None) -> bytes:
+        """Of a file system of fsspec: just these bytes, or all of them. Its open files would share one position among
+        threads, and read ahead by megabytes."""
+        return self._store.handler.fs.cat_file(self.key, start, stop, cache_type="none")
+
     def read_bytes(self) -> bytes:
+        if self.scheme in OF_FSSPEC:
+            return self.read_range(None, None)
         with self.open("rb") as file:
             return file.read()
 
@@ -103,7 +128,7 @@ class RemotePath:
     def replace(self, target: "RemotePath") -> None:
         self._store.move(self.key, target.key)
 
-    def unlink(self, missing_ok: bool) -> None:
+    def unlink(self, missing_ok: bool = False) -> None:
         if not missing_ok or self.is_file():
             self._store.delete_file(self.key)
 
@@ -115,6 +140,11 @@ def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
     """A path of this machine, or of an object store by its URL. Raises UserError for an unknown store."""
     if isinstance(name, RemotePath):
         return name
+    if str(name).startswith(HUB):
+        place = str(name).removeprefix(HUB).strip("/")
+        if "/" not in place:
+            raise UserError("path", str(name), "use hub:OWNER/NAME, or hub:OWNER/NAME/FOLDER for a folder in it")
+        return RemotePath("hf", f"datasets/{place}")
     scheme, mark, key = str(name).partition("://")
     if not mark:
         return Path(name)
@@ -138,11 +168,14 @@ def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
 
 
 class RemoteArray:
-    """A flat array in an object store: `array[start:stop]` reads just those bytes."""
+    """A flat array in an object store: `array[start:stop]` reads just those bytes, from any thread."""
 
     def __init__(self, path: RemotePath, dtype: str):
-        self._file, self._dtype = path.open("rb"), np.dtype(dtype)
+        self._path, self._dtype = path, np.dtype(dtype)
+        self._file = None if path.scheme in OF_FSSPEC else path.open("rb")
 
     def __getitem__(self, part: slice) -> np.ndarray:
-        size = self._dtype.itemsize
-        return np.frombuffer(self._file.read_at((part.stop - part.start) * size, part.start * size), self._dtype)
+        start, stop = part.start * self._dtype.itemsize, part.stop * self._dtype.itemsize
+        if self._file is not None:
+            return np.frombuffer(self._file.read_at(stop - start, start), self._dtype)
+        return np.frombuffer(self._path.read_range(start, stop), self._dtype)

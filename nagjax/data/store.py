@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
 
@@ -23,7 +23,8 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from nagjax.data.manifest import FORMAT, FileRecord, Manifest, ShardRecord
-from nagjax.data.storage import RemoteArray, RemotePath, StoragePath, size_of, storage_path
+from nagjax.data.storage import RemotePath, StoragePath, size_of, storage_path
+from nagjax.data.stream import ArrayFile, TokenStream
 from nagjax.data.tokenizer import LARGEST as LARGEST_TOKENIZER
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
@@ -43,79 +44,6 @@ class Document:
 
     ids: Int32[np.ndarray, "n"]
     byte_count: int
-
-
-@dataclass(frozen=True)
-class ArrayFile:
-    """An array in a file, mapped (in an object store: read by ranges) on first use.
-
-    Copies of it (in worker processes) carry only the name."""
-
-    path: StoragePath
-    dtype: str
-    shape: tuple[int, ...]
-
-    def open(self) -> np.ndarray | RemoteArray:
-        if isinstance(self.path, RemotePath):
-            if len(self.shape) == 1:
-                return RemoteArray(self.path, self.dtype)
-            return np.frombuffer(self.path.read_bytes(), self.dtype).reshape(self.shape)
-        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
-
-
-class TokenStream:
-    """All tokens of a split as one sequence, document after document; random access by position.
-
-    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s; `exact`
-    says that the tokenizer's byte table adds up to the true length of every document in them.
-    """
-
-    def __init__(self, shards: Sequence[tuple[np.ndarray | ArrayFile, np.ndarray | ArrayFile]], exact: bool):
-        self._shards, self.exact = list(shards), exact
-        self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @cached_property
-    def _tokens(self) -> list[np.ndarray | RemoteArray]:
-        return [_opened(tokens) for tokens, _ in self._shards]
-
-    @cached_property
-    def document_ends(self) -> Int64[np.ndarray, "documents"]:
-        """Position just after each document's end-of-text token, increasing."""
-        parts = []
-        for (tokens, documents), start in zip(self._shards, self._starts, strict=False):
-            ends = _opened(documents)[:, 0]
-            if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
-                name = documents.path if isinstance(documents, ArrayFile) else "documents"
-                raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
-            parts.append(ends + start)
-        return np.concatenate([np.zeros(0, np.int64), *parts])
-
-    @cached_property
-    def document_bytes(self) -> Int64[np.ndarray, "documents"]:
-        """UTF-8 length of each document's text."""
-        return np.concatenate([np.zeros(0, np.int64), *(_opened(d)[:, 1] for _, d in self._shards)])
-
-    def read(self, start: int, stop: int) -> Int32[np.ndarray, "n"]:
-        """Tokens `[start, stop)`, wherever the shards divide."""
-        out = np.empty(stop - start, np.int32)
-        shard = int(np.searchsorted(self._starts, start, "right")) - 1
-        at = start
-        while at < stop:
-            until = min(stop, int(self._starts[shard + 1]))
-            begin = int(self._starts[shard])
-            out[at - start : until - start] = self._tokens[shard][at - begin : until - begin]
-            at, shard = until, shard + 1
-        return out
-
-    def __getstate__(self) -> dict:
-        return {name: getattr(self, name) for name in ("_shards", "_starts", "exact")}  # no mapped arrays
-
-
-def _opened(array: np.ndarray | ArrayFile) -> np.ndarray | RemoteArray:
-    return array.open() if isinstance(array, ArrayFile) else array
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:
@@ -215,6 +143,13 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         raise UserError("path", str(folder), fix) from None
     except (OSError, ValueError) as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:  # of the hub's client, which raises many unrelated types
+        if not isinstance(folder, RemotePath):
+            raise
+        fix = f"cannot be read ({type(error).__name__}: {error}): check the name, the network and the credentials"
+        raise UserError("path", str(folder), fix) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
     try:
@@ -244,13 +179,14 @@ def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
 
 def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStream:
     """Map a split's shards. Raises UserError naming the first file whose size is not the recorded one."""
-    shards = []
+    shards, sizes = [], {} if isinstance(folder, Path) else folder.sizes()
     for shard in manifest.splits.get(split, ()):
         for record in (shard.tokens, shard.documents):
             path = folder / record.name
             if isinstance(path, Path):
-                inside(path)
-            size = size_of(path) if path.exists() else None
+                size = size_of(inside(path)) if path.exists() else None
+            else:
+                size = sizes.get(record.name)
             if size != record.size:
                 what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
                 fix = f"{what}: copy it again, or delete the folder and prepare the corpus again"
@@ -264,7 +200,9 @@ def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStr
                 ArrayFile(folder / shard.documents.name, "<i8", (shard.document_count, 2)),
             )
         )
-    return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())))
+    # In an object store the index of a shard is read with the shard's first row: what it sums up to is noted.
+    known = None if isinstance(folder, Path) else manifest.total(split, "byte_count")
+    return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())), known)
 
 
 def verify(folder: str | os.PathLike) -> Manifest:

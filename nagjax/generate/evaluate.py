@@ -54,12 +54,12 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
     Raises UserError: no such corpus, one of another tokenizer, or a corpus of the run that has changed since.
     """
     if data is None:
-        given = run.tokenizer if run.config.data.path == STDLIB else None
+        given = run.tokenizer if run.config.data.path == STDLIB else None  # of a mixture path is that, too
         dataset = open_dataset(run.config.data, split=split, tokenizer=given)
         check_corpus(run.folder, dataset)
         return dataset
     given = run.tokenizer if data == STDLIB else None
-    dataset = open_dataset(DataConfig(path=data), split=split, tokenizer=given)
+    dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
         fix = f"was prepared with {names}: prepare it with that one"

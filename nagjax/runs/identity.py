@@ -5,7 +5,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from nagjax.data import Dataset
+from nagjax.data import Dataset, Mixture
+from nagjax.data.shares import parse_mix
 from nagjax.errors import UserError
 from nagjax.files import read_record, write_json
 from nagjax.json_reader import parse_json
@@ -19,7 +20,7 @@ FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
     + ("on_bad_step", "spike", "max_bad_steps", "loss_chunk")
-} | {"data.path", "data.tokenizer", "data.workers"}
+} | {"data.path", "data.mix", "data.tokenizer", "data.workers"}
 WHERE_FROM = "path"  # of a corpus
 
 
@@ -41,9 +42,13 @@ def settled(config: RunConfig | dict) -> dict:
 
 
 def corpus_identity(corpus: Dataset) -> dict:
-    """The content of a run's corpus.json."""
-    return {
-        WHERE_FROM: corpus.config.path,
+    """The content of a run's corpus.json; a mixture's has the content and the weights of every corpus in it."""
+    mixed = {}
+    if isinstance(corpus, Mixture):
+        for i, (part, one) in enumerate(zip(parse_mix(corpus.config.mix), corpus.corpora, strict=True)):
+            mixed |= {f"data.mix[{i}].content": one.content, f"data.mix[{i}].weights": part.schedule}
+    return mixed | {
+        WHERE_FROM: list(corpus.config.mix) or corpus.config.path,
         "tokenizer": corpus.tokenizer.fingerprint,
         "documents": corpus.document_count,
         "tokens": corpus.token_count,
@@ -106,8 +111,10 @@ def check_corpus(folder: Path, corpus: Dataset) -> None:
     except FileNotFoundError:
         return
     if content is not None and content != corpus.content:
-        fix = f"is not the text that the run was trained on; to read it all the same give --data {corpus.config.path}"
-        raise UserError("data.path", corpus.config.path, fix)
+        field, value = ("data.mix", corpus.config.mix) if corpus.config.mix else ("data.path", corpus.config.path)
+        one = corpus.config.mix[0].rpartition("=")[0] if corpus.config.mix else corpus.config.path
+        fix = f"is not the text that the run was trained on; to read it all the same give --data {one}"
+        raise UserError(field, value, fix)
 
 
 def _changed(old: dict, new: dict) -> str:

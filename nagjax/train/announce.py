@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 
 from nagjax.console import say
+from nagjax.data import Dataset, Mixture
 from nagjax.errors import UserError
 from nagjax.train.distributed.mesh import BATCH, parameter_sharding
 from nagjax.train.state import Blueprint
@@ -14,8 +15,9 @@ GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def announce(blueprint: Blueprint, title: str) -> None:
-    """Prints one line: parameters, devices, tokens per step, memory needed and memory free."""
+def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
+    """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Of a mixture another one:
+    each corpus's share of the rows and how often it is read; of one-document rows: how much is padding or cut off."""
     config, mesh = blueprint.config, blueprint.mesh
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(blueprint.parameters))
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
@@ -24,6 +26,16 @@ def announce(blueprint: Blueprint, title: str) -> None:
     free = available_bytes(mesh)
     memory = f"at least {least_bytes(blueprint) / GIB:.2f} GiB a device" + (f", {free / GIB:.2f} free" if free else "")
     say(f"{title}: {count:,} parameters on {devices}; {tokens:,} tokens a step; {memory}; compiling")
+    context, rows = config.model.context, config.train.steps * config.train.batch
+    corpora = [("the corpus", 1.0, corpus)]
+    if isinstance(corpus, Mixture):
+        corpora = list(zip(corpus.names, corpus.shares, corpus.corpora, strict=True))
+        told = (f"{name} {share:.1%} ({share * rows / one.rows(context):.2g} times)" for name, share, one in corpora)
+        say(f"of the rows: {', '.join(told)}")
+    if config.data.rows == "document":
+        waste = [(name, *one.waste(context)) for name, _, one in corpora]
+        told = (f"{padding:.1%} of {name} is padding, {cut:.1%} of its tokens cut off" for name, padding, cut in waste)
+        say(f"a document a row: {'; '.join(told)}")
 
 
 def check_memory(blueprint: Blueprint) -> None:

@@ -55,10 +55,11 @@ class Skipped:
 
 class TrainBatches:
     """Batches in the order of steps. The position depends only on the step and the skipped batches, not on the number
-    of processes or workers."""
+    of processes or workers. `steps`: of the whole training, along which a mixture's weights change."""
 
-    def __init__(self, dataset: Dataset, batch: int, context: int, **share: Any):
-        self._open = lambda start: batches(dataset, batch=batch, context=context, start=start, **share)
+    def __init__(self, dataset: Dataset, batch: int, context: int, steps: int | None = None, **share: Any):
+        share = share | {"batch": batch, "context": context, "steps": steps}
+        self._open = lambda start: batches(dataset, start=start, **share)
         self._rows: Any = self._open(0)
         self._next = 0
 

@@ -85,7 +85,7 @@ def train(
         skipped = Skipped(folder, fresh=resumed is None)
         title, quiet = label or config.scheme.title, jax.process_index() > 0
         if not quiet:
-            announce(blueprint, title.strip())
+            announce(blueprint, title.strip(), setup.corpus)
         tokens = options.batch * config.model.context
         line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed

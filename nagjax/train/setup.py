@@ -36,7 +36,8 @@ def set_up(config: RunConfig) -> Setup:
     check_platform(config, mesh)
     check_batch(config.train.batch, config.train.accumulate, mesh)
     corpus = open_dataset(config.data)
-    batches = TrainBatches(corpus, config.train.batch, config.model.context, **batch_share(mesh))
+    sizes = config.train.batch, config.model.context, config.train.steps
+    batches = TrainBatches(corpus, *sizes, **batch_share(mesh))
     blueprint = Blueprint.of(config, mesh)
     return Setup(blueprint, corpus, batches, Evaluator(blueprint))
 

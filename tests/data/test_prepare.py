@@ -9,7 +9,9 @@ import pytest
 
 from nagjax.cli import main
 from nagjax.data import DataConfig, load_tokenizer, open_dataset, prepare, read_manifest, verify
+from nagjax.data.beam import prepare_on_beam
 from nagjax.errors import UserError
+from tests.data.test_beam import in_this_process
 
 
 def raw_documents(folder, split):
@@ -209,6 +211,29 @@ def test_held_out_inputs_go_to_validation_whole(jsonl, texts, tmp_path):
     prepare([jsonl], tmp_path / "none", validation=0)
     with pytest.raises(UserError, match="validation.*holds no documents.*--validation"):
         open_dataset(DataConfig(path=str(tmp_path / "none")), split="validation")
+
+
+@pytest.mark.parametrize("runner", ["local", "beam"])
+def test_nothing_held_out_is_trained_on(jsonl, texts, tmp_path, monkeypatch, runner):
+    """A file among the inputs, a copy under another name, and single documents of theirs."""
+    if runner == "beam":
+        in_this_process(monkeypatch)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "all.jsonl").write_bytes(Path(jsonl).read_bytes())
+    (folder / "kept.txt").write_text("held out, as a text\n" * 4000)
+    (folder / "copy.md").write_text("held out, as a text\n" * 4000)
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[5:9]))
+    held_out = [str(folder / "kept.txt"), str(tmp_path / "some.jsonl")]
+    make = {"local": prepare, "beam": prepare_on_beam}[runner]
+    make([str(folder)], tmp_path / "out", validation=0.0, held_out=held_out, shard_tokens=7000)
+    tokenizer = load_tokenizer("bytes")
+    split = {
+        name: [tokenizer.decode(ids[:-1]) for ids, _ in raw_documents(tmp_path / "out", name)]
+        for name in ("train", "validation")
+    }
+    assert split["train"] == [*texts[:5], *texts[9:]]
+    assert "".join(split["validation"]) == "held out, as a text\n" * 4000 + "".join(texts[5:9])
 
 
 def test_real_documents(shared_data, tmp_path):

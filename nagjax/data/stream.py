@@ -1,0 +1,145 @@
+"""The tokens of a split as one sequence, wherever its shards are: mapped, or in an object store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
+from nagjax.errors import UserError
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """An array in a file, mapped (in an object store: read by ranges) on first use.
+
+    Copies of it (in worker processes) carry only the name."""
+
+    path: StoragePath
+    dtype: str
+    shape: tuple[int, ...]
+
+    def open(self) -> np.ndarray | RemoteArray:
+        if isinstance(self.path, RemotePath):
+            if len(self.shape) == 1:
+                return RemoteArray(self.path, self.dtype)
+            return np.frombuffer(self.path.read_bytes(), self.dtype).reshape(self.shape)
+        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
+
+
+class TokenStream:
+    """All tokens of a split as one sequence, document after document; random access by position.
+
+    `shards` are pairs (tokens `[n]`, documents int64 `[d, 2]`) of arrays in memory or `ArrayFile`s, opened when they
+    are first read; `exact` says that the tokenizer's byte table adds up to the true length of every document in them.
+    `byte_count`: of all documents, where it is known without reading their index.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[tuple[np.ndarray | ArrayFile, np.ndarray | ArrayFile]],
+        exact: bool,
+        byte_count: int | None = None,
+    ):
+        self._shards, self.exact, self._byte_count = list(shards), exact, byte_count
+        self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
+        self._firsts = np.cumsum([0] + [documents.shape[0] for _, documents in self._shards])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tokens: dict[int, np.ndarray | RemoteArray] = {}
+        self._documents: dict[int, np.ndarray] = {}
+        self._locks = [Lock() for _ in self._shards]  # threads that read ahead wait for an index, and read it once
+
+    @classmethod
+    def joined(cls, streams: Sequence["TokenStream"]) -> "TokenStream":
+        """One behind the other."""
+        shards = [shard for stream in streams for shard in stream._shards]
+        known = [stream._byte_count for stream in streams]
+        total = None if None in known else sum(n for n in known if n is not None)
+        return cls(shards, all(stream.exact for stream in streams), total)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def remote(self) -> bool:
+        """Whether any of it is read from an object store."""
+        return any(isinstance(t, ArrayFile) and isinstance(t.path, RemotePath) for t, _ in self._shards)
+
+    @property
+    def document_count(self) -> int:
+        return int(self._firsts[-1])
+
+    @property
+    def byte_count(self) -> int:
+        """UTF-8 bytes of the documents' text."""
+        if self._byte_count is not None:
+            return self._byte_count
+        return sum(int(self._index(shard)[:, 1].sum()) for shard in range(len(self._shards)))
+
+    def _read(self, shard: int, start: int, stop: int) -> np.ndarray:
+        if shard not in self._tokens:
+            self._tokens[shard] = _opened(self._shards[shard][0])
+        return self._tokens[shard][start:stop]
+
+    def _index(self, shard: int) -> Int64[np.ndarray, "documents 2"]:
+        """Where a shard's documents end in it, increasing, and their bytes."""
+        with self._locks[shard]:
+            if shard not in self._documents:
+                tokens, documents = self._shards[shard]
+                found = _opened(documents)
+                ends = found[:, 0]
+                if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
+                    name = documents.path if isinstance(documents, ArrayFile) else "documents"
+                    raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
+                self._documents[shard] = found
+            return self._documents[shard]
+
+    @property
+    def document_ends(self) -> Int64[np.ndarray, "documents"]:
+        """Position just after each document's end-of-text token, increasing."""
+        parts = [self._index(shard)[:, 0] + self._starts[shard] for shard in range(len(self._shards))]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def document(self, number: int) -> tuple[int, int]:
+        """Where a document begins and ends, its end-of-text token included."""
+        shard = int(np.searchsorted(self._firsts, number, "right")) - 1
+        ends, at = self._index(shard)[:, 0], number - int(self._firsts[shard])
+        start = int(ends[at - 1]) if at else 0
+        return start + int(self._starts[shard]), int(ends[at]) + int(self._starts[shard])
+
+    def borders(self, start: int, stop: int) -> Int64[np.ndarray, "n"]:
+        """`start`, every end of a document between, and `stop`."""
+        found, shard = [np.array([start])], int(np.searchsorted(self._starts, start, "right")) - 1
+        while shard < len(self._shards) and (begin := int(self._starts[shard])) < stop:
+            ends = self._index(shard)[:, 0]
+            first, last = np.searchsorted(ends, start - begin, "right"), np.searchsorted(ends, stop - begin, "left")
+            found.append(ends[first:last] + begin)
+            shard += 1
+        return np.concatenate([*found, [stop]])
+
+    def read(self, start: int, stop: int) -> Int32[np.ndarray, "n"]:
+        """Tokens `[start, stop)`, wherever the shards divide."""
+        out = np.empty(stop - start, np.int32)
+        shard = int(np.searchsorted(self._starts, start, "right")) - 1
+        at = start
+        while at < stop:
+            until = min(stop, int(self._starts[shard + 1]))
+            begin = int(self._starts[shard])
+            out[at - start : until - start] = self._read(shard, at - begin, until - begin)
+            at, shard = until, shard + 1
+        return out
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name not in ("_tokens", "_documents", "_locks")}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._forget()  # what is mapped or open does not travel
+
+
+def _opened(array: np.ndarray | ArrayFile) -> np.ndarray | RemoteArray:
+    return array.open() if isinstance(array, ArrayFile) else array

@@ -1,0 +1,57 @@
+"""Rows of one document each: cut off or padded, never two in one."""
+
+import chex
+import numpy as np
+import pytest
+
+from nagjax.data import DataConfig, batches, open_dataset
+from tests.data.test_batches import documents_of, joined, take
+
+
+@pytest.mark.parametrize("kind", ["corpus", "bpe_corpus"])
+@pytest.mark.parametrize("context", [1, 64, 5000])
+def test_a_row_is_a_document(kind, context, request):
+    dataset = open_dataset(DataConfig(path=request.getfixturevalue(kind), shuffle=False, rows="document"))
+    documents, end = documents_of(dataset), dataset.tokenizer.end_of_text
+    rows = joined(take(batches(dataset, batch=1, context=context), dataset.rows(context)))
+    assert len(rows["targets"]) == len(documents) == dataset.document_count
+    for i, document in enumerate(documents):
+        kept = document[:context]
+        n = len(kept)
+        assert rows["targets"][i].tolist() == kept + [end] * (context - n)
+        assert rows["tokens"][i].tolist() == [end, *kept[:-1]] + [end] * (context - n)
+        assert rows["weights"][i].tolist() == rows["segment_ids"][i].tolist() == [1] * n + [0] * (context - n)
+        assert rows["positions"][i].tolist() == [*range(n)] + [0] * (context - n)
+    padding, cut = dataset.waste(context)
+    assert padding == pytest.approx(1 - rows["weights"].mean())
+    assert cut == pytest.approx(1 - rows["weights"].sum() / dataset.token_count)
+
+
+def test_epochs_passes_and_processes(corpus):
+    dataset = open_dataset(DataConfig(path=corpus, rows="document"))
+    count = dataset.rows(50)
+    whole = joined(take(batches(dataset, batch=7, context=50, repeat=False)))
+    assert len(whole["targets"]) % 7 == 0 and whole["weights"].any(axis=1).sum() == count
+    epochs = [joined(take(it, count)) for it in [batches(dataset, batch=1, context=50)] for _ in range(2)]
+    for key in whole:
+        assert sorted(row.tobytes() for row in epochs[0][key]) == sorted(row.tobytes() for row in epochs[1][key])
+    assert not np.array_equal(epochs[0]["targets"], epochs[1]["targets"])
+    halves = [take(batches(dataset, batch=4, context=50, process_index=p, process_count=2), 5) for p in (0, 1)]
+    want = take(batches(dataset, batch=4, context=50), 5)
+    chex.assert_trees_all_equal([joined(parts) for parts in zip(*halves, strict=True)], want)
+
+
+def test_packed_rows_waste_only_the_end(corpus):
+    dataset = open_dataset(DataConfig(path=corpus))
+    padding, cut = dataset.waste(64)
+    assert cut == 0 and 0 <= padding * dataset.rows(64) * 64 < 64
+
+
+def test_documents_of_a_mixture(corpus, bpe_corpus, tmp_path):
+    """Each corpus a document a row, all in one batch's shape."""
+    import shutil
+
+    shutil.copytree(corpus, tmp_path / "same")
+    dataset = open_dataset(DataConfig(mix=(f"{corpus}=1", f"{tmp_path}/same=2"), rows="document"))
+    rows = joined(take(batches(dataset, batch=6, context=64), 20))
+    assert (rows["segment_ids"].max(axis=1) == 1).all()
