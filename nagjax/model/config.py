@@ -29,6 +29,11 @@ class ModelConfig:
     rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
     qk_norm: bool = True  # normalise queries and keys to unit RMS
     tied: bool = False  # one table for embedding and head
+    # how start values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
+    parametrization: Literal["standard", "mup", "completep"] = "standard"
+    base_width: Count = 64  # of mup and completep: the width that --lr and start values are for
+    # standard deviation of the first matrices and tables, which a scheme may scale; None: matrices 1 / sqrt(inputs)
+    init_std: Positive | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
     # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
     remat: Literal["none", "block", "dots", "offload"] = "none"

@@ -14,12 +14,13 @@ from nagjax.layers.attention import Attention
 from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import MLPS
-from nagjax.layers.parameters import Scales
+from nagjax.layers.parameters import Scales, restart
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
+from nagjax.model.parametrization import Parametrization
 from nagjax.parameters import STACKED
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
@@ -77,6 +78,10 @@ class Block(nnx.Module):
         scales = lambda sublayer: Scales(scheme.output_scale(sublayer), scheme.inner_scale(sublayer))  # noqa: E731
         mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
         attention = Attention(config, scales(first), rngs)
+        if config.init_std is not None:
+            std = config.init_std * Parametrization.of(config, scheme).root
+            restart(attention, std)
+            restart(mlp, std)
         self.attention = Sublayer("attention", attention, mod, config.width, first, rngs)
         self.mlp = Sublayer("mlp", mlp, mod, config.width, second, rngs)
 
@@ -123,13 +128,17 @@ class Transformer(nnx.Module):
         self.config, self.scheme = config, scheme
         self.mod = MoD.of(scheme, config.mod, config.context)
         self.groups = config.mod.groups(config.depth)
-        std = head_std(config.width) if config.tied else scheme.embedding_std(config.width)
+        own = Parametrization.of(config, scheme)
+        first = head_std(config.width)
+        std = config.init_std or (first if config.tied else scheme.embedding_std(config.width))
         self.embedding = Embedding(config, std, rngs)
         make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs), transform_metadata=STACKED)
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
-        self.ends = scheme.ends_for(scheme.ends(config.width, std, rngs), config.sublayers_before)
-        self.head = None if config.tied else Head(config, rngs)
+        # A scheme that starts a gain from the embedding's size normalises the head: its gain starts as the head would.
+        self.ends = scheme.ends_for(scheme.ends(config.width, std / own.root, rngs), config.sublayers_before)
+        first = first if config.init_std is None else own.root * config.init_std
+        self.head = None if config.tied else Head(config, own.root * first, rngs)
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
