@@ -1,9 +1,9 @@
 """How start values, learning rates, decay and epsilon follow a model's width and depth: the one table of them.
 
 m is width / base_width. n is depth / base_depth and a the exponent, both of the scheme `completep`, which also weights
-every update by n^-a. At m = n = 1 a model is the same under every parametrization. `standard` leaves all of it at 1; its
-default peak learning rate, of every role, is proportional to 1/width. Below is muP; CompleteP is muP times n to the
-power given last.
+every update by n^-a. At m = n = 1 a model is the same under every parametrization. `standard` leaves all of it at 1;
+its default peak learning rate, of every role, is proportional to 1/width. Below is muP; CompleteP is muP times the
+power of n.
 
                 start values   learning rate        AdamW's epsilon
     embedding   s              s                    1 / (m s)
@@ -13,14 +13,15 @@ power given last.
 
 `matrix` is what sums over the features of the residual or of a branch: hidden matrices, and what a gate reads the
 residual with; `vector` is every gain, bias and other gate parameter. Start values are relative to the rules of
-`standard`, where matrices and head already start at 1/sqrt(width); under `init_std` that root comes on top. s is what the scheme's own rule makes of its
-embedding between the two widths: 1 for most, m^-1/2 for NAG, which reads only the direction. Weight decay is divided by
-the first part of the learning rate, so that rate times decay is the same at every width. Muon's update has a spectral
-norm and not a size per entry: its rate goes with m^-1/2, which keeps that norm over the width.
+`standard`, where matrices and head already start at 1/sqrt(width); under `init_std` that root comes on top. s is what
+the scheme's own rule makes of its embedding between the two widths: 1 for most, m^-1/2 for NAG, which reads only the
+direction. Weight decay is divided by the learning rate's power of m, so that rate times decay is the same at every
+width. All singular values of Muon's update are the same, not only a few large: its rate goes with m^-1/2, and the
+update's spectral norm is the same at every width.
 
 muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (no multipliers: exports and decoding need not know of it); Muon's
 rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1.
-Attention's logits keep 1/sqrt(d_head): a model grows by heads of one width, and QK-norm bounds them.
+Attention's logits keep 1/sqrt(d_head): let a model grow by more heads of one width (the default from width 256 on).
 """
 
 import dataclasses

@@ -151,8 +151,8 @@ class Scheme(abc.ABC):
         return 1.0
 
     def depth_ratio(self, depth: int) -> tuple[float, float] | None:
-        """n and a of a scheme that weights every update by n^-a, n the depth relative to its base: CompleteP. None: depth
-        is governed in another way."""
+        """n and a of a scheme that weights every update by n^-a, n being the depth relative to its base (CompleteP).
+        None: depth is governed in another way."""
         return None
 
     def embedding_std(self, width: int) -> float:

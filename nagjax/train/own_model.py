@@ -10,8 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
-from nagjax.model.transformer import Transformer
 from nagjax.model.parametrization import Factors, Parametrization
+from nagjax.model.transformer import Transformer
 from nagjax.parameters import ROLES, Labelled
 from nagjax.residual import Scheme
 from nagjax.residual.module import Residual, say
@@ -67,9 +67,11 @@ def optimizer(
     schemes = list(dict.fromkeys(scheme for _, scheme, _ in parts))
     for _, scheme, module in parts:
         _say_what_is_missing(scheme, module, known)
-    if own is None:
+    if isinstance(tx, OptimizerConfig):
+        make = _from_config(tx, steps, known, parts)
+    else:
         _say_what_a_chain_keeps(known)
-    make = _from_config(own, steps, known, parts) if own else lambda params: tx
+        make = lambda params: tx  # noqa: E731
     hide = hide and own is None
     bound: list[Scheme] = [scheme for scheme in schemes if scheme.constrains]
 

@@ -18,9 +18,9 @@ class CompleteP(PreNorm):
     exponent 1 is CompleteP, 1/2 depth-muP, 0 muP. No branch has scaled initial values. The hidden matrices' learning
     rate is proportional to `(L / base_depth)^(exponent - 1)` and to 1/width: at exponent 1 it is independent of depth.
 
-    This is the residual alone, with one learning rate for all parameters. `--parametrization completep` adds the rest of
-    Table 1: rates, decay and epsilon by role, width and depth (`nagjax/model/parametrization.py`). In a pruned model L is
-    the number before pruning.
+    This is the residual alone, with one learning rate for all parameters. `--parametrization completep` adds the rest
+    of Table 1: rates, decay and epsilon by role, width and depth (`nagjax/model/parametrization.py`). In a pruned model
+    L is the number before pruning.
     """
 
     name: ClassVar[str] = "completep"
