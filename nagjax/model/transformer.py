@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.errors import UserError
 from nagjax.layers.attention import Attention
+from nagjax.layers.branch import narrowed
 from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import MLPS
@@ -169,18 +170,19 @@ class Transformer(nnx.Module):
     ) -> tuple[Result, Result]:
         """Runs one block: the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
+        dtypes = self.config.compute_dtype, self.config.stream_dtype
+        attend, feed = narrowed(attention.branch, *dtypes), narrowed(mlp.branch, *dtypes)
 
-        def site(i: int, own: Sublayer, entry: nnx.Module) -> Site:
+        def site(i: int, own: Sublayer, branch: Any, entry: nnx.Module) -> Site:
             at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)
-            return Site(own.branch, own.routing, at, layer.cuts[i], rates[i])
+            return Site(branch, own.routing, at, layer.cuts[i], rates[i])
 
-        sites = site(0, attention, mlp.entry), site(1, mlp, layer.entry)
+        sites = site(0, attention, attend, mlp.entry), site(1, mlp, feed, layer.entry)
         if not (self.config.mod.active or any(rates)):
             with jax.named_scope("attention"):
-                attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
-                first = run(self.scheme, stream, attend, sites[0].at, ctx.pin)
+                first = run(self.scheme, stream, lambda x: attend(x, ctx.where, cache), sites[0].at, ctx.pin)
             with jax.named_scope("mlp"):
-                return first, run(self.scheme, first.stream, lambda x: (mlp.branch(x), None), sites[1].at, ctx.pin)
+                return first, run(self.scheme, first.stream, lambda x: (feed(x), None), sites[1].at, ctx.pin)
         if self.config.mod.unit == "block":
             first, second = self.mod.run_block(stream, sites, cache, ctx)
             return first, second
@@ -253,7 +255,7 @@ class Transformer(nnx.Module):
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
-            stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
+            stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
@@ -269,6 +271,7 @@ class Transformer(nnx.Module):
         routing = averaged(routing, where) if routing else None
         with jax.named_scope("head"):
             hidden, log_scale = self.scheme.close(stream, self.ends)
+            hidden = hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype)
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen)
 
