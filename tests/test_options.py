@@ -123,7 +123,7 @@ def sample(option):
 
 
 BESIDE = {"block.qk_gain": {"qk_norm": True}, "accumulate": {"batch": 4}}  # what an option goes with
-VALUES = {"block.rope.factor": 2.0, "block.rope.high": 3.0, "data.tokenizer": "bytes"}
+VALUES = {"parametrization": "mup", "block.rope.factor": 2.0, "block.rope.high": 3.0, "data.tokenizer": "bytes"}
 
 
 @pytest.mark.parametrize("name", ["nag", "plain", "mhc"])

@@ -86,7 +86,7 @@ class Parametrization:
         """The scheme's default learning rate at the size where all factors are 1."""
         if model.parametrization == "standard":
             return scheme.default_rate(model.width, model.depth)
-        return scheme.default_rate(model.base_width, max(round(model.depth / self.n), 1))
+        return scheme.default_rate(model.base_width, max(round(model.sublayers_before / 2 / self.n), 1))
 
     def factors(self, role: str, axes: tuple[str | None, ...], *, muon: bool = False, own_rate: float = 1.0) -> Factors:
         """Of a parameter of this role with these (last) axes. `own_rate`: relative learning rate of its scheme."""
