@@ -10,6 +10,7 @@ from flax import nnx
 from nagjax.layers.mlp import SwiGLU
 from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Transformer
+from nagjax.plan.saved import saved_bytes
 from nagjax.residual import find_scheme, schemes
 
 TOKENS = jax.random.randint(jax.random.key(0), (4, tiny.TOKENS), 0, tiny.VOCAB)
@@ -73,3 +74,17 @@ def test_where_both_are_one_dtype_nothing_changes():
         )
     )
     assert text(residual_dtype="float32") == text()
+
+
+@pytest.mark.parametrize("name, leaves", [("plain", 2), ("nag", 1)])
+def test_what_it_costs_between_blocks(name, leaves):
+    """Two bytes more for every value of the stream that the backward pass starts a block from."""
+
+    def saved(**changes) -> int:
+        config = tiny.model_config(dtype="bfloat16", remat="block", **changes)
+        model = nnx.eval_shape(lambda: Transformer(config, find_scheme(name)(), nnx.Rngs(0)))
+        graph, params = nnx.split(model)
+        total = lambda params: jnp.sum(nnx.merge(graph, params)(TOKENS).hidden.astype(jnp.float32))  # noqa: E731
+        return saved_bytes(jax.make_jaxpr(jax.grad(total))(params).jaxpr, TOKENS.shape[0], {})
+
+    assert saved(residual_dtype="float32") - saved() == 2 * leaves * 3 * TOKENS.size * 16
