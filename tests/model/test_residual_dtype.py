@@ -63,8 +63,16 @@ def test_routed_sublayers_compute_in_bfloat16_too(kv):
     output = jax.eval_shape(lambda model: model(TOKENS), nnx.eval_shape(make))
     assert output.hidden.dtype == jnp.bfloat16
     cut = jnp.zeros(6)
-    causal = jax.eval_shape(lambda model: model(TOKENS, cuts=cut, causal=True), nnx.eval_shape(make))
-    assert causal.hidden.dtype == jnp.bfloat16
+    for room in (0, tiny.TOKENS):
+        causal = jax.eval_shape(
+            lambda model, room=room: model(
+                TOKENS, cuts=cut, causal=True, cache=model.empty_cache(len(TOKENS), room) if room else None
+            ),
+            nnx.eval_shape(make),
+        )
+        assert causal.hidden.dtype == jnp.bfloat16
+        floats = {leaf.dtype for leaf in jax.tree.leaves(causal.cache) if leaf.ndim > 3}
+        assert floats == ({jnp.dtype("bfloat16")} if room else set())
 
 
 def test_where_both_are_one_dtype_nothing_changes():
