@@ -136,7 +136,7 @@ def weights(run: OpenRun) -> dict[str, dict[str, float]]:
     named = {
         f"{path[1].key}.{path[-1].key}" if path[0].key == "blocks" else path[0].key: at
         for at, (path, parameter) in enumerate(roles)
-        if parameter.role in ("matrix", "embedding")
+        if parameter.role in ("matrix", "embedding", "head")
     }
 
     @jax.jit

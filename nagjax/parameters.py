@@ -1,7 +1,8 @@
 """What every parameter of nagjax carries besides its value: names of its axes, and its role for the optimizer.
 
-Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (tables), "norm" (gains and biases),
-"gate" (what commits updates: a scheme's own relative learning rate). Only "matrix" decays.
+Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (tables that are looked up), "head" (the
+table of the logits, unless it is the embedding's), "norm" (gains and biases), "gate" (what commits updates: a scheme's
+own relative learning rate). Only "matrix" decays unless `--decay` says otherwise.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 from flax import nnx, struct
 from flax.linen import LogicallyPartitioned
 
-ROLES = ("matrix", "embedding", "norm", "gate")
+ROLES = ("matrix", "embedding", "head", "norm", "gate")
 STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis that layers are stacked along has no name
 
 

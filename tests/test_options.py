@@ -124,6 +124,7 @@ def sample(option):
 
 BESIDE = {"block.qk_gain": {"qk_norm": True}, "accumulate": {"batch": 4}}  # what an option goes with
 VALUES = {
+    "parametrization": "mup",
     "data.mix": ("a=0.9@0,0.5@0.8", "b=1"),
     "block.rope.factor": 2.0,
     "block.rope.high": 3.0,

@@ -1,8 +1,11 @@
 """Kinds of branches. Every branch is a callable; one in which tokens read each other has two more methods."""
 
+import dataclasses
+import functools
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float
+import jax
+from jaxtyping import Array, DTypeLike, Float
 
 from nagjax.layers.where import Where
 
@@ -48,3 +51,45 @@ def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = 
         return between(branch, x, where, x, where), None
     cache = cache.write(branch.keys_values(x, where), where)
     return branch.mix(x, where, cache, cache.where), cache
+
+
+_holds_a_branch = functools.partial(jax.tree_util.register_dataclass, data_fields=["branch"], meta_fields=["dtype"])
+
+
+@_holds_a_branch
+@dataclasses.dataclass(frozen=True)
+class Narrow:
+    """A branch that computes in `dtype` beside a residual of another: what it reads is rounded, its update widened."""
+
+    branch: Any
+    dtype: Any
+
+    def __call__(self, x: Float[Array, "B T D"], *rest: Any) -> Any:
+        found = self.branch(x.astype(self.dtype), *rest)
+        return (found[0].astype(x.dtype), *found[1:]) if isinstance(found, tuple) else found.astype(x.dtype)
+
+
+@_holds_a_branch
+@dataclasses.dataclass(frozen=True)
+class NarrowMixing(Narrow):
+    """The same of a branch in which tokens read each other; keys and values are in `dtype`."""
+
+    def keys_values(self, x: Float[Array, "B S D"], where: Where) -> Any:
+        return self.branch.keys_values(x.astype(self.dtype), where)
+
+    def mix(self, x: Float[Array, "B k D"], where: Where, known: Any, seen: Where) -> Float[Array, "B k D"]:
+        return self.branch.mix(x.astype(self.dtype), where, known, seen).astype(x.dtype)
+
+    def between(
+        self, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
+    ) -> Float[Array, "B k D"]:
+        rounded = x.astype(self.dtype)
+        other = rounded if source is x else source.astype(self.dtype)
+        return between(self.branch, rounded, where, other, seen).astype(x.dtype)
+
+
+def narrowed(branch: Any, dtype: DTypeLike, stream: DTypeLike) -> Any:
+    """The branch for a stream of dtype `stream`, computing in `dtype`: itself where both are the same."""
+    if stream == dtype:
+        return branch
+    return (NarrowMixing if isinstance(branch, Mixing) else Narrow)(branch, dtype)

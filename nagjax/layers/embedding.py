@@ -30,10 +30,10 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Unembedding rows [vocab, D]."""
+    """Unembedding rows [vocab, D], normal with standard deviation `std`."""
 
-    def __init__(self, config, rngs: nnx.Rngs):
-        self.tokens = table(rngs, (config.vocab, config.width), head_std(config.width))
+    def __init__(self, config, std: float, rngs: nnx.Rngs):
+        self.tokens = table(rngs, (config.vocab, config.width), std, role="head")
 
 
 def unembed(

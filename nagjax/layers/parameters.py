@@ -25,9 +25,19 @@ def matrix(
     return parameter(value, axes, "matrix")
 
 
-def table(rngs: nnx.Rngs, shape: tuple[int, int], std: float, rows: str | None = "vocab") -> nnx.Param:
+def table(
+    rngs: nnx.Rngs, shape: tuple[int, int], std: float, rows: str | None = "vocab", role: str = "embedding"
+) -> nnx.Param:
     """A table of rows [entries, D], float32, normal with standard deviation `std`."""
-    return parameter(jax.random.normal(rngs.params(), shape) * std, (rows, "embed"), "embedding")
+    return parameter(jax.random.normal(rngs.params(), shape) * std, (rows, "embed"), role)
+
+
+def restart(module: nnx.Module, std: float) -> None:
+    """Start values of a module's matrices [..., in, out] as if `matrix` drew them with this standard deviation times
+    `scale`, in place."""
+    for leaf in jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        if leaf.get_metadata()["role"] == "matrix":
+            leaf[...] = leaf[...] * (std * leaf.shape[-2] ** 0.5)
 
 
 def bias(size: int, axis: str | None) -> nnx.Param:

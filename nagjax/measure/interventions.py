@@ -30,7 +30,7 @@ def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> St
     """The stream before a block, built from its residual."""
     layer = call.layer
     at = model.boundary(None, layer.block.attention.entry, 0, layer.index[0], call.ctx.progress)
-    return model.scheme.rebuild(h.astype(model.config.compute_dtype), at, model.ends)
+    return model.scheme.rebuild(h.astype(model.config.stream_dtype), at, model.ends)
 
 
 def without(stays: Bool[Array, " L"]) -> Intervention:
@@ -102,7 +102,7 @@ def _behind(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> St
     """The stream after a block, built from its residual."""
     layer = call.layer
     at = model.boundary(None, layer.entry, 0, layer.following[1], call.ctx.progress)
-    return model.scheme.rebuild(h.astype(model.config.compute_dtype), at, model.ends)
+    return model.scheme.rebuild(h.astype(model.config.stream_dtype), at, model.ends)
 
 
 def _where(mask: Bool[Array, "B #T"], a: Array, b: Array) -> Array:

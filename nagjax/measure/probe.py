@@ -165,7 +165,7 @@ def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, A
 def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array, " H"]:
     """Attention to first tokens, one head at a time, so that memory holds only one [B, T, T]."""
     branch, where = call.layer.block.attention.branch, call.ctx.where
-    x = model.scheme.read(stream)
+    x = model.scheme.read(stream).astype(model.config.compute_dtype)
     q, k = branch.queries(x, where), branch.keys_values(x, where).keys
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     mask = causal_mask(where, where, model.config.block.window)[:, 0]

@@ -29,7 +29,13 @@ class ModelConfig:
     rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
     qk_norm: bool = True  # normalise queries and keys to unit RMS
     tied: bool = False  # one table for embedding and head
+    # how start values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
+    parametrization: Literal["standard", "mup", "completep"] = "standard"
+    base_width: Count = 64  # of mup and completep: the width that --lr and start values are for
+    # standard deviation of the first matrices and tables, which a scheme may scale; None: matrices 1 / sqrt(inputs)
+    init_std: Positive | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
+    residual_dtype: Literal["auto", "float32"] = "auto"  # of the residual stream; auto: as the computation's
     # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
     remat: Literal["none", "block", "dots", "offload"] = "none"
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"  # its implementation; auto: the device's fastest
@@ -86,6 +92,13 @@ class ModelConfig:
         if self.dtype == "auto":
             return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
         return jnp.dtype(self.dtype)
+
+    @property
+    def stream_dtype(self):
+        """dtype of the residual stream."""
+        import jax.numpy as jnp
+
+        return self.compute_dtype if self.residual_dtype == "auto" else jnp.dtype(self.residual_dtype)
 
     @property
     def sublayers(self) -> int:

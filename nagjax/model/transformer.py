@@ -11,15 +11,17 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.errors import UserError
 from nagjax.layers.attention import Attention
+from nagjax.layers.branch import narrowed
 from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.mlp import MLPS
-from nagjax.layers.parameters import Scales
+from nagjax.layers.parameters import Scales, restart
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
+from nagjax.model.parametrization import Parametrization
 from nagjax.parameters import STACKED
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
@@ -77,6 +79,10 @@ class Block(nnx.Module):
         scales = lambda sublayer: Scales(scheme.output_scale(sublayer), scheme.inner_scale(sublayer))  # noqa: E731
         mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
         attention = Attention(config, scales(first), rngs)
+        if config.init_std is not None:
+            std = config.init_std * Parametrization.of(config, scheme).root
+            restart(attention, std)
+            restart(mlp, std)
         self.attention = Sublayer("attention", attention, mod, config.width, first, rngs)
         self.mlp = Sublayer("mlp", mlp, mod, config.width, second, rngs)
 
@@ -123,13 +129,17 @@ class Transformer(nnx.Module):
         self.config, self.scheme = config, scheme
         self.mod = MoD.of(scheme, config.mod, config.context)
         self.groups = config.mod.groups(config.depth)
-        std = head_std(config.width) if config.tied else scheme.embedding_std(config.width)
+        own = Parametrization.of(config, scheme)
+        first = head_std(config.width)
+        std = config.init_std or (first if config.tied else scheme.embedding_std(config.width))
         self.embedding = Embedding(config, std, rngs)
         make = nnx.vmap(lambda index, rngs: Block(config, self.mod, index, rngs), transform_metadata=STACKED)
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
-        self.ends = scheme.ends_for(scheme.ends(config.width, std, rngs), config.sublayers_before)
-        self.head = None if config.tied else Head(config, rngs)
+        # A scheme that starts a gain from the embedding's size normalises the head: its gain starts as the head would.
+        self.ends = scheme.ends_for(scheme.ends(config.width, std / own.root, rngs), config.sublayers_before)
+        first = first if config.init_std is None else own.root * config.init_std
+        self.head = None if config.tied else Head(config, own.root * first, rngs)
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
@@ -160,18 +170,19 @@ class Transformer(nnx.Module):
     ) -> tuple[Result, Result]:
         """Runs one block: the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
+        dtypes = self.config.compute_dtype, self.config.stream_dtype
+        attend, feed = narrowed(attention.branch, *dtypes), narrowed(mlp.branch, *dtypes)
 
-        def site(i: int, own: Sublayer, entry: nnx.Module) -> Site:
+        def site(i: int, own: Sublayer, branch: Any, entry: nnx.Module) -> Site:
             at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)
-            return Site(own.branch, own.routing, at, layer.cuts[i], rates[i])
+            return Site(branch, own.routing, at, layer.cuts[i], rates[i])
 
-        sites = site(0, attention, mlp.entry), site(1, mlp, layer.entry)
+        sites = site(0, attention, attend, mlp.entry), site(1, mlp, feed, layer.entry)
         if not (self.config.mod.active or any(rates)):
             with jax.named_scope("attention"):
-                attend = lambda x: attention.branch(x, ctx.where, cache)  # noqa: E731
-                first = run(self.scheme, stream, attend, sites[0].at, ctx.pin)
+                first = run(self.scheme, stream, lambda x: attend(x, ctx.where, cache), sites[0].at, ctx.pin)
             with jax.named_scope("mlp"):
-                return first, run(self.scheme, first.stream, lambda x: (mlp.branch(x), None), sites[1].at, ctx.pin)
+                return first, run(self.scheme, first.stream, lambda x: (feed(x), None), sites[1].at, ctx.pin)
         if self.config.mod.unit == "block":
             first, second = self.mod.run_block(stream, sites, cache, ctx)
             return first, second
@@ -244,7 +255,7 @@ class Transformer(nnx.Module):
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
-            stream = self.scheme.open(self.embedding(tokens, where, self.config.compute_dtype), at, self.ends)
+            stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
@@ -260,6 +271,7 @@ class Transformer(nnx.Module):
         routing = averaged(routing, where) if routing else None
         with jax.named_scope("head"):
             hidden, log_scale = self.scheme.close(stream, self.ends)
+            hidden = hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype)
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen)
 

@@ -134,6 +134,11 @@ class Scheme(abc.ABC):
         names its last axes; `role` is its group in the optimizer."""
         return value
 
+    @property
+    def constrains(self) -> bool:
+        """Whether the scheme defines `constrain`."""
+        return type(self).constrain is not Scheme.constrain
+
     # Initial values, and the learning rate that goes with them.
 
     def output_scale(self, sublayer: SublayerIndex) -> Float[Array, ""] | float:
@@ -144,6 +149,11 @@ class Scheme(abc.ABC):
         """Factor on the initial values of the map that a branch's output is linear in: attention's values, the MLP's up
         projection."""
         return 1.0
+
+    def depth_ratio(self, depth: int) -> tuple[float, float] | None:
+        """n and a of a scheme that weights every update by n^-a, n being the depth relative to its base (CompleteP).
+        None: depth is governed in another way."""
+        return None
 
     def embedding_std(self, width: int) -> float:
         """Standard deviation of the initial embedding, when no head shares the table.

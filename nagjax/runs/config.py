@@ -8,6 +8,7 @@ from nagjax.errors import UserError
 from nagjax.json_reader import build
 from nagjax.mod.config import skips
 from nagjax.model.config import ModelConfig
+from nagjax.model.parametrization import Parametrization
 from nagjax.ranges import (
     Count,
     Natural,
@@ -25,9 +26,27 @@ if TYPE_CHECKING:  # a parser of options imports this file, and schemes import j
 Momentum = Annotated[float, Range(ge=0, lt=1)]
 
 
+Role = Literal["matrix", "embedding", "head", "norm", "gate"]  # of a parameter, see `nagjax.parameters`
+
+
+@dataclasses.dataclass(frozen=True)
+class RatesConfig:
+    """Learning rates by role, relative to the peak; the model's parametrization and the scheme's own rate of its gates
+    come on top. 0 keeps a role as it starts."""
+
+    matrix: NonNegative = 1.0  # of hidden matrices
+    embedding: NonNegative = 1.0  # of the tables that are looked up; of the head too, where it shares the table
+    head: NonNegative = 1.0  # of the table of the logits
+    norm: NonNegative = 1.0  # of gains and biases
+    gate: NonNegative = 1.0  # of what commits updates
+
+    def __post_init__(self):
+        check_fields(self, "rates.")
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Updates and their schedule. Gate parameters learn at the scheme's own relative rate, without decay."""
+    """Updates and their schedule. Gate parameters learn at the scheme's own relative rate."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for hidden matrices; the rest stays with AdamW
     lr: Positive | None = None  # peak learning rate; None: the scheme's default for the model's size
@@ -35,17 +54,20 @@ class OptimizerConfig:
     warmup: Share = 0.1  # share of the steps over which the rate rises linearly
     cooldown: Share = 0.2  # share of the steps over which wsd falls linearly
     final: Share = 0.1  # last learning rate relative to the peak
-    weight_decay: NonNegative = 0.1  # of matrices only, times the learning rate
+    rates: RatesConfig = RatesConfig()  # learning rates by role
+    weight_decay: NonNegative = 0.1  # times the learning rate, of the roles in decay
+    decay: tuple[Role, ...] = ("matrix",)  # roles with weight decay
     beta1: Momentum = 0.9  # decay of the mean of the gradients
     beta2: Momentum = 0.95  # decay of the mean of their squares
+    epsilon: Positive = 1e-8  # of AdamW, added to the root of the mean of squares
     clip: NonNegative = 1.0  # largest global gradient norm; 0: no clipping
 
     def __post_init__(self):
         check_fields(self)
 
     def peak(self, scheme: "Scheme", model: ModelConfig) -> float:
-        """The peak learning rate for this scheme and size."""
-        return self.lr if self.lr is not None else scheme.default_rate(model.width, model.depth)
+        """The peak learning rate for this scheme and size; with a parametrization, that at its base."""
+        return self.lr if self.lr is not None else Parametrization.of(model, scheme).peak(model, scheme)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +126,9 @@ class RunConfig:
     data: DataConfig = DataConfig()
     mesh: MeshConfig = MeshConfig()
     start: str = ""  # folder of the run whose model, scheme and parameters this one begins with; "": it begins anew
+
+    def __post_init__(self):
+        Parametrization.of(self.model, self.scheme)  # raises its errors here
 
     @property
     def learning_rate(self) -> float:

@@ -60,8 +60,8 @@ def least_bytes(blueprint: Blueprint) -> int:
     state = 4 * (2 + moments + bool(train.ema)) * sum(map(math.prod, shards))
     rows = train.batch // train.accumulate // math.prod(mesh.shape[axis] for axis in BATCH)
     tokens = rows * model.context // mesh.shape["sequence"]
-    kept = 0 if model.remat == "offload" else model.depth * model.width
-    return state + tokens * model.compute_dtype.itemsize * (kept + model.vocab // mesh.shape["tensor"])
+    kept = 0 if model.remat == "offload" else model.depth * model.width * model.stream_dtype.itemsize
+    return state + tokens * (kept + model.vocab // mesh.shape["tensor"] * model.compute_dtype.itemsize)
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int | None:

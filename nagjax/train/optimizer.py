@@ -28,29 +28,41 @@ def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule
     return optax.join_schedules([rise, rest], [warmup])
 
 
-def make_optimizer(
-    config: OptimizerConfig, peak: float, steps: int, gate_rate: float, roles: Tree
-) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, peak: float, steps: int, factors: Tree) -> optax.GradientTransformation:
     """AdamW, or Muon for the matrices.
 
-    `roles` is a tree of role names, shaped like the parameters: only "matrix" has weight decay; "gate" learns at
-    `gate_rate` times the learning rate.
+    `factors` is a tree of `Factors`, shaped like the parameters: the role of each, on which its relative learning rate
+    (`config.rates`) and its decay (`config.decay`) depend, and what the model's parametrization makes of them.
     """
-    adam = optax.scale_by_adam(config.beta1, config.beta2, eps=1e-8)
+    adam = optax.scale_by_adam(config.beta1, config.beta2, eps=config.epsilon)
     if config.optimizer == "muon":
-        labels = jax.tree.map(lambda role: "muon" if role == "matrix" else "adam", roles)
+        labels = jax.tree.map(lambda own: "muon" if own.role == "matrix" else "adam", factors)
         direction = optax.partition({"muon": _muon(), "adam": adam}, labels)
     else:
         direction = adam
-    rates = jax.tree.map(lambda role: gate_rate if role == "gate" else 1.0, roles)
-    decays = jax.tree.map(lambda role: role == "matrix", roles)
+    rates = jax.tree.map(lambda own: own.rate * getattr(config.rates, own.role), factors)
     return optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
+        *_epsilons(factors),
         direction,
-        optax.add_decayed_weights(config.weight_decay, mask=decays),
+        *_decays(config, factors),
         optax.stateless(lambda updates, _: jax.tree.map(lambda u, rate: rate * u, updates, rates)),
         optax.scale_by_learning_rate(schedule(config, peak, steps)),
     )
+
+
+def _epsilons(factors: Tree) -> list[optax.GradientTransformation]:
+    """AdamW knows only the ratio of gradient to epsilon: gradients are divided by what would multiply epsilon."""
+    if all(own.epsilon == 1.0 for own in jax.tree.leaves(factors)):
+        return []
+    return [optax.stateless(lambda grads, _: jax.tree.map(lambda g, own: g / own.epsilon, grads, factors))]
+
+
+def _decays(config: OptimizerConfig, factors: Tree) -> list[optax.GradientTransformation]:
+    """Weight decay, one transformation for each factor that there is on it."""
+    found = sorted({own.decay for own in jax.tree.leaves(factors) if own.role in config.decay})
+    mask = lambda factor: jax.tree.map(lambda own: own.role in config.decay and own.decay == factor, factors)  # noqa: E731
+    return [optax.add_decayed_weights(config.weight_decay * factor, mask=mask(factor)) for factor in found]
 
 
 def _muon() -> optax.GradientTransformation:

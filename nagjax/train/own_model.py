@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
+from nagjax.model.parametrization import Factors, Parametrization
 from nagjax.model.transformer import Transformer
 from nagjax.parameters import ROLES, Labelled
 from nagjax.residual import Scheme
@@ -24,11 +25,14 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """One parameter: names of its last axes, its role (`nagjax.parameters`), and its relative learning rate."""
+    """One parameter: names of its last axes, and its role (`nagjax.parameters`) with what follows from it."""
 
     axes: tuple[str | None, ...]
-    role: str
-    rate: float
+    factors: Factors
+
+    @property
+    def role(self) -> str:
+        return self.factors.role
 
 
 def optimizer(
@@ -47,6 +51,10 @@ def optimizer(
     0; a chain that has other uses for parameters (schedule-free, SAM, Adafactor's step sizes) wants `hide=False` and
     `mask=nagjax.decays(model)` in its own decay. steps: of the training, for a config.
 
+    A `nagjax.Transformer` with a parametrization (muP, CompleteP) has learning rates by role, width and depth, as AdamW
+    wants them: a chain's updates are multiplied by them. Its decay and epsilon stay the chain's own, which a warning
+    says; an OptimizerConfig follows the parametrization in all.
+
     Warns where a scheme has start factors that nobody asked for. Raises UserError: no residual in the model, or a
     config without steps.
     """
@@ -54,12 +62,18 @@ def optimizer(
     if not parts:
         fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
         raise UserError("model", type(model).__name__, fix)
-    known, schemes = describe(model), list(dict.fromkeys(scheme for _, scheme, _ in parts))
+    own = tx if isinstance(tx, OptimizerConfig) else None
+    known = describe(model, muon=own is not None and own.optimizer == "muon")
+    schemes = list(dict.fromkeys(scheme for _, scheme, _ in parts))
     for _, scheme, module in parts:
         _say_what_is_missing(scheme, module, known)
-    make = _from_config(tx, steps, known, parts) if isinstance(tx, OptimizerConfig) else lambda params: tx
-    hide = hide and not isinstance(tx, OptimizerConfig)
-    bound: list[Scheme] = [scheme for scheme in schemes if type(scheme).constrain is not Scheme.constrain]
+    if isinstance(tx, OptimizerConfig):
+        make = _from_config(tx, steps, known, parts)
+    else:
+        _say_what_a_chain_keeps(known)
+        make = lambda params: tx  # noqa: E731
+    hide = hide and own is None
+    bound: list[Scheme] = [scheme for scheme in schemes if scheme.constrains]
 
     def seen(params: Tree) -> Tree:
         if not hide:
@@ -74,7 +88,8 @@ def optimizer(
             raise UserError("params", None, "hand the parameters to update: update(grads, state, params)")
         inner = optax.with_extra_args_support(make(params))
         updates, state = inner.update(updates, state, seen(params), **extra)
-        updates = _map(known, lambda of, u: u if of.rate == 1.0 else of.rate * u, updates)
+        if own is None:
+            updates = _map(known, lambda of, u: u if of.factors.rate == 1.0 else of.factors.rate * u, updates)
         if bound:
             updates = _map(known, lambda of, u, p: _brought(bound, of, p + u) - p, updates, params)
         return updates, state
@@ -98,8 +113,9 @@ def constrain(model: Tree) -> Tree:
     return model
 
 
-def describe(model: Tree) -> dict[Path, Known]:
-    """What is known of every parameter of a model, by its path. Raises UserError for a role that there is not."""
+def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
+    """What is known of every parameter of a model, by its path, for Muon or for AdamW. Raises UserError for a role that
+    there is not."""
     parts, known = _residuals(model), {}
     for path, leaf in _leaves(model):
         if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
@@ -111,8 +127,12 @@ def describe(model: Tree) -> dict[Path, Known]:
         role = facts.get("role") or _guessed(path, leaf)
         if role not in ROLES:
             raise UserError("role", role, f"of {'/'.join(path)}: choose one of {', '.join(ROLES)}")
-        own = [scheme.gate_rate for prefix, scheme, _ in parts if path[: len(prefix)] == prefix]
-        known[path] = Known(tuple(axes), role, own[-1] if own and role == "gate" else 1.0)
+        table, own_rate = Parametrization(), 1.0
+        for prefix, scheme, module in parts:
+            if path[: len(prefix)] == prefix:
+                own_rate = scheme.gate_rate if role == "gate" else 1.0
+                table = Parametrization.of(module.config, scheme) if isinstance(module, Transformer) else table
+        known[path] = Known(tuple(axes), table.factors(role, tuple(axes), muon=muon, own_rate=own_rate))
     return known
 
 
@@ -170,11 +190,20 @@ def _from_config(config: OptimizerConfig, steps: int | None, known: dict[Path, K
     if steps is None:
         raise UserError("steps", None, "give the number of training steps: the schedule of OptimizerConfig needs it")
     scheme, module = parts[0][1:]
-    if config.lr is None and not isinstance(module, Residual):
+    if isinstance(module, Transformer):
+        peak = config.peak(scheme, module.config)
+    elif config.lr is None and not isinstance(module, Residual):
         raise UserError("lr", None, "give OptimizerConfig a learning rate: only of an nnx residual the size is known")
-    peak = config.lr or scheme.default_rate(module.width, (module.sublayers + 1) // 2)
-    roles = lambda params: _map(known, lambda of, _: of.role, params)  # noqa: E731
-    return lambda params: make_optimizer(config, peak, steps, 1.0, roles(params))
+    else:
+        peak = config.lr or scheme.default_rate(module.width, (module.sublayers + 1) // 2)
+    factors = lambda params: _map(known, lambda of, _: of.factors, params)  # noqa: E731
+    return lambda params: make_optimizer(config, peak, steps, factors(params))
+
+
+def _say_what_a_chain_keeps(known: dict[Path, Known]) -> None:
+    if any(of.role == "matrix" and of.factors.decay != 1.0 or of.factors.epsilon != 1.0 for of in known.values()):
+        fix = "hand nagjax.optimizer an OptimizerConfig for those too"
+        say(f"the parametrization sets the learning rates of your chain, not its weight decay and epsilon: {fix}")
 
 
 def _say_what_is_missing(scheme: Scheme, module: Any, known: dict[Path, Known]) -> None:
@@ -186,7 +215,7 @@ def _say_what_is_missing(scheme: Scheme, module: Any, known: dict[Path, Known]) 
             fix = "scale your branches' start values by nagjax.start_factors(residual, i)"
             also = " (or turn them off: scaled_start=False)" if "scaled_start" in dataclasses.asdict(scheme) else ""
             say(f"{scheme.name} has start factors for its branches (of the last: {last}): {fix}{also}")
-    if type(scheme).constrain is not Scheme.constrain and not isinstance(module, Transformer):
+    if scheme.constrains and not isinstance(module, Transformer):
         unnamed = sum(of.role == "matrix" and "embed" not in of.axes for of in known.values())
         if unnamed:
             fix = 'name the axis that the residual is on: nnx.with_partitioning(init, ("embed", None))'

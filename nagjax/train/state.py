@@ -9,7 +9,8 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, UInt32
 
-from nagjax.runs.blueprint import ModelBlueprint, Tree
+from nagjax.model.parametrization import Factors, Parametrization
+from nagjax.runs.blueprint import ModelBlueprint, Parameter, Tree
 from nagjax.runs.config import RunConfig
 from nagjax.train.distributed.mesh import replicated
 from nagjax.train.optimizer import make_optimizer
@@ -33,6 +34,18 @@ class TrainState(NamedTuple):
         return self.average or self.params
 
 
+def factors(model: ModelBlueprint) -> Tree:
+    """What the model's parametrization and its scheme make of the optimizer's settings, for every parameter."""
+    config = model.config
+    table, muon = Parametrization.of(config.model, config.scheme), config.optimizer.optimizer == "muon"
+
+    def one(parameter: Parameter) -> Factors:
+        own_rate = config.scheme.gate_rate if parameter.role == "gate" else 1.0
+        return table.factors(parameter.role, parameter.axes, muon=muon, own_rate=own_rate)
+
+    return jax.tree.map(one, model.parameters)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Blueprint(ModelBlueprint):
     """The static part of a run: that of its model, and the optimizer."""
@@ -43,13 +56,7 @@ class Blueprint(ModelBlueprint):
     def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
         """The blueprint of a config. Raises UserError if the mesh cannot split the model's sequences."""
         model = ModelBlueprint.of(config, mesh)
-        optimizer = make_optimizer(
-            config.optimizer,
-            config.learning_rate,
-            config.train.steps,
-            config.scheme.gate_rate,
-            jax.tree.map(lambda p: p.role, model.parameters),
-        )
+        optimizer = make_optimizer(config.optimizer, config.learning_rate, config.train.steps, factors(model))
         return cls(config, mesh, model.graph, model.parameters, optimizer)
 
     def init(self, seed: int) -> TrainState:

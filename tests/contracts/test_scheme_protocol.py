@@ -22,7 +22,7 @@ from nagjax.residual.protocol import telemetry
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 
 TELEMETRY = {"turn", "ratio", "growth", "log_norm", "gate", "closed"}
-ROLES = {"matrix", "embedding", "norm", "gate"}
+ROLES = {"matrix", "embedding", "head", "norm", "gate"}
 
 
 def test_name_title_and_docstring(scheme):

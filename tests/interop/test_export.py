@@ -30,7 +30,7 @@ def run_of(scheme, folder, step=3, **model) -> OpenRun:
     blueprint, noise = tiny.blueprint(tiny.run_config(scheme, **SIZE | model)), np.random.default_rng(0)
 
     def value(parameter):
-        scale = {"norm": 0.3, "gate": 0.3, "matrix": 0.3, "embedding": 0.5}[parameter.role]
+        scale = {"norm": 0.3, "gate": 0.3, "matrix": 0.3, "embedding": 0.5, "head": 0.5}[parameter.role]
         offset = 1.0 if parameter.role == "norm" else 0.0
         return jax.numpy.asarray(offset + scale * noise.standard_normal(parameter.shape), jax.numpy.float32)
 

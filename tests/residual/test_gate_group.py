@@ -39,5 +39,5 @@ def test_gate_group(name):
     assert {path for path, role in roles.items() if role == "gate"} == gates
     assert scheme.gate_rate == pytest.approx(rate)
     assert all(roles[path] == "matrix" for path in roles if "['branch']" in path)
-    assert roles["['embedding']['tokens']"] == roles["['head']['tokens']"] == "embedding"
+    assert (roles["['embedding']['tokens']"], roles["['head']['tokens']"]) == ("embedding", "head")
     assert all(roles[path] == "norm" for path in roles if path.endswith("['gain']"))

@@ -119,11 +119,11 @@ def assert_on_the_sphere(blueprint, params) -> int:
     kept = [
         (np.asarray(value), p) for value, p in zip(jax.tree.leaves(params), known, strict=True) if "embed" in p.axes
     ]
-    kept = [(value, p.axes) for value, p in kept if p.role in ("matrix", "embedding")]
+    kept = [(value, p.axes) for value, p in kept if p.role in ("matrix", "embedding", "head")]
     for value, axes in kept:
         squares = np.sum(np.square(value, dtype=np.float64), axis=axes.index("embed") - len(axes))
         assert_close(squares, 1.0, terms=1, chain=4)
-    assert len(kept) == sum(p.role in ("matrix", "embedding") for p in known)
+    assert len(kept) == sum(p.role in ("matrix", "embedding", "head") for p in known)
     return len(kept)
 
 

@@ -9,6 +9,7 @@ from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.model.parametrization import Factors
 from nagjax.residual import find_scheme
 from nagjax.runs.config import OptimizerConfig
 from nagjax.train.optimizer import make_optimizer, schedule
@@ -16,6 +17,7 @@ from nagjax.train.optimizer import make_optimizer, schedule
 ROLES = {"up": "matrix", "down": "matrix", "table": "embedding", "gain": "norm", "alpha": "gate", "review": "gate"}
 SHAPES = {"up": (3, 8, 16), "down": (3, 16, 8), "table": (9, 8), "gain": (3, 8), "alpha": (3,), "review": (3, 8, 8)}
 STEPS, PEAK, GATE_RATE = 20, 0.01, 0.25
+FACTORS = {name: Factors(role, GATE_RATE if role == "gate" else 1.0) for name, role in ROLES.items()}
 
 
 def tree(seed):
@@ -24,7 +26,7 @@ def tree(seed):
 
 
 def optimizer(**changes):
-    return make_optimizer(OptimizerConfig(**changes), PEAK, STEPS, GATE_RATE, ROLES)
+    return make_optimizer(OptimizerConfig(**changes), PEAK, STEPS, FACTORS)
 
 
 def test_adamw_by_role():

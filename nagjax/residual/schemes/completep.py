@@ -18,11 +18,9 @@ class CompleteP(PreNorm):
     exponent 1 is CompleteP, 1/2 depth-muP, 0 muP. No branch has scaled initial values. The hidden matrices' learning
     rate is proportional to `(L / base_depth)^(exponent - 1)` and to 1/width: at exponent 1 it is independent of depth.
 
-    Omitted, because all parameters here share one learning rate and one AdamW: in the source, the rates of embedding,
-    gains and head have no factor 1/width (those of embedding and head none for depth either); weight decay grows with
-    width, so that rate times decay is constant; AdamW's epsilon (1e-8 here) shrinks with width and depth. The head has
-    its factor 1/width in its rate; its first logits have spread 1/2 at every width. Attention's logits are divided by
-    sqrt(d_head), not by d_head: QK-norm, on by default, bounds them. In a pruned model L is the number before pruning.
+    This is the residual alone, with one learning rate for all parameters. `--parametrization completep` adds the rest
+    of Table 1: rates, decay and epsilon by role, width and depth (`nagjax/model/parametrization.py`). In a pruned model
+    L is the number before pruning.
     """
 
     name: ClassVar[str] = "completep"
@@ -32,6 +30,9 @@ class CompleteP(PreNorm):
     base_depth: Count = 2  # blocks at which updates have weight 1; default of the source
     exponent: Share = 1.0  # 1: CompleteP; 0.5: depth-muP; 0: muP
     epsilon: Fraction = 1e-6  # in the norm
+
+    def depth_ratio(self, depth: int) -> tuple[float, float]:
+        return depth / self.base_depth, self.exponent
 
     def default_rate(self, width: int, depth: int) -> float:
         """The rate at `base_depth` blocks, times `(L / base_depth)^(exponent - 1)`."""

@@ -15,7 +15,7 @@ class Factors(nnx.Module):
     """One number per feature."""
 
     def __init__(self, width: int, start: float):
-        self.value = gate_parameter(jnp.full((width,), start, jnp.float32), ("embed",))
+        self.value = gate_parameter(jnp.full((width,), start, jnp.float32), ("embed_out",))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,7 +69,7 @@ class NGPT(Scheme):
 
     def constrain(self, value, axes, role):
         """Unit length along the embedding axis."""
-        if role not in ("matrix", "embedding") or "embed" not in axes:
+        if role not in ("matrix", "embedding", "head") or "embed" not in axes:
             return value
         axis = axes.index("embed") - len(axes)
         return value * jax.lax.rsqrt(jnp.sum(value**2, axis=axis, keepdims=True) + TINY)

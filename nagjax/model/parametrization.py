@@ -1,0 +1,112 @@
+"""How start values, learning rates, decay and epsilon follow a model's width and depth: the one table of them.
+
+m is width / base_width. n is depth / base_depth and a the exponent, both of the scheme `completep`, which also weights
+every update by n^-a. At m = n = 1 a model is the same under every parametrization. `standard` leaves all of it at 1;
+its default peak learning rate, of every role, is proportional to 1/width. Below is muP; CompleteP is muP times the
+power of n.
+
+                start values   learning rate        AdamW's epsilon
+    embedding   s              s                    1 / (m s)
+    head        m^-1/2         1 / m                1
+    matrix      1              1 / m     n^(a-1)    1 / m     n^-a
+    vector      1              1         n^(a-1)    1 / m     n^-a
+
+`matrix` is what sums over the features of the residual or of a branch: hidden matrices, and what a gate reads the
+residual with; `vector` is every gain, bias and other gate parameter. Start values are relative to the rules of
+`standard`, where matrices and head already start at 1/sqrt(width); under `init_std` that root comes on top. s is what
+the scheme's own rule makes of its embedding between the two widths: 1 for most, m^-1/2 for NAG, which reads only the
+direction. Weight decay is divided by the learning rate's power of m, so that rate times decay is the same at every
+width. All singular values of Muon's update are the same, not only a few large: its rate goes with m^-1/2, and the
+update's spectral norm is the same at every width.
+
+muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (no multipliers: exports and decoding need not know of it); Muon's
+rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1.
+Attention's logits keep 1/sqrt(d_head): let a model grow by more heads of one width (the default from width 256 on).
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Self
+
+from nagjax.errors import UserError
+
+if TYPE_CHECKING:  # a parser of options imports configs, and schemes import jax
+    from nagjax.model.config import ModelConfig
+    from nagjax.residual import Scheme
+
+SUMMED = ("embed", "mlp", "heads")  # axes as long as the model is wide
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """What one parameter's role and place make of the optimizer's settings."""
+
+    role: str
+    rate: float = 1.0  # on the learning rate
+    decay: float = 1.0  # on weight decay, where its role decays
+    epsilon: float = 1.0  # on AdamW's epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class Parametrization:
+    """The table above for one model."""
+
+    m: float = 1.0
+    embedding: float = 1.0  # s
+    n: float = 1.0
+    exponent: float = 1.0
+
+    @classmethod
+    def of(cls, model: "ModelConfig", scheme: "Scheme") -> Self:
+        """Raises UserError where the chosen one has no meaning for this scheme or model."""
+        chosen = model.parametrization
+        if chosen == "standard":
+            return cls()
+        if model.tied:
+            fix = f"{chosen} starts and trains embedding and head in different ways: turn tied off"
+            raise UserError("tied", True, f"{fix}, or use --parametrization standard")
+        if scheme.constrains:
+            fix = f"{scheme.name} puts matrices on a sphere after every step, which sets their size: use standard"
+            raise UserError("parametrization", chosen, fix)
+        m = model.width / model.base_width
+        base, wide = (scheme.embedding_std(width) for width in (model.base_width, model.width))
+        s = 1.0 if model.init_std else wide / base
+        if chosen == "mup":
+            return cls(m, s)
+        if (depth := scheme.depth_ratio(model.sublayers_before // 2)) is None:
+            fix = f"{scheme.name} governs depth by rules of its own, so that n^-a on top has no meaning"
+            raise UserError("parametrization", chosen, f"{fix}: use --scheme completep, or --parametrization mup")
+        return cls(m, s, *depth)
+
+    @property
+    def root(self) -> float:
+        """m^-1/2: of the head's start values, and of `init_std`, which does not follow the width by itself."""
+        return self.m**-0.5
+
+    def peak(self, model: "ModelConfig", scheme: "Scheme") -> float:
+        """The scheme's default learning rate at the size where all factors are 1."""
+        if model.parametrization == "standard":
+            return scheme.default_rate(model.width, model.depth)
+        return scheme.default_rate(model.base_width, max(round(model.sublayers_before / 2 / self.n), 1))
+
+    def factors(self, role: str, axes: tuple[str | None, ...], *, muon: bool = False, own_rate: float = 1.0) -> Factors:
+        """Of a parameter of this role with these (last) axes. `own_rate`: relative learning rate of its scheme."""
+        kind = _kind(role, axes)
+        by_muon = muon and role == "matrix"
+        wide = {"embedding": self.embedding, "head": 1 / self.m, "matrix": self.m ** (-0.5 if by_muon else -1.0)}
+        small = {"embedding": 1 / (self.m * self.embedding), "head": 1.0}
+        deep = kind in ("matrix", "vector")
+        rate = wide.get(kind, 1.0)
+        return Factors(
+            role,
+            own_rate * rate * (self.n ** (self.exponent - 1.0) if deep else 1.0),
+            1 / rate,
+            small.get(kind, 1 / self.m) * (self.n**-self.exponent if deep else 1.0),
+        )
+
+
+def _kind(role: str, axes: tuple[str | None, ...]) -> str:
+    """The row of the table."""
+    if role != "gate":
+        return "vector" if role == "norm" else role
+    summed = axes[-2] if len(axes) > 1 else axes[0] if axes else None
+    return "matrix" if summed in SUMMED else "vector"
