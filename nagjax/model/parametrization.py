@@ -25,7 +25,7 @@ Attention's logits keep 1/sqrt(d_head): let a model grow by more heads of one wi
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from nagjax.errors import UserError
 
@@ -56,7 +56,7 @@ class Parametrization:
     exponent: float = 1.0
 
     @classmethod
-    def of(cls, model: "ModelConfig", scheme: "Scheme") -> Self:
+    def of(cls, model: "ModelConfig", scheme: "Scheme") -> "Parametrization":
         """Raises UserError where the chosen one has no meaning for this scheme or model."""
         chosen = model.parametrization
         if chosen == "standard":
