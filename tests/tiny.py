@@ -41,9 +41,11 @@ def run_config(scheme: Scheme, *, optimizer: dict | None = None, train: dict | N
 
 
 @functools.cache
-def blueprint(config: RunConfig, data: int = 1, fsdp: int = 1, tensor: int = 1, sequence: int = 1) -> Blueprint:
-    devices = jax.devices()[: data * fsdp * tensor * sequence]
-    return Blueprint.of(config, make_mesh(MeshConfig(data, fsdp, tensor, sequence), devices))
+def blueprint(
+    config: RunConfig, data: int = 1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, expert: int = 1
+) -> Blueprint:
+    devices = jax.devices()[: data * fsdp * tensor * sequence * expert]
+    return Blueprint.of(config, make_mesh(MeshConfig(data, fsdp, tensor, sequence, expert), devices))
 
 
 def packed_batch(seed: int = 0, batch: int = BATCH, tokens: int = TOKENS, vocab: int = VOCAB) -> Batch:

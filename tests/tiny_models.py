@@ -29,7 +29,8 @@ def make_model(scheme, **changes) -> Transformer:
 @functools.partial(jax.jit, static_argnames="graph")
 def _full_logits(params, tokens, progress, *, graph):
     model = nnx.merge(graph, params)
-    return model.logits(model(tokens, Where.whole(*tokens.shape), progress=progress))
+    lossless = bool(model.config.moe.experts)  # as experts are when sampling
+    return model.logits(model(tokens, Where.whole(*tokens.shape), progress=progress, causal=lossless))
 
 
 def full_logits(model: Transformer, rows: list[list[int]], progress: float = 1.0) -> list[np.ndarray]:

@@ -50,6 +50,9 @@ def export(
         raise UserError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
     check_free(out)
+    if run.config.model.moe.experts:
+        fix = "neither a family here nor the adapter in a bundle has experts; nagjax.load reads the run itself"
+        raise UserError("moe.experts", run.config.model.moe.experts, fix)
     scheme, adapted = run.config.scheme.name, adapted_schemes()
     if format == "bundle" and scheme not in adapted:
         fix = f"the AutoModel adapter that a bundle carries has {', '.join(adapted)}; nagjax.load reads the run itself"

@@ -2,12 +2,22 @@
 
 import dataclasses
 import functools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-from jaxtyping import Array, DTypeLike, Float
+from jaxtyping import Array, Bool, DTypeLike, Float
 
 from nagjax.layers.where import Where
+
+
+class Update(NamedTuple):
+    """What a branch returns to the sublayer: the update, its cache (None without one), which tokens ran (None: all),
+    and notes that sum over the real tokens of each sequence, float32 (only a `Choosing` branch has both)."""
+
+    value: Float[Array, "B T D"]
+    cache: Any = None
+    ran: Bool[Array, "B T"] | None = None
+    notes: dict[str, Float[Array, "B ..."]] = {}  # noqa: RUF012 (never changed)
 
 
 @runtime_checkable
@@ -40,6 +50,19 @@ def between(
     if isinstance(branch, MixingAtOnce):
         return branch.between(x, where, source, seen)
     return branch.mix(x, where, branch.keys_values(source, seen), seen)
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A branch that works token by token and chooses for each of the `real` ones which of its parts run, such as
+    experts. lossless: what one token gets does not depend on the others."""
+
+    def choose(self, x: Float[Array, "B k D"], real: Bool[Array, "B k"], *, lossless: bool) -> Update: ...
+
+
+def update_by_token(branch: Any, x: Float[Array, "B k D"], real: Bool[Array, "B k"], lossless: bool) -> Update:
+    """The update of tokens by a branch that works token by token."""
+    return branch.choose(x, real, lossless=lossless) if isinstance(branch, Choosing) else Update(branch(x))
 
 
 def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = None) -> tuple[Array, Any]:
@@ -88,8 +111,19 @@ class NarrowMixing(Narrow):
         return between(self.branch, rounded, where, other, seen).astype(x.dtype)
 
 
+@_holds_a_branch
+@dataclasses.dataclass(frozen=True)
+class NarrowChoosing(Narrow):
+    """The same of a branch that chooses among its parts."""
+
+    def choose(self, x: Float[Array, "B k D"], real: Bool[Array, "B k"], *, lossless: bool) -> Update:
+        found = self.branch.choose(x.astype(self.dtype), real, lossless=lossless)
+        return found._replace(value=found.value.astype(x.dtype))
+
+
 def narrowed(branch: Any, dtype: DTypeLike, stream: DTypeLike) -> Any:
     """The branch for a stream of dtype `stream`, computing in `dtype`: itself where both are the same."""
     if stream == dtype:
         return branch
-    return (NarrowMixing if isinstance(branch, Mixing) else Narrow)(branch, dtype)
+    kind = NarrowMixing if isinstance(branch, Mixing) else NarrowChoosing if isinstance(branch, Choosing) else Narrow
+    return kind(branch, dtype)

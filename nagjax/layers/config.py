@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from nagjax.errors import UserError
-from nagjax.ranges import Count, Fraction, Positive, Range, check_fields
+from nagjax.ranges import Count, Fraction, Natural, NonNegative, Positive, Range, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,3 +42,37 @@ class BlockConfig:
 
     def __post_init__(self):
         check_fields(self, "block.")
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig:
+    """Mixture-of-Experts in place of the MLP of every block (`nagjax.layers.experts`)."""
+
+    experts: Natural = 0  # experts of each block among which its tokens choose; 0: one MLP for all tokens
+    active: Count = 2  # experts that each token chooses
+    shared: Natural = 0  # experts that every token runs besides
+    # features inside each expert; None: the MLP's divided by active + shared, so that a token costs as with one MLP
+    hidden: Count | None = None
+    score: Literal["softmax", "sigmoid"] = "softmax"  # of an expert, from the router's logits
+    weights: Literal["normalised", "score"] = "normalised"  # of the chosen: scores over their sum, or as they are
+    dispatch: Literal["dropless", "capacity"] = "dropless"  # ragged products, or room for so many tokens in each expert
+    capacity: Positive = 1.25  # that room, relative to an equal share of a sequence's choices; sampling drops nothing
+    load_weight: NonNegative = 0.01  # of the load-balance loss, summed over blocks
+    z_weight: NonNegative = 0.001  # of the routers' z-loss, summed over blocks
+    bias_rate: NonNegative = 0.0  # by which an expert's balancing bias rises or falls in every step; 0: no biases
+    skips: Natural = 0  # further choices that run nothing: Mixture-of-Depths integrated into the choice
+
+    def __post_init__(self):
+        check_fields(self, "moe.")
+        if not self.experts:
+            return
+        if self.active > self.experts:
+            raise UserError("moe.active", self.active, f"give at most moe.experts = {self.experts}")
+        if self.active == 1 and self.weights == "normalised":
+            fix = "the weight of one chosen expert is always 1, so its router has no gradient: use --moe.weights score"
+            raise UserError("moe.weights", self.weights, fix)
+
+    @property
+    def choices(self) -> int:
+        """What a token chooses among: experts, and nothing."""
+        return self.experts + self.skips

@@ -35,12 +35,15 @@ def costs(
     """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
 
     A routed sublayer runs `kept(rate, T) / T` of the tokens, or as many as `shares` says of attention and MLP by
-    block, and its router scores all of them. keys: "causal" counts the keys a query may see, on average (T + 1) / 2
-    (selected queries are taken as spread evenly); "computed" all T that a dense backend multiplies with.
+    block, and its router scores all of them. Of experts a token runs its choices, as if all were chosen alike often;
+    what is computed for room that stays empty does not count. keys: "causal" counts the keys a query may see, on
+    average (T + 1) / 2 (selected queries are taken as spread evenly); "computed" all T that a dense backend multiplies
+    with.
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
-    products = {kind: _products(branch) / config.depth for kind, branch in branches.items()}
+    stored = {kind: _products(branch) / config.depth for kind, branch in branches.items()}
+    products = stored | {"mlp": stored["mlp"] - idle_experts(config, branches["mlp"]) / config.depth}
     gates, entries = (
         {kind: _products(blocks[kind].get(part, {})) / config.depth for kind in branches} for part in ("gate", "entry")
     )
@@ -55,7 +58,7 @@ def costs(
     for own, rates in zip(shares, nominal, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
             main += share * (products[kind] + gates[kind] + entries[kind])
-            unused = (1.0 - share) * products[kind]
+            unused = stored[kind] - share * products[kind]
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
                 seen = tokens if everyone else share * tokens
@@ -77,6 +80,12 @@ def costs(
         executed_parameters=total - skipped,
         kv_bytes=2 * slots * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
     )
+
+
+def idle_experts(config, branch: Any) -> float:
+    """Multiply-adds that a token does not do with the experts it does not choose, in the MLPs of all blocks."""
+    experts = _products({name: branch.get(name, ()) for name in ("gate", "up", "down")}) if config.moe.experts else 0.0
+    return experts * (1.0 - config.moe.active / max(config.moe.choices, 1)) if experts else 0.0
 
 
 def _seen(tokens: float, window: int | None) -> float:

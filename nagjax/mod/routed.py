@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt32
 
 from nagjax.errors import UserError
-from nagjax.layers.branch import Mixing, between, update_of
+from nagjax.layers.branch import Choosing, Mixing, Update, between, update_by_token, update_of
 from nagjax.layers.cache import CachedLayer
 from nagjax.layers.where import Where
 from nagjax.mod import adaptive, ragged
@@ -30,6 +30,7 @@ from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing
 from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
+from nagjax.residual.sublayer import kept as _keep
 
 Cache = CachedLayer | None
 
@@ -42,6 +43,7 @@ class ForwardContext(NamedTuple):
     noise: UInt32[Array, ""]  # of the random router
     causal: bool  # tokens are chosen by the causal decider instead of by top-k
     pin: Callable[[Array], Array] = lambda x: x  # keeps [B, T, ...] split as rows are
+    lossless: bool = False  # experts drop no token: when sampling
 
 
 class Routing(nnx.Module):
@@ -132,16 +134,14 @@ class MoD:
         return notes | ({"above": jnp.zeros((ran.shape[0], adaptive.GRID))} if self.config.adaptive else {})
 
     def _all(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
-        branch = lambda x: update_of(site.branch, x, ctx.where, cache)  # noqa: E731
-        result = run(self.scheme, stream, branch, site.at, ctx.pin)
+        result = run(self.scheme, stream, lambda x: _update(site.branch, x, cache, ctx), site.at, ctx.pin)
         return result._replace(notes=self._notes(result.ran, executed=1.0, agreement=1.0))
 
     def _none(self, stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
         nobody = jnp.zeros(ctx.where.positions.shape, bool)
         gate = jnp.zeros((*nobody.shape, 1))
-        return Result(
-            self.scheme.skip(stream, site.at), cache, gate, nobody, self._notes(nobody, executed=0.0, agreement=1.0)
-        )
+        notes, after = self._notes(nobody, executed=0.0, agreement=1.0), self.scheme.skip(stream, site.at)
+        return Result(after, cache, gate, nobody, notes, _no_notes(site.branch, self.scheme.read(stream)))
 
     def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> Float[Array, "B T"]:
         own, at = sites[0].routing.router, tuple(site.at for site in sites)
@@ -178,10 +178,10 @@ class MoD:
             picked = scheme.read(rows)
             if isinstance(site.branch, Mixing):
                 source, seen = (scheme.read(stream), ctx.where) if self.config.kv == "all" else (picked, there)
-                update = between(site.branch, picked, there, source, seen)
+                done = Update(between(site.branch, picked, there, source, seen))
             else:
-                update = site.branch(picked)
-            update = self.router.weigh(ctx.pin(update), weights)
+                done = update_by_token(site.branch, picked, there.segments > 0, ctx.lossless)
+            update = self.router.weigh(ctx.pin(done.value), weights)
             with jax.named_scope("residual"):
                 if len(sites) == 1:
                     after, gate = scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
@@ -190,7 +190,7 @@ class MoD:
                     stream = scheme.skip(stream, site.at)
                     after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
             gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
-            results.append(Result(after, None, gate, ran, notes))
+            results.append(Result(after, None, gate, ran, notes, done.notes))
             notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
         return tuple(results)
 
@@ -205,14 +205,16 @@ class MoD:
         fits = adaptive.sizes(tokens)
         index = jnp.searchsorted(jnp.asarray(fits), jnp.max(jnp.sum(ran, axis=-1)))
         operands = stream, ctx.where, ran, [(site.branch, site.at) for site in sites]
-        done = adaptive.switch(index, [functools.partial(self._sized, k, ctx.pin) for k in fits], operands)
+        done = adaptive.switch(index, [functools.partial(self._sized, k, ctx) for k in fits], operands)
         computed = jnp.asarray(fits, jnp.float32)[index] / tokens
         notes = self._notes(ran, executed=_share(ran, real), agreement=1.0, computed=computed)
         notes["above"] = above / jnp.maximum(jnp.sum(real, axis=-1, keepdims=True), 1)
-        return tuple(Result(after, None, gate, ran, notes) for after, gate in done)
+        return tuple(Result(after, None, gate, ran, notes, experts) for after, gate, experts in done)
 
-    def _sized(self, k: int, pin: Callable[[Array], Array], operands) -> list[tuple[Stream, Array]]:
-        """The stream and the gate behind each of the sublayers, run for at most k tokens of a sequence."""
+    def _sized(self, k: int, ctx: ForwardContext, operands) -> list[tuple[Stream, Array, dict]]:
+        """The stream and the gate behind each of the sublayers, run for at most k tokens of a sequence, and what its
+        branch notes."""
+        pin = ctx.pin
         stream, where, ran, parts = operands
         scheme, everyone, done = self.scheme, k == ran.shape[1], []
         rows, there, mine, indices = stream, where, ran, None
@@ -224,21 +226,21 @@ class MoD:
             gate = jnp.zeros((*ran.shape, 1))
             if k == 0:
                 stream = scheme.skip(stream, at)
-                done.append((stream, gate))
+                done.append((stream, gate, _no_notes(branch, scheme.read(stream))))
                 continue
             picked = scheme.read(rows)
             if isinstance(branch, Mixing):
                 hidden = Where(jnp.where(mine, there.segments, HIDDEN), there.positions)
                 source = (there, scheme.read(stream), where) if self.config.kv == "all" else (hidden, picked, hidden)
-                update = between(branch, picked, *source)
+                update = Update(between(branch, picked, *source))
             else:
-                update = branch(picked)
+                update = update_by_token(branch, picked, mine & (there.segments > 0), ctx.lossless)
             with jax.named_scope("residual"):
-                after, opened = scheme.advance(rows, pin(update), at)
+                after, opened = scheme.advance(rows, pin(update.value), at)
                 rows, stream = jax.tree.map(_keep(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = mine[..., None] * _mean_gate(opened, picked)
             gate = opened if everyone else gate.at[batch, indices].set(opened)
-            done.append((rows if indices is None else put(stream, rows, indices), gate))
+            done.append((rows if indices is None else put(stream, rows, indices), gate, update.notes))
         return done
 
     def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
@@ -259,6 +261,8 @@ class MoD:
         if mixing:
             ran, known, seen, cache = self._known(scheme.read(stream), site, cache, where, ran)
 
+        nothing = _no_notes(site.branch, scheme.read(stream))
+
         def enter(size: int):
             def run(stream):
                 few = ragged.Few.of(ran, size, where)
@@ -266,23 +270,26 @@ class MoD:
                 picked = scheme.read(rows)
                 if mixing:
                     asking = there if cache is None else Where(jnp.where(mine, there.segments, 0), there.positions)
-                    update = site.branch.mix(picked, asking, *few.seen(known, seen))
+                    done = Update(site.branch.mix(picked, asking, *few.seen(known, seen)))
                 else:
-                    update = site.branch(picked)
-                after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(update), weights), site.at)
+                    done = update_by_token(site.branch, picked, mine, ctx.lossless)
+                after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), site.at)
                 after = jax.tree.map(_keep(mine), after, scheme.skip(rows, site.at))
                 opened = mine[..., None] * _mean_gate(gate, picked)
-                return few.put(scheme.skip(stream, site.at), after), few.put(jnp.zeros((*ran.shape, 1)), opened)
+                gates = few.put(jnp.zeros((*ran.shape, 1)), opened)
+                notes = few.put(nothing, done.notes) if picked.shape[0] < ran.shape[0] else done.notes
+                return few.put(scheme.skip(stream, site.at), after), gates, notes
 
             return run
 
         def pass_by(stream):
-            return scheme.skip(stream, site.at), jnp.zeros((*ran.shape, 1))
+            return scheme.skip(stream, site.at), jnp.zeros((*ran.shape, 1)), nothing
 
         fits = ragged.sizes(*ran.shape, cache is not None)
         index = jnp.searchsorted(jnp.asarray((0, *fits)), ragged.needed(ran))
-        after, gate = jax.lax.switch(index, [pass_by, *map(enter, fits)], stream)
-        return Result(after, cache, gate, ran, self._notes(ran, executed=_share(ran, real), agreement=1.0))
+        after, gate, experts = jax.lax.switch(index, [pass_by, *map(enter, fits)], stream)
+        notes = self._notes(ran, executed=_share(ran, real), agreement=1.0)
+        return Result(after, cache, gate, ran, notes, experts)
 
     def _known(self, x, site: Site, cache: Cache, where: Where, ran) -> tuple[Array, Any, Where, Cache]:
         """Who runs after all, what they attend to and where it stands, and the cache with what is new."""
@@ -321,9 +328,19 @@ def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[st
     return shares | {"cut": jnp.where(rows > 0, mean, -jnp.inf), "cuts": rows.astype(jnp.float32)}
 
 
-def _keep(ran: Bool[Array, "B T"]) -> Callable[[Array, Array], Array]:
-    """The first of two leaves for the tokens that ran, the second for the others."""
-    return lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)
+def _update(branch: Any, x: Float[Array, "B T D"], cache: Cache, ctx: ForwardContext) -> Update:
+    """The update of all tokens."""
+    if isinstance(branch, Mixing):
+        return Update(*update_of(branch, x, ctx.where, cache))
+    return update_by_token(branch, x, ctx.where.segments > 0, ctx.lossless)._replace(cache=cache)
+
+
+def _no_notes(branch: Any, x: Float[Array, "B T D"]) -> dict[str, Float[Array, "B ..."]]:
+    """What a branch notes that ran for no token."""
+    if not isinstance(branch, Choosing):
+        return {}
+    notes = jax.eval_shape(lambda x: branch.choose(x, jnp.ones(x.shape[:2], bool), lossless=True).notes, x)
+    return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), notes)
 
 
 def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from nagjax.errors import UserError
-from nagjax.layers.config import BlockConfig
+from nagjax.layers.config import BlockConfig, MoEConfig
 from nagjax.mod.config import ModConfig
 from nagjax.ranges import HIDDEN, Count, Natural, Positive, Range, check_fields
 
@@ -43,6 +43,7 @@ class ModelConfig:
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
     block: BlockConfig = BlockConfig()  # parts that imported models may need
+    moe: MoEConfig = MoEConfig()  # Mixture-of-Experts
     kept: Annotated[tuple[Natural, ...], HIDDEN] = ()  # pruned model: its blocks' 0-based places before pruning
     depth_before: Annotated[Natural, HIDDEN] = 0  # blocks before pruning; 0: the model is not pruned
 
@@ -62,6 +63,11 @@ class ModelConfig:
             fill("kv_heads", self.heads)
         if self.hidden is None:
             fill("hidden", _round_up(8 / 3 * self.width, 8) if self.mlp == "swiglu" else 4 * self.width)
+        if self.moe.experts:
+            self._check_experts()
+            if self.moe.hidden is None:
+                each = _round_up((self.hidden or 0) / (self.moe.active + self.moe.shared), 8)
+                fill("moe", dataclasses.replace(self.moe, hidden=each))
         heads, kv_heads = self.heads or 1, self.kv_heads or 1
         if self.block.head_width is None and self.width % heads:
             fits = [h for h in range(1, min(self.width, 256) + 1) if self.width % h == 0]
@@ -73,6 +79,13 @@ class ModelConfig:
             raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
+
+    def _check_experts(self) -> None:
+        if "mlp" in self.block.biases:
+            raise UserError("block.biases", self.block.biases, "experts have no biases: leave mlp out")
+        if self.moe.skips and self.mod.routes("mlp"):
+            fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, or --moe.skips 0"
+            raise UserError("moe.skips", self.moe.skips, fix)
 
     @property
     def head_width(self) -> int:

@@ -11,9 +11,10 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.errors import UserError
 from nagjax.layers.attention import Attention
-from nagjax.layers.branch import narrowed
+from nagjax.layers.branch import Update, narrowed, update_by_token
 from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
+from nagjax.layers.experts import Experts
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales, restart
 from nagjax.layers.where import Where
@@ -46,7 +47,8 @@ class Output(NamedTuple):
     telemetry: per sublayer, arrays [S], if asked for. routing: what Mixture-of-Depths did, arrays [S, ...] (see
     `nagjax.mod.routed`); None in a model without routing. Padding counts in neither. paths: per sublayer and token,
     [S, B, T], if asked for: `ran`, and `turn`, the angle in radians by which the sublayer rotated the token's residual.
-    seen: what an intervention gathered, leaves [L, ...].
+    seen: what an intervention gathered, leaves [L, ...]. experts: what the experts' routers did, sums over the batch's
+    real tokens, [L, ...] (see `nagjax.layers.experts`); None in a model without experts.
     """
 
     hidden: Float[Array, "B T D"]
@@ -56,6 +58,7 @@ class Output(NamedTuple):
     routing: dict[str, Float[Array, "S ..."]] | None = None
     paths: dict[str, Array] | None = None
     seen: Any = None
+    experts: dict[str, Float[Array, "L ..."]] | None = None
 
 
 class Sublayer(nnx.Module):
@@ -77,7 +80,10 @@ class Block(nnx.Module):
         scheme, total = mod.scheme, config.sublayers_before
         first, second = SublayerIndex(2 * index + 1, total), SublayerIndex(2 * index + 2, total)
         scales = lambda sublayer: Scales(scheme.output_scale(sublayer), scheme.inner_scale(sublayer))  # noqa: E731
-        mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
+        if config.moe.experts:
+            mlp = Experts(config.width, config.moe, config.mlp, scales(second), rngs)
+        else:
+            mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
         attention = Attention(config, scales(first), rngs)
         if config.init_std is not None:
             std = config.init_std * Parametrization.of(config, scheme).root
@@ -127,6 +133,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, scheme: Scheme, rngs: nnx.Rngs):
         self.config, self.scheme = config, scheme
+        _check_experts(config, scheme)
         self.mod = MoD.of(scheme, config.mod, config.context)
         self.groups = config.mod.groups(config.depth)
         own = Parametrization.of(config, scheme)
@@ -180,9 +187,11 @@ class Transformer(nnx.Module):
         sites = site(0, attention, attend, mlp.entry), site(1, mlp, feed, layer.entry)
         if not (self.config.mod.active or any(rates)):
             with jax.named_scope("attention"):
-                first = run(self.scheme, stream, lambda x: attend(x, ctx.where, cache), sites[0].at, ctx.pin)
+                mix = lambda x: Update(*attend(x, ctx.where, cache))  # noqa: E731
+                first = run(self.scheme, stream, mix, sites[0].at, ctx.pin)
             with jax.named_scope("mlp"):
-                return first, run(self.scheme, first.stream, lambda x: (feed(x), None), sites[1].at, ctx.pin)
+                forward = lambda x: update_by_token(feed, x, ctx.where.segments > 0, ctx.lossless)  # noqa: E731
+                return first, run(self.scheme, first.stream, forward, sites[1].at, ctx.pin)
         if self.config.mod.unit == "block":
             first, second = self.mod.run_block(stream, sites, cache, ctx)
             return first, second
@@ -201,12 +210,13 @@ class Transformer(nnx.Module):
         cache: Cache = None,
         observe: Observe = NOTHING,
     ):
-        """Runs one block: the stream, the layer's new cache, and stacked notes on its two sublayers: telemetry,
-        routing, paths."""
+        """Runs one block: the stream, the layer's new cache, and stacked notes on its two sublayers, telemetry,
+        routing, paths, and on its experts."""
         first, second = self.sublayers(stream, layer, ctx, rates, cache)
         real = ctx.where.segments > 0
         both = (self._notes(stream, first, observe, real), self._notes(first.stream, second, observe, real))
-        return second.stream, first.cache, jax.tree.map(lambda *pair: jnp.stack(pair), *both)
+        notes = jax.tree.map(lambda *pair: jnp.stack(pair), *both)
+        return second.stream, first.cache, (*notes, jax.tree.map(lambda note: note[None], second.experts))
 
     def _notes(self, before, result: Result, observe: Observe, real) -> tuple[dict, dict, dict]:
         after = result.stream
@@ -251,7 +261,7 @@ class Transformer(nnx.Module):
         if asked and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
-        ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin)
+        ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, causal or cache is not None)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
@@ -266,18 +276,19 @@ class Transformer(nnx.Module):
                 written.append(now)
                 notes.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), note))
                 seen.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found))
-        by_sublayer, routing, paths = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
+        by_sublayer, routing, paths, experts = jax.tree.map(lambda *parts: jnp.concatenate(parts), *notes)
         seen = jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen)
         routing = averaged(routing, where) if routing else None
+        experts = jax.tree.map(lambda note: jnp.sum(note, axis=1), experts)
         with jax.named_scope("head"):
             hidden, log_scale = self.scheme.close(stream, self.ends)
             hidden = hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype)
         cache = tuple(written) if cache else None
-        return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen)
+        return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen, experts or None)
 
     def _scan(self, group: Group, stream, stacked: Layer, cache: tuple, ctx: ForwardContext, observe: Observe):
-        """Runs the blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...], and what an
-        intervention gathered, [repeats, pattern, ...]."""
+        """Runs the blocks of one group: the stream, the caches, notes [repeats, pattern, 2, ...] (of experts 1 instead
+        of 2), and what an intervention gathered, [repeats, pattern, ...]."""
         size = len(group.rates)
         # One tree per place in the pattern: inputs that the body need not slice are not copied for the backward pass.
         places = [slice(group.start + i, group.stop, size) for i in range(size)]
@@ -289,7 +300,7 @@ class Transformer(nnx.Module):
             for i, (block, rates) in enumerate(zip(blocks, group.rates, strict=True)):
                 stream = jax.tree.map(lambda x: checkpoint_name(ctx.pin(x), "stream"), stream)
                 own = None if layer is None else CachedLayer(caches[i], layer)
-                now, note, found = None, ({}, {}, {}), ()
+                now, note, found = None, ({}, {}, {}, {}), ()
                 if observe.intervene is None:
                     stream, now, note = self.step(stream, block, ctx, rates=rates, cache=own, observe=observe)
                 else:
@@ -327,3 +338,11 @@ class Transformer(nnx.Module):
             return kind.empty(group.repeats, batch, slots, config.kv_heads or 0, config.head_width, dtype)
 
         return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)
+
+
+def _check_experts(config: ModelConfig, scheme: Scheme) -> None:
+    """Raises UserError where a router could not learn: one expert's weight only scales an update."""
+    moe = config.moe
+    if moe.experts and moe.active == 1 and not moe.shared and scheme.scale_free:
+        fix = f"{scheme.name} normalises every update, so one expert's weight has no gradient: use 2, or --moe.shared 1"
+        raise UserError("moe.active", moe.active, fix)

@@ -45,7 +45,7 @@ def _recomputation(result: dict) -> list[tuple[int, str]]:
 def _rows(result: dict) -> int:
     """Sequences that a device processes at once."""
     train, mesh = result["config"]["train"], result["mesh"]
-    return train["batch"] // train["accumulate"] // (mesh["data"] * mesh["fsdp"])
+    return train["batch"] // train["accumulate"] // (mesh["data"] * mesh["fsdp"] * mesh.get("expert", 1))
 
 
 def _batch(result: dict) -> list[tuple[int, str]]:

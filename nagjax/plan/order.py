@@ -9,7 +9,7 @@ from nagjax.layers.attend import SPLASH_BLOCK
 from nagjax.model.config import ModelConfig
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
-from nagjax.train.distributed.mesh import check_sequence
+from nagjax.train.distributed.mesh import AXES, check_experts, check_rows, check_sequence
 
 TOKENS_PER_CHIP = 8192  # of the default batch
 
@@ -67,7 +67,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
 
     Raises UserError if the mesh does not fill the topology, or does not divide batch or context.
     """
-    given = {field.name: getattr(config.mesh, field.name) for field in dataclasses.fields(config.mesh)}
+    given = {axis: getattr(config.mesh, axis) for axis in AXES}
     rest = math.prod(size for size in given.values() if size is not None)
     shape = {name: max(topology.size // rest, 1) if size is None else size for name, size in given.items()}
     if math.prod(shape.values()) != topology.size:
@@ -76,13 +76,9 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
             tuple(shape.values()),
             f"{topology.name} has {topology.size} chips: the product {' x '.join(shape)} must be {topology.size}",
         )
-    shards, train = shape["data"] * shape["fsdp"], config.train
-    if train.batch // train.accumulate % shards:
-        fitting = max(train.batch // train.accumulate // shards, 1) * shards * train.accumulate
-        raise UserError(
-            "batch", train.batch, f"batch / accumulate must be divisible by data x fsdp = {shards}; try {fitting}"
-        )
+    check_rows(config.train.batch, config.train.accumulate, shape)
     check_sequence(config.model, shape)
+    check_experts(config.model, shape)
     return shape
 
 

@@ -15,6 +15,8 @@ SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 
 def flops_of(one: Instruction, home: Computation) -> float:
     """FLOPs of an instruction: 2 per multiply-add of a matrix product, 0 for anything else."""
+    if one.opcode == "ragged-dot":
+        return _ragged(one, home)
     if one.opcode == "dot":
         lhs = _shape(home, one.operands[0])
         contracted = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
@@ -28,6 +30,15 @@ def flops_of(one: Instruction, home: Computation) -> float:
             if name in one.name:
                 return products * _splash_product(one, home, name)
     return 0.0
+
+
+def _ragged(one: Instruction, home: Computation) -> float:
+    """FLOPs of a product of rows in groups with one matrix per group; every row counts as one of a group's. Where the
+    rows are summed over (a gradient of the matrices), each is multiplied for its own group only."""
+    contracted = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
+    work = 2.0 * _elements(one.type) * math.prod(_shape(home, one.operands[0])[d] for d in contracted)
+    summed = set(_numbers(r"lhs_ragged_dims=\{([\d,]*)\}", one.attributes)) <= set(contracted)
+    return work / math.prod(_shape(home, one.operands[2])) if summed else work
 
 
 def _convolution(one: Instruction, home: Computation) -> float:

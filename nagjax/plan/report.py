@@ -10,7 +10,7 @@ def report(result: dict) -> str:
     lines = [
         f"{result['topology']}: {result['chips']} x {result['chip']['name']}, {shape}",
         f"  nagjax train {result['options']}",
-        f"  {result['parameters']:,} parameters, {result['tokens_per_step']:,} tokens a step; "
+        f"  {result['parameters']:,} parameters{_executed(result)}, {result['tokens_per_step']:,} tokens a step; "
         f"{choices['dtype']}, attention {choices['attention']}, {_kernels(result)}",
         *(f"  note: {note}" for note in choices["notes"]),
         "",
@@ -92,6 +92,11 @@ def _rate(result: dict) -> dict[str, str]:
         price = f"{result['dollars_per_billion_tokens']:,.2f} $ at {result['dollars_per_hour']:g} $ per chip and hour"
         rows["a billion tokens, at least"] = price
     return rows | {"peaks from": chip["source"]}
+
+
+def _executed(result: dict) -> str:
+    executed = result.get("executed_parameters", result["parameters"])
+    return f" ({executed:,.0f} executed for a token)" if executed < result["parameters"] else ""
 
 
 def _kernels(result: dict) -> str:

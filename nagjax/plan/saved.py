@@ -1,10 +1,13 @@
 """Memory that the layer scan keeps for the backward pass, from tracing alone, without compiling."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+
+from nagjax.train.distributed.mesh import BATCH
 
 
 def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.Space.Device) -> int:
@@ -13,7 +16,7 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
     `rows` is the batch of one scan. Arrays with that batch are split over the axes of batch and tokens, all others
     (casts of parameters) over the axes of the parameters. What a policy keeps on the host is in another `space`.
     """
-    batch = shards.get("data", 1) * shards.get("fsdp", 1) * shards.get("sequence", 1)
+    batch = math.prod(shards.get(axis, 1) for axis in (*BATCH, "sequence"))
     parameters = shards.get("fsdp", 1) * shards.get("tensor", 1)
     total = 0
     for scan in _scans(jaxpr):

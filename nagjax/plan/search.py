@@ -12,6 +12,7 @@ from nagjax.runs.config import MeshConfig, RunConfig
 REMATS = ("none", "dots", "block")  # the least recomputation first
 TENSORS = (1, 2, 4, 8)
 SEQUENCES = (1, 2, 4, 8)
+EXPERTS = (1, 2, 4, 8)
 LEAST_TOKENS = 2048  # of a sequence on one device: gathering keys and values is not worth it for shorter parts
 PARTS = (1, 2, 4, 8, 16)
 
@@ -20,17 +21,20 @@ def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
     """Meshes worth trying, those with the fewest axes first. Tensor parallelism is at most the number of heads, and
     only long sequences are split."""
     found, model = [], config.model
-    for tensor, sequence in itertools.product(TENSORS, SEQUENCES):
-        if topology.size % (tensor * sequence) or model.heads % tensor:
+    for tensor, sequence, expert in itertools.product(TENSORS, SEQUENCES, EXPERTS):
+        if topology.size % (tensor * sequence * expert) or model.heads % tensor:
+            continue
+        if expert > 1 and (not model.moe.experts or model.moe.experts % expert):
             continue
         if sequence > 1 and (model.context % sequence or model.context // sequence < LEAST_TOKENS or model.mod.active):
             continue
-        rest = topology.size // (tensor * sequence)
+        rest = topology.size // (tensor * sequence * expert)
         for fsdp in (2**i for i in range(rest.bit_length())):
-            if rest % fsdp == 0 and (config.train.batch // config.train.accumulate) % rest == 0:
-                found.append(MeshConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, sequence=sequence))
+            if rest % fsdp == 0 and (config.train.batch // config.train.accumulate) % (rest * expert) == 0:
+                mesh = MeshConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, sequence=sequence, expert=expert)
+                found.append(mesh)
     axes = lambda m: sum(n > 1 for n in dataclasses.astuple(m))  # noqa: E731
-    return sorted(found, key=lambda m: (axes(m), m.tensor * m.sequence, m.tensor, -m.fsdp))
+    return sorted(found, key=lambda m: (axes(m), m.tensor * m.sequence * m.expert, m.tensor, -m.fsdp))
 
 
 def candidates(config: RunConfig, mesh: MeshConfig, topology: Topology) -> Iterator[list[RunConfig]]:

@@ -37,6 +37,7 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     devices = topology.devices()
     step, args, mesh = training_step(config, devices)
     state, batch = args
+    each = model_costs(Blueprint.of(config, mesh))
     memory = {
         "parameters": _bytes(state.params),
         "optimizer": _bytes((state.optimizer, state.average)),
@@ -46,7 +47,8 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     result = {
         "mesh": dict(mesh.shape),
         "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(state.params)),
-        "model_flops_per_token": model_costs(Blueprint.of(config, mesh)).train,
+        "executed_parameters": each.executed_parameters,
+        "model_flops_per_token": each.train,
         "memory": memory,
         "fits": False,
     }

@@ -29,6 +29,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from nagjax.discovery import pick
 from nagjax.errors import UserError
+from nagjax.layers.branch import Update
 from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
 from nagjax.parameters import STACKED
@@ -206,7 +207,7 @@ class Residual(nnx.Module):
 
     def _step(self, stream: OpenStream, branch: Branch, slot: Slot) -> tuple[OpenStream, dict]:
         at = Boundary(*slot, stream.progress, self.sublayers)
-        shaped = lambda x: (_folded(branch(x.reshape(*stream.lead, self.width)), stream.lead), None)  # noqa: E731
+        shaped = lambda x: Update(_folded(branch(x.reshape(*stream.lead, self.width)), stream.lead))  # noqa: E731
         after = run(self.scheme, stream.rows, shaped, at)
         return stream.replaced(after.stream), telemetry(self.scheme, stream.rows, after.stream, after.gate)
 

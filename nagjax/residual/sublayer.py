@@ -8,37 +8,47 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from nagjax.layers.branch import Update
 from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 
 class Result(NamedTuple):
     """What a sublayer returns. `gate` and `ran` are per token. `notes` [B], float32, says per sequence what routing did
-    (see `nagjax.mod.routed`; empty without routing). `cache` is the branch's."""
+    (see `nagjax.mod.routed`; empty without routing). `cache` and `experts`, its notes, are the branch's."""
 
     stream: Stream
     cache: Any
     gate: Float[Array, "#B #T #D"]
     ran: Bool[Array, "B T"]
     notes: dict[str, Float[Array, "B ..."]]
+    experts: dict[str, Float[Array, "B ..."]] = {}  # noqa: RUF012 (never changed)
 
 
 def run(
     scheme: Scheme,
     stream: Stream,
-    branch: Callable[[Float[Array, "B T D"]], tuple[Float[Array, "B T D"], Any]],
+    branch: Callable[[Float[Array, "B T D"]], Update],
     at: Boundary,
     pin: Callable[[Array], Array] = lambda x: x,
 ) -> Result:
-    """Runs one sublayer. `branch` maps its input to its update and its cache (None without one).
+    """Runs one sublayer. Tokens for which the branch ran nothing skip it.
 
     The sharding of updates is pinned. Otherwise XLA's partitioner (jax 0.11.2, CPU, mesh 2x2x2) keeps a branch's output
     split over `tensor` and then combines it wrongly with a gate, without an error.
     """
     x = scheme.read(stream)
-    update, cache = branch(x)
+    update = branch(x)
     with jax.named_scope("residual"):
-        after, gate = scheme.advance(stream, pin(update), at)
-    return Result(after, cache, gate, jnp.ones(x.shape[:2], bool), {})
+        after, gate = scheme.advance(stream, pin(update.value), at)
+        ran = jnp.ones(x.shape[:2], bool) if update.ran is None else update.ran
+        if update.ran is not None:
+            after, gate = jax.tree.map(kept(ran), after, scheme.skip(stream, at)), ran[..., None] * gate
+    return Result(after, update.cache, gate, ran, {}, update.notes)
+
+
+def kept(ran: Bool[Array, "B T"]) -> Callable[[Array, Array], Array]:
+    """The first of two leaves for the tokens that ran, the second for the others."""
+    return lambda new, old: jnp.where(ran.reshape(*ran.shape, *(1,) * (new.ndim - 2)), new, old)
 
 
 def following(entries: nnx.Module, last: nnx.Module) -> nnx.Module:

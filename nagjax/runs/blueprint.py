@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from nagjax.model.transformer import Transformer
 from nagjax.runs.config import RunConfig
-from nagjax.train.distributed.mesh import check_sequence, parameter_sharding, replicated
+from nagjax.train.distributed.mesh import check_experts, check_sequence, parameter_sharding, replicated
 
 Tree = Any
 
@@ -36,8 +36,9 @@ class ModelBlueprint:
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "ModelBlueprint":
-        """The blueprint of a config's model. Raises UserError if the mesh cannot split the model's sequences."""
+        """The blueprint of a config's model. Raises UserError if the mesh cannot split its sequences or experts."""
         check_sequence(config.model, mesh.shape)
+        check_experts(config.model, mesh.shape)
         graph, abstract = nnx.split(nnx.eval_shape(lambda: build_model(config, 0)))
         described = jax.tree.map(
             lambda variable: Parameter(

@@ -104,12 +104,13 @@ class TrainConfig:
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """Devices along each axis: copies of the model, shards of its parameters, shards of its heads and features, parts
-    of every sequence."""
+    of every sequence, and shards of its experts, which hold different sequences too."""
 
     data: Count | None = None  # devices with a copy of the model each; None: all that the other axes leave
     fsdp: Count = 1  # devices that parameters and optimizer state are split over
     tensor: Count = 1  # devices that heads and features are split over
     sequence: Count = 1  # devices that the tokens of every sequence are split over
+    expert: Count = 1  # devices that the experts of a Mixture-of-Experts, and the batch, are split over
 
     def __post_init__(self):
         check_fields(self, "mesh.")

@@ -85,4 +85,6 @@ def changed_surroundings(folder: Path, facts: dict) -> str:
 
 def _surroundings(facts: dict) -> dict:
     known = ("device", "devices", "cpu", "mesh", "commit")
-    return {name: facts[name] for name in known if name in facts} | facts["versions"]
+    found = {name: facts[name] for name in known if name in facts} | facts["versions"]
+    mesh = {axis: size for axis, size in found.get("mesh", {}).items() if size > 1}  # versions may know more axes
+    return found | ({"mesh": mesh} if "mesh" in found else {})

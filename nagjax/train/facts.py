@@ -6,6 +6,7 @@ import math
 import jax
 
 from nagjax.data import open_dataset
+from nagjax.layers.config import MoEConfig
 from nagjax.mod.costs import mod_rates
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.facts import model_costs, parameters_by_part
@@ -44,6 +45,7 @@ def describe(config: RunConfig):
         table.add_row(f"parameters, {part}", f"{count:,}  ({count / total:5.1%})")
     rows = {
         "parameters": f"{total:,}",
+        **({"experts of each block": _experts(model.moe)} if model.moe.experts else {}),
         "parameters executed per token": f"{each.executed_parameters:,.0f}",
         "forward FLOPs per token": f"{each.forward:,.0f}",
         "training FLOPs per token": f"{each.train:,.0f}",
@@ -57,6 +59,13 @@ def describe(config: RunConfig):
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _experts(moe: MoEConfig) -> str:
+    """What a token runs, of what there is."""
+    shared = f" and {moe.shared} shared" if moe.shared else ""
+    nothing = f" or nothing ({moe.skips} of {moe.choices} choices)" if moe.skips else ""
+    return f"{moe.active} of {moe.experts}{nothing}{shared}, {moe.hidden} features each, {moe.dispatch}"
 
 
 def _shown(rates: dict) -> str:

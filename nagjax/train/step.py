@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, UInt32
 
+from nagjax.layers.balance import auxiliary_loss, balance_of, moved_biases
 from nagjax.layers.platform import platform_of, tracing_for
 from nagjax.mod.adaptive import Control, Pool, controlled
 from nagjax.mod.config import ModConfig
@@ -32,6 +33,10 @@ class StepMetrics(NamedTuple):
     count: Float[Array, ""]
     mod_rate: Float[Array, ""] | None  # of adaptive depth: share of the routed (token, sublayer) pairs that skipped
     bad: Int[Array, ""]  # 0: a good step; n: the n-th bad step in a row
+    expert_max: Float[Array, ""] | None = None  # of experts: see `nagjax.layers.balance.Balance`
+    expert_min: Float[Array, ""] | None = None
+    expert_entropy: Float[Array, ""] | None = None
+    expert_dropped: Float[Array, ""] | None = None
 
 
 class EvalSums(NamedTuple):
@@ -56,10 +61,12 @@ def noise(state: TrainState) -> UInt32[Array, ""]:
 
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
-    """Weighted cross-entropy of a trained causal decider: mean over sublayers and tokens, nats."""
+    """Weighted cross-entropy of a trained causal decider, mean over sublayers and tokens, and what balances experts,
+    over the part of a batch that is processed at once; nats."""
+    experts = 0.0 if output.experts is None else auxiliary_loss(output.experts, model.config.moe)
     if output.routing is None or not model.mod.decider.trained:
-        return 0.0
-    return model.config.mod.aux_weight * jnp.mean(output.routing["loss"])
+        return experts
+    return experts + model.config.mod.aux_weight * jnp.mean(output.routing["loss"])
 
 
 class Cuts(NamedTuple):
@@ -79,6 +86,18 @@ def _cuts(model: Transformer, output: Output, batch: Batch) -> dict[str, Cuts | 
         return {"cuts": jax.lax.stop_gradient(Pool(above, ran, tokens * jnp.sum(routed)))}
     cut, rows = (jax.lax.stop_gradient(output.routing[name]) for name in ("cut", "cuts"))
     return {"cuts": Cuts(jnp.where(rows > 0, cut * rows, 0.0), rows)}
+
+
+def _experts(output: Output) -> dict[str, dict[str, Array]]:
+    return {} if output.experts is None else {"experts": jax.lax.stop_gradient(output.experts)}
+
+
+def _balanced(params: Any, load: Float[Array, "L n"], rate: float) -> Any:
+    """The parameters with the experts' balancing biases moved, which no gradient moves."""
+    move = lambda path, p: moved_biases(p, load, rate) if path[-1].key == "balance" else p  # noqa: E731
+    blocks = params["blocks"]
+    branch = jax.tree_util.tree_map_with_path(move, blocks["mlp"]["branch"])
+    return params | {"blocks": blocks | {"mlp": blocks["mlp"] | {"branch": branch}}}
 
 
 def _averaged(state: TrainState, cuts: dict[str, Cuts | Pool], mod: ModConfig) -> dict[str, Array]:
@@ -114,7 +133,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
 
     With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean.
     """
-    train, mesh = blueprint.config.train, blueprint.mesh
+    train, mesh, moe = blueprint.config.train, blueprint.mesh, blueprint.config.model.moe
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
 
     def summed_loss(params, part: Batch, state: TrainState, share):
@@ -131,7 +150,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             with jax.named_scope("head"):
                 objective, sums = head_loss(model, output, part, z_weight=train.z_loss, chunk=train.loss_chunk)
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
-        return objective + extra, (sums, _cuts(model, output, part))
+        return objective + extra, (sums, _cuts(model, output, part) | _experts(output))
 
     def gradient(params, part: Batch, state: TrainState, share):
         """Gradients, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
@@ -157,6 +176,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         with jax.named_scope("optimizer"):
             updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
             params = blueprint.constrained(optax.apply_updates(state.params, updates))
+            if moe.bias_rate:
+                params = _balanced(params, cuts["experts"]["load"], moe.bias_rate)
         mod = _averaged(state, cuts, blueprint.config.model.mod)
         loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
@@ -167,7 +188,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             new = guarded(state, new, loss, grad_norm, train.spike)
         pool = cuts.get("cuts")
         skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None
-        return new, StepMetrics(loss, sums.correct / count, grad_norm, lr, sums.count, skipped, new.guard.bad)
+        found = loss, sums.correct / count, grad_norm, lr, sums.count, skipped, new.guard.bad
+        return new, StepMetrics(*found, *(balance_of(cuts["experts"]) if moe.experts else ()))
 
     return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
 

@@ -8,6 +8,7 @@ from tiny_models import full_logits, make_model, stepwise_logits
 from tolerance import assert_close
 
 from nagjax.generate.sample import generate
+from nagjax.layers.config import MoEConfig
 from nagjax.residual import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
@@ -44,6 +45,17 @@ def test_learned_positions_and_a_prompt_that_fills_the_context():
     model = make_model(Plain(), positions="learned", mlp="gelu", tied=True)
     prompts = [list(range(39)), [9], [2, 40, 7]]
     assert_greedy(model, prompts, generate(model, prompts, tokens=9, temperature=0.0))
+
+
+def test_experts_drop_nothing_when_sampling():
+    """Whatever room they have in training."""
+    moe = MoEConfig(4, 2, shared=1, hidden=16, dispatch="capacity", capacity=0.25)
+    model = make_model(NAG(), moe=moe)
+    full, stepwise = full_logits(model, ROWS), stepwise_logits(model, ROWS)
+    assert_close(stepwise, full, **tiny.FORWARD)
+    trained = model.logits(model(np.asarray(ROWS)))
+    assert np.max(np.abs(trained - np.stack(full))) > 0.1
+    assert_greedy(model, PROMPTS, generate(model, PROMPTS, tokens=9, temperature=0.0))
 
 
 def test_progress_reaches_the_scheme():

@@ -7,6 +7,7 @@ import jax
 import pytest
 import tiny
 
+from nagjax.layers.config import MoEConfig
 from nagjax.measure.routing_times import RoutingTimes, compiled_flops
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs, mod_rates
@@ -20,7 +21,7 @@ SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=64)
 
 
 @functools.cache
-def counted(scheme: str, mod: ModConfig) -> tuple[float, float]:
+def counted(scheme: str, mod: ModConfig, moe: MoEConfig | None = None) -> tuple[float, float]:
     """Training FLOPs per token that a second block adds: XLA's count, and the closed form."""
     both = []
     for depth in (1, 2):
@@ -30,6 +31,7 @@ def counted(scheme: str, mod: ModConfig) -> tuple[float, float]:
                 train={"batch": SEQUENCES},
                 depth=depth,
                 mod=mod,
+                moe=moe or MoEConfig(),
                 attention="xla",  # a CPU's own takes the scores again in the backward pass
                 **SHAPE,
             )
@@ -64,6 +66,13 @@ def test_training_flops_are_those_xla_counts(scheme, mod):
     assert count == pytest.approx(known, rel=0.02)
 
 
+def test_experts_cost_what_xla_counts():
+    """By capacity with exactly the room for all choices: then what is computed is what runs."""
+    moe = MoEConfig(4, 2, shared=1, hidden=512, dispatch="capacity", capacity=1.0)
+    count, known = counted("plain", ModConfig(), moe)
+    assert count == pytest.approx(known, rel=0.02)
+
+
 def test_half_the_tokens_cost_at_most_six_tenths():
     """Of the whole compiled training step, by XLA's own count, with keys and values of all tokens; at a context where
     dense attention on a CPU computes all scores (`nagjax.layers.cpu.spans_of`)."""
@@ -94,3 +103,18 @@ def test_rates_parameters_and_cache_by_hand():
 def _dense(bp):
     model = dataclasses.replace(bp.config.model, mod=ModConfig())
     return tiny.blueprint(dataclasses.replace(bp.config, model=model))
+
+
+def test_a_token_costs_the_experts_it_chooses():
+    """By hand; and equal to the dense model's but for the router, where as many features run."""
+    moe = MoEConfig(6, 2, shared=1, hidden=16, skips=2)
+    make = lambda **changes: tiny.blueprint(tiny.run_config(find_scheme("nag")(), hidden=48, **changes))  # noqa: E731
+    bp, each, dense = make(moe=moe), model_costs(make(moe=moe)), model_costs(make())
+    expert, router, depth = 3 * 16 * 16, 16 * 8, 3
+    unchosen = depth * (6 - 6 * 2 / 8) * expert  # of eight choices two do nothing
+    assert each.executed_parameters == sum(parameters_by_part(bp).values()) - unchosen
+    assert each.forward == dense.forward + 2 * depth * (router - 0.5 * expert)
+    half = make(moe=MoEConfig(6, 2, shared=1, hidden=16), mod=ModConfig(rate=(0.5,), skip="mlp", every=3))
+    whole = make(moe=MoEConfig(6, 2, shared=1, hidden=16))
+    own = 3 * expert + 16 * 6
+    assert model_costs(whole).executed_parameters - model_costs(half).executed_parameters == pytest.approx(0.5 * own)

@@ -66,7 +66,7 @@ def test_a_first_host_that_is_not_there_is_an_error():
 def shares(monkeypatch, owners, tensor=1):
     """Parts of the batch by host; `owners` are the hosts of the devices in the mesh's order."""
     devices = np.array([types.SimpleNamespace(process_index=owner) for owner in owners]).reshape(-1, 1, tensor)
-    shape = {"data": len(devices), "fsdp": 1, "tensor": tensor, "sequence": 1}
+    shape = {"data": len(devices), "fsdp": 1, "expert": 1, "tensor": tensor, "sequence": 1}
     mesh = types.SimpleNamespace(devices=devices, shape=shape)
     count, found = max(owners) + 1, []
     for host in range(count):

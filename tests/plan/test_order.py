@@ -45,7 +45,7 @@ def test_attention_that_cannot_be_compiled_here_is_said():
 def test_a_batch_and_a_mesh_that_are_not_given():
     topology = parse("v5e:4x4")
     config = filled(run(), topology, 500, batch_given=False, mesh_given=False)
-    assert mesh_shape(config, topology) == {"data": 1, "fsdp": 16, "tensor": 1, "sequence": 1}
+    assert mesh_shape(config, topology) == {"data": 1, "fsdp": 16, "expert": 1, "tensor": 1, "sequence": 1}
     assert config.train.batch == 16 * 8 and config.model.vocab == 500
     kept = filled(run(), topology, 500, batch_given=True, mesh_given=True)
     assert mesh_shape(kept, topology)["data"] == 16 and kept.train.batch == 16

@@ -97,15 +97,15 @@ def test_sharding_rules():
 
 @pytest.mark.parametrize("wrong", [MeshConfig(data=3, fsdp=3), MeshConfig(fsdp=3), MeshConfig(tensor=16)])
 def test_a_mesh_that_does_not_fit(wrong):
-    with pytest.raises(UserError, match="data x fsdp x tensor x sequence must be 8, the number of devices"):
+    with pytest.raises(UserError, match="data x fsdp x expert x tensor x sequence must be 8, the number of devices"):
         make_mesh(wrong)
     with pytest.raises(UserError, match="at least 1"):
         MeshConfig(tensor=0)
 
 
 def test_mesh_uses_what_it_is_given():
-    assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "tensor": 1, "sequence": 1}
-    assert tuple(make_mesh(MeshConfig(tensor=2, sequence=2)).shape.values()) == (2, 1, 2, 2)
+    assert dict(make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "expert": 1, "tensor": 1, "sequence": 1}
+    assert tuple(make_mesh(MeshConfig(tensor=2, sequence=2)).shape.values()) == (2, 1, 1, 2, 2)
     assert make_mesh(MeshConfig(data=1)).size == 1
 
 

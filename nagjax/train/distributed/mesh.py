@@ -1,6 +1,5 @@
 """The device mesh, and the one table that maps logical axes to mesh axes."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -14,25 +13,26 @@ from nagjax.model.config import ModelConfig
 from nagjax.runs.config import MeshConfig
 
 SHARDING_RULES = {
-    "batch": ("data", "fsdp"),  # sequences of activations
+    "batch": ("data", "fsdp", "expert"),  # sequences of activations
     "tokens": "sequence",  # tokens of each sequence
     "embed": "fsdp",
     "embed_out": "tensor",
     "heads": "tensor",
     "mlp": "tensor",
+    "experts": "expert",
     "vocab": "tensor",
 }
 
 BATCH = SHARDING_RULES["batch"]
-AXES = tuple(field.name for field in dataclasses.fields(MeshConfig))
+AXES = ("data", "fsdp", "expert", "tensor", "sequence")  # those of the batch first
 
 
 def make_mesh(config: MeshConfig, devices=None) -> Mesh:
-    """A mesh with Auto axes data, fsdp, tensor, sequence over `devices` (default: all)."""
+    """A mesh with Auto axes `AXES` over `devices` (default: all)."""
     devices = list(jax.devices() if devices is None else devices)
-    model = config.fsdp * config.tensor * config.sequence
+    model = config.fsdp * config.expert * config.tensor * config.sequence
     data = config.data or max(len(devices) // model, 1)
-    shape = (data, config.fsdp, config.tensor, config.sequence)
+    shape = (data, config.fsdp, config.expert, config.tensor, config.sequence)
     if data * model > len(devices) or (config.data is None and data * model != len(devices)):
         fix = f"the product {' x '.join(AXES)} must be {len(devices)}, the number of devices: change --mesh.data"
         raise UserError("mesh", shape, fix)
@@ -40,12 +40,16 @@ def make_mesh(config: MeshConfig, devices=None) -> Mesh:
 
 
 def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
-    shards = math.prod(mesh.shape[axis] for axis in BATCH)
+    check_rows(batch, accumulate, mesh.shape)
+
+
+def check_rows(batch: int, accumulate: int, shape: Mapping[str, int]) -> None:
+    """Raises UserError if the parts of a batch cannot be split over the mesh's batch axes."""
+    shards = math.prod(shape[axis] for axis in BATCH)
     if batch // accumulate % shards:
         fitting = max(batch // accumulate // shards, 1) * shards * accumulate
-        raise UserError(
-            "batch", batch, f"batch / accumulate must be divisible by data x fsdp = {shards}; try {fitting}"
-        )
+        axes = " x ".join(axis for axis in BATCH if axis != "expert" or shape[axis] > 1)
+        raise UserError("batch", batch, f"batch / accumulate must be divisible by {axes} = {shards}; try {fitting}")
 
 
 def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
@@ -61,6 +65,19 @@ def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
         raise UserError("mesh.sequence", parts, fix)
     if model.attention == "cudnn":
         raise UserError("attention", "cudnn", f"needs whole sequences, not mesh.sequence = {parts}: choose auto or xla")
+
+
+def check_experts(model: ModelConfig, shape: Mapping[str, int]) -> None:
+    """Raises UserError if the model's experts cannot be split over the mesh."""
+    parts, moe = shape["expert"], model.moe
+    if parts > 1 and (not moe.experts or moe.experts % parts):
+        fix = (
+            f"moe.experts = {moe.experts} must be divisible by it" if moe.experts else "the model has no experts: use 1"
+        )
+        raise UserError("mesh.expert", parts, fix)
+    if moe.experts and moe.dispatch == "capacity" and shape["sequence"] > 1:
+        fix = "experts have room for tokens of whole sequences: use --moe.dispatch dropless, or mesh.sequence 1"
+        raise UserError("moe.dispatch", moe.dispatch, fix)
 
 
 def batch_share(mesh: Mesh) -> dict[str, int]:

@@ -1,0 +1,132 @@
+"""Mixture-of-Experts: an MLP of several experts, of which every token runs a few.
+
+    s = softmax(x W_r) or sigmoid(x W_r)            scores, float32
+    chosen = the `active` highest of s + b          b: balancing biases, without a gradient (0 without them)
+    update = shared(x) + sum over chosen of w_i expert_i(x),    w = s of the chosen, divided by their sum if normalised
+
+Shazeer et al. 2017, arXiv:1701.06538; shared experts: DeepSeekMoE, arXiv:2401.06066; balancing: `balance.py`. Of the
+choices the first `experts` are experts and the rest run nothing: Mixture-of-Depths integrated into the choice
+(Raposo et al. 2024, arXiv:2404.02258). Padding is neither routed nor counted.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.layers.branch import Update
+from nagjax.layers.config import MoEConfig
+from nagjax.layers.dispatch import Products, run_experts
+from nagjax.layers.linear import linear
+from nagjax.layers.parameters import Scales, bias, matrix
+from nagjax.parameters import parameter
+from pallas_kernels.placement import current_placement
+
+
+class Choices(NamedTuple):
+    """The choices of every token, `experts` and above meaning none, and their weights, float32."""
+
+    ids: Int[Array, "B T A"]
+    weights: Float[Array, "B T A"]
+
+
+class Experts(nnx.Module):
+    """The branch. At the start its update has the variance of one MLP with the hidden features of all experts that a
+    token runs: a chosen expert's down projection makes up for the weight that it gets."""
+
+    def __init__(self, width: int, config: MoEConfig, kind: str, scales: Scales, rngs: nnx.Rngs):
+        self.config, self.kind = config, kind
+        hidden, many, run = config.hidden or 0, config.experts, config.active + config.shared
+        weighed = config.active if config.weights == "normalised" else 1
+        gated = kind == "swiglu"
+        self.router = matrix(rngs, (width, many + config.skips), ("embed", None))
+        self.balance = bias(many + config.skips, None) if config.bias_rate else None
+        self.gate = _matrices(rngs, many, (width, hidden), ("embed", "mlp")) if gated else None
+        self.up = _matrices(rngs, many, (width, hidden), ("embed", "mlp"), scales.inner)
+        self.down = _matrices(rngs, many, (hidden, width), ("mlp", "embed"), scales.output * weighed * run**-0.5)
+        common = config.shared * hidden
+        part = (config.shared / run) ** 0.5  # of `common` features' own variance
+        self.shared_gate = matrix(rngs, (width, common), ("embed", "mlp")) if common and gated else None
+        self.shared_up = matrix(rngs, (width, common), ("embed", "mlp"), scales.inner) if common else None
+        self.shared_down = matrix(rngs, (common, width), ("mlp", "embed"), scales.output * part) if common else None
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The update of tokens of which none is padding, with no token dropped."""
+        return self.choose(x, jnp.ones(x.shape[:2], bool), lossless=True).value
+
+    def choose(self, x: Float[Array, "B T D"], real: Bool[Array, "B T"], *, lossless: bool) -> Update:
+        """The update, which tokens ran anything (None: all), and notes that sum over the real tokens of each sequence.
+
+        load [B, n] and score [B, n]: choices and shares of the scores by expert (the last ones: none); z [B]: squared
+        log-normaliser; dropped [B]: choices that found no room; tokens [B]. lossless: dropless whatever the config.
+        """
+        config = self.config
+        with jax.named_scope("routing"):
+            logits = x.astype(jnp.float32) @ self.router[...]
+            scores = jax.nn.softmax(logits) if config.score == "softmax" else jax.nn.sigmoid(logits)
+            chosen = choose(scores, real, None if self.balance is None else self.balance[...], self.config)
+        products = Products(self.gate, self.up, self.down, x.dtype)
+        with jax.named_scope("experts"):
+            room = None if lossless or config.dispatch == "dropless" else config.capacity
+            done, dropped = run_experts(
+                x, chosen.ids, chosen.weights, products, self._activation, room, scores.shape[-1]
+            )
+        if self.shared_up is not None and self.shared_down is not None:
+            with jax.named_scope("shared"):
+                up = linear(x, self.shared_up, None)
+                opened = self._activation(None if self.shared_gate is None else linear(x, self.shared_gate, None), up)
+                done = done + linear(opened, self.shared_down, None)
+        ran = None
+        if config.skips and not config.shared:
+            ran = jnp.any(chosen.ids < config.experts, axis=-1) | ~real
+        return Update(done, None, ran, self._notes(logits, scores, chosen.ids, real, dropped))
+
+    def _activation(self, gate: Array | None, up: Array) -> Array:
+        if gate is not None:
+            return jax.nn.silu(gate) * up
+        return jax.nn.gelu(up, approximate=self.kind == "gelu")
+
+    def _notes(self, logits, scores, ids, real, dropped) -> dict[str, Float[Array, "B ..."]]:
+        counted = real.astype(jnp.float32)
+        shares = scores / jnp.sum(scores, axis=-1, keepdims=True)
+        return {
+            "load": jnp.sum(jax.nn.one_hot(ids, scores.shape[-1]), axis=(1, 2)),  # padding's id is none of them
+            "score": jnp.einsum("bt,bte->be", counted, shares),
+            "z": jnp.sum(counted * jax.nn.logsumexp(logits, axis=-1) ** 2, axis=-1),
+            "dropped": dropped,
+            "tokens": jnp.sum(counted, axis=-1),
+        }
+
+
+def choose(
+    scores: Float[Array, "B T n"], real: Bool[Array, "B T"], balance: Float[Array, " n"] | None, config: MoEConfig
+) -> Choices:
+    """What each token chooses; padding chooses n, which nothing is. Where the tokens live: XLA's partitioners would
+    gather all scores for a top-k."""
+
+    def own(scores, real, balance):
+        preferred = jax.lax.stop_gradient(scores if balance is None else scores + balance)
+        ids = jax.lax.top_k(preferred, config.active)[1].astype(jnp.int32)
+        weights = jnp.take_along_axis(scores, ids, axis=-1)
+        if config.weights == "normalised":
+            weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
+        return Choices(jnp.where(real[..., None], ids, scores.shape[-1]), weights)
+
+    placement = current_placement()
+    if placement is None:
+        return own(scores, real, balance)
+    rows: Any = placement.rows
+    mesh: Any = placement.mesh
+    run = jax.shard_map(own, mesh=mesh, in_specs=(rows, rows, P()), out_specs=rows, check_vma=False)
+    return run(scores, real, balance)
+
+
+def _matrices(
+    rngs: nnx.Rngs, count: int, shape: tuple[int, int], axes: tuple[str, str], scale: Float[Array, ""] | float = 1.0
+) -> nnx.Param:
+    """One matrix [in, out] for each expert, as `nagjax.layers.parameters.matrix` makes one."""
+    value = jax.random.normal(rngs.params(), (count, *shape)) * (scale * shape[0] ** -0.5)
+    return parameter(value, ("experts", *axes), "matrix")

@@ -1,0 +1,113 @@
+"""Products of rows that are sorted by group with one matrix per group.
+
+Why this exists: `jax.lax.ragged_dot` has an instruction on a TPU; on a CPU (jax 0.11.2) it multiplies every row with
+the matrices of all groups and masks. Here a CPU goes through blocks of rows of one group, as many as there are: a block
+may reach into the next group, whose own blocks come later and write over what was too much.
+Numerics: products and their sums in the dtype of the rows, as in `nagjax.layers.cpu`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from nagjax.layers.platform import platform
+
+BLOCK = 128  # rows of a block at most; larger ones waste more at the end of a group
+
+
+def ragged_product(
+    rows: Float[Array, "N m"], matrices: Float[Array, "E m n"], sizes: Int[Array, " E"]
+) -> Float[Array, "N n"]:
+    """`rows[i] W[e]` for the group e that row i is in: the first `sizes[0]` rows, and so on; 0 for rows after the last
+    group."""
+    if platform() == "cpu":
+        return _in_blocks(rows, matrices, sizes)
+    done = jax.lax.ragged_dot(rows, matrices, sizes, preferred_element_type=rows.dtype)
+    return jnp.where(jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes), done, 0)
+
+
+class Blocks(NamedTuple):
+    """Where the blocks begin, which group they are of, how many rows of each are the group's, and how many there are
+    really."""
+
+    starts: Int[Array, " n"]
+    groups: Int[Array, " n"]
+    filled: Int[Array, " n"]
+    count: Int[Array, ""]
+
+
+def _size(rows: int, groups: int) -> int:
+    return min(BLOCK, max(8, -(-rows // groups)))
+
+
+def _blocks(sizes: Int[Array, " E"], rows: int) -> Blocks:
+    size = _size(rows, sizes.shape[0])
+    most = rows // size + sizes.shape[0]
+    each = -(-sizes // size)
+    ends = jnp.cumsum(each)
+    block = jnp.arange(most)
+    groups = jnp.minimum(jnp.searchsorted(ends, block, side="right"), sizes.shape[0] - 1)
+    inside = (block - (ends - each)[groups]) * size
+    starts = (jnp.cumsum(sizes) - sizes)[groups] + inside
+    return Blocks(starts, groups, jnp.clip(sizes[groups] - inside, 0, size), ends[-1])
+
+
+def _over_blocks(sizes: Int[Array, " E"], rows: int, start: Array, step: Callable) -> Array:
+    """`step(carry, first row, group, which of the block's rows are the group's)` for one block after the other."""
+    blocks, size = _blocks(sizes, rows), _size(rows, sizes.shape[0])
+
+    def one(i, carry):
+        own: Bool[Array, "b 1"] = jnp.arange(size)[:, None] < blocks.filled[i]
+        return step(carry, blocks.starts[i], blocks.groups[i], own)
+
+    return jax.lax.fori_loop(0, blocks.count, one, start)
+
+
+def _padded(rows: Float[Array, "N m"], groups: int) -> Float[Array, "M m"]:
+    return jnp.pad(rows, ((0, _size(rows.shape[0], groups)), (0, 0)))
+
+
+@jax.custom_vjp
+def _in_blocks(rows, matrices, sizes):
+    return _multiplied(rows, matrices, sizes, 0)
+
+
+def _multiplied(rows, matrices, sizes, along: int) -> Array:
+    """Each row times its group's matrix, along the matrix's axis `along`."""
+    count, size = rows.shape[0], _size(rows.shape[0], sizes.shape[0])
+    padded = _padded(rows, sizes.shape[0])
+
+    def step(done, start, group, own):
+        block = jax.lax.dynamic_slice_in_dim(padded, start, size)
+        weight = jax.lax.dynamic_index_in_dim(matrices, group, keepdims=False)
+        product = jax.lax.dot_general(block, weight, (((1,), (along,)), ((), ())))
+        return jax.lax.dynamic_update_slice_in_dim(done, jnp.where(own, product, 0), start, 0)
+
+    empty = jnp.zeros((padded.shape[0], matrices.shape[2 - along]), rows.dtype)
+    return _over_blocks(sizes, count, empty, step)[:count]
+
+
+def _forward(rows, matrices, sizes):
+    return _in_blocks(rows, matrices, sizes), (rows, matrices, sizes)
+
+
+def _backward(kept, given):
+    rows, matrices, sizes = kept
+    count, size = rows.shape[0], _size(rows.shape[0], sizes.shape[0])
+    padded, cotangents = _padded(rows, sizes.shape[0]), _padded(given, sizes.shape[0])
+
+    def step(total, start, group, own):
+        block = jnp.where(own, jax.lax.dynamic_slice_in_dim(padded, start, size), 0)
+        back = jax.lax.dynamic_slice_in_dim(cotangents, start, size)
+        added = jax.lax.dot_general(block, back, (((0,), (0,)), ((), ())))
+        before = jax.lax.dynamic_index_in_dim(total, group, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(total, before + added, group, 0)
+
+    by_matrix = _over_blocks(sizes, count, jnp.zeros_like(matrices), step)
+    return _multiplied(given, matrices, sizes, 1), by_matrix, None
+
+
+_in_blocks.defvjp(_forward, _backward)

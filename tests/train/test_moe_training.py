@@ -1,0 +1,215 @@
+"""Mixture-of-Experts in the training step: every mesh, scheme and policy, balancing, and runs that go on to the bit."""
+
+import dataclasses
+import functools
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from streams import one_per_stream
+from tolerance import assert_close
+
+from nagjax.errors import UserError
+from nagjax.layers.balance import moved_biases
+from nagjax.layers.config import MoEConfig
+from nagjax.mod import ModConfig
+from nagjax.residual import find_scheme
+from nagjax.runs import names
+from nagjax.runs.config import MeshConfig
+from nagjax.runs.metrics import comparable
+from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.distributed.mesh import batch_sharding
+from nagjax.train.loop import train
+from nagjax.train.setup import set_up
+from nagjax.train.step import jit_train_step
+
+# An even load per sequence of 8 tokens is 4; room for 3 drops some.
+CONFIGS = {
+    "dropless": MoEConfig(4, 2, shared=1, hidden=16),
+    "capacity": MoEConfig(4, 2, hidden=16, dispatch="capacity", capacity=0.75, bias_rate=0.01),
+}
+MESHES = {"data": dict(data=8), "expert": dict(data=1, expert=4), "all": dict(data=1, fsdp=2, tensor=2, expert=2)}
+
+
+@functools.cache
+def start(scheme: str, moe: MoEConfig, changes=()):
+    bp = tiny.blueprint(tiny.run_config(find_scheme(scheme)(), moe=moe, depth=2, **dict(changes)))
+    state = jax.device_get(tiny.fresh(bp))
+    return state._replace(params=jax.device_get(tiny.moved(state.params)))
+
+
+def steps(scheme: str, moe: MoEConfig, count: int = 2, mesh=None, train=None, optimizer=None, **changes):
+    config = tiny.run_config(find_scheme(scheme)(), moe=moe, depth=2, train=train, optimizer=optimizer, **changes)
+    bp = tiny.blueprint(config, **mesh or {})
+    state = start(scheme, moe)
+    if optimizer or train:
+        state = tiny.fresh(bp)._replace(params=state.params)
+    state, step, seen = jax.device_put(state, bp.shardings()), jit_train_step(bp), []
+    for seed in range(count):
+        state, metrics = step(state, jax.device_put(tiny.packed_batch(seed), batch_sharding(bp.mesh)))
+        seen.append(metrics)
+    return jax.device_get(state), jax.device_get(seen)
+
+
+one = functools.cache(lambda kind: steps("nag", CONFIGS[kind]))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_any_mesh_gives_the_losses_of_one_device(kind, mesh):
+    state, seen = steps("nag", CONFIGS[kind], mesh=MESHES[mesh])
+    want_state, want = one(kind)
+    for found, wanted in zip(seen, want, strict=True):
+        numbers = [[float(v) for v in metrics if v is not None] for metrics in (found, wanted)]
+        assert_close(*numbers, **tiny.steps(2))
+    balance = [s.params["blocks"]["mlp"]["branch"].get("balance") for s in (state, want_state)]
+    if CONFIGS[kind].bias_rate:
+        np.testing.assert_array_equal(*balance)
+        assert want[0].expert_dropped > 0
+
+
+def test_experts_are_split_over_their_axis():
+    config = tiny.run_config(find_scheme("nag")(), moe=CONFIGS["dropless"], depth=2)
+    up = tiny.blueprint(config, **MESHES["all"]).shardings().params["blocks"]["mlp"]["branch"]["up"]
+    assert up.shard_shape((2, 4, 16, 16)) == (2, 2, 8, 8)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_tokens_are_not_gathered_to_be_routed(kind):
+    """A mesh that splits only the batch sums gradients, and sends nothing else."""
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=CONFIGS[kind], depth=2), data=8)
+    text = jit_train_step(bp).lower(bp.abstract(), abstract_batch(bp)).compile().as_text()
+    assert " all-reduce(" in text
+    assert not any(f" {kind}(" in text for kind in ("all-gather", "all-to-all", "collective-permute"))
+
+
+@pytest.mark.parametrize(
+    "changes, mesh, field",
+    [
+        ({}, dict(expert=3, data=1), "mesh.expert"),
+        ({"moe": MoEConfig()}, dict(expert=2), "mesh.expert"),
+        ({"moe": CONFIGS["capacity"]}, dict(sequence=2), "moe.dispatch"),
+    ],
+)
+def test_meshes_that_do_not_fit(changes, mesh, field):
+    config = tiny.run_config(find_scheme("nag")(), **{"moe": CONFIGS["dropless"]} | changes)
+    with pytest.raises(UserError) as error:
+        tiny.blueprint(config, **mesh)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("remat", ["block", "dots"])
+def test_recomputing_changes_nothing(remat):
+    state, seen = steps("nag", CONFIGS["dropless"], remat=remat)
+    assert_close(seen[1].loss, one("dropless")[1][1].loss, **tiny.steps(2))
+    assert_close(seen[1].grad_norm, one("dropless")[1][1].grad_norm, **tiny.steps(2))
+
+
+def test_muon_takes_every_expert_for_a_matrix_of_its_own():
+    state, _ = steps("plain", CONFIGS["dropless"], 1, optimizer={"optimizer": "muon", "weight_decay": 0.0, "lr": 1.0,
+                                                                  "warmup": 0.0})  # fmt: skip
+    before = start("plain", CONFIGS["dropless"]).params["blocks"]["mlp"]["branch"]["up"]
+    moved = state.params["blocks"]["mlp"]["branch"]["up"] - before  # lr 1: as large as Muon makes it
+    largest = np.linalg.svd(moved, compute_uv=False)[..., 0] / (0.2 * 4)  # of four in one matrix about half of it
+    assert np.all((largest > 0.7) & (largest < 1.3))
+
+
+@pytest.mark.parametrize("name", [name for name in one_per_stream() if name != "nag"])
+def test_every_kind_of_stream_trains(name):
+    _, seen = steps(name, CONFIGS["dropless"], 1)
+    assert np.isfinite([seen[0].loss, seen[0].grad_norm]).all() and not seen[0].bad
+
+
+def test_the_biases_follow_the_load_of_the_whole_batch():
+    """In parts or at once, and they have no gradient, moment or decay."""
+    moe = dataclasses.replace(CONFIGS["capacity"], dispatch="dropless", load_weight=0.0)
+    whole, parts = (steps("nag", moe, 1, train={"accumulate": n})[0] for n in (1, 2))
+    own = lambda state: state.params["blocks"]["mlp"]["branch"]["balance"]  # noqa: E731
+    np.testing.assert_array_equal(own(whole), own(parts))
+    before = start("nag", moe)
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=moe, depth=2))
+    batch = tiny.packed_batch(0)
+    load = bp.model(before.params)(batch.tokens, batch.where, progress=0.0).experts["load"]
+    np.testing.assert_array_equal(own(whole), moved_biases(own(before), load, moe.bias_rate))
+
+
+def test_balancing_balances():
+    """Biases alone, from ones that prefer an expert."""
+    moe = MoEConfig(4, 1, hidden=16, weights="score", load_weight=0.0, z_weight=0.0, bias_rate=0.05)
+    bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), moe=moe, depth=2, optimizer={"lr": 1e-6}))
+    state, step, entropy = tiny.fresh(bp), jit_train_step(bp), []
+    branch = state.params["blocks"]["mlp"]["branch"]
+    branch["balance"] = branch["balance"].at[:, 0].set(1.0)
+    for seed in range(20):
+        state, metrics = step(state, tiny.packed_batch(seed))
+        entropy.append(float(metrics.expert_entropy))
+    assert entropy[0] == 0 and np.mean(entropy[-5:]) > 0.85
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [ModConfig(rate=(0.5,)), ModConfig(rate=(0.25,), capacity="adaptive"), ModConfig(rate=(0.5,), unit="block"),
+     ModConfig(mlp_rate=(0.0, 1.0), attention_rate=(0.5,))],
+    ids=["staged", "adaptive", "block", "removed"],
+)  # fmt: skip
+def test_staged_with_mixture_of_depths(mod):
+    """Only tokens that run the MLP are routed to experts."""
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=CONFIGS["dropless"], depth=2, mod=mod))
+    state, batch = tiny.fresh(bp), tiny.packed_batch(0)
+    state = state._replace(params=tiny.moved(state.params))
+    cuts = np.full(4, 0.28, np.float32)
+    output = jax.jit(lambda params: bp.model(params)(batch.tokens, batch.where, cuts=cuts, mapped=True))(state.params)
+    ran = np.asarray(output.paths["ran"])[1::2] & (batch.segment_ids > 0)
+    np.testing.assert_array_equal(output.experts["tokens"], ran.sum((1, 2)))
+    assert 0 < ran.sum() < 2 * (batch.segment_ids > 0).sum()
+    np.testing.assert_array_equal(np.sum(output.experts["load"], axis=-1), 2 * output.experts["tokens"])
+    _, metrics = jit_train_step(bp)(state, batch)
+    assert not metrics.bad
+
+
+def test_integrated_with_mixture_of_depths():
+    """A token whose choices are all nothing skips the sublayer: its residual does not change."""
+    moe = MoEConfig(2, 2, hidden=16, skips=3)
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=moe, depth=2))
+    params, batch = start("nag", moe).params, tiny.packed_batch(0)
+    paths = bp.model(params)(batch.tokens, batch.where, mapped=True).paths
+    ran, turn = (np.asarray(paths[name])[1::2] for name in ("ran", "turn"))
+    assert 0 < (~ran).sum() < ran.size
+    assert np.all(turn[~ran] == 0) and np.all(turn[ran & (batch.segment_ids > 0)] > 0)
+
+
+@pytest.mark.parametrize("mod", [ModConfig(rate=(0.5,)), ModConfig(rate=(0.5,), unit="block")])
+def test_one_way_of_skipping_at_a_time(mod):
+    with pytest.raises(UserError) as error:
+        tiny.model_config(moe=MoEConfig(4, 2, skips=1), mod=mod)
+    assert error.value.field == "moe.skips"
+    tiny.model_config(moe=MoEConfig(4, 2, skips=1), mod=ModConfig(rate=(0.5,), skip="attention"))
+
+
+def test_a_lone_expert_needs_a_scheme_that_sees_its_weight():
+    with pytest.raises(UserError) as error:
+        tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=MoEConfig(4, 1, weights="score")))
+    assert error.value.field == "moe.active"
+
+
+def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path):
+    """Eight devices, capacity and balancing biases: killed behind its fourth step, and gone on with."""
+    config = run_of(keep=3, batch=8, mesh=MeshConfig(data=2, expert=4))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=CONFIGS["capacity"]))
+    whole = train(config, tmp_path / "whole")
+    shutil.copytree(whole, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / "6")
+    half = train(config, tmp_path / "half")
+    assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
+    assert '"expert_max"' in (half / names.METRICS).read_text()
+    found = []
+    for folder in (whole, half):
+        abstract = set_up(config).blueprint.abstract()
+        with Checkpoints(folder / names.CHECKPOINTS) as checkpoints:
+            found.append(jax.device_get(checkpoints.restore(abstract, 6)))
+    for got, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(got, other)
+    assert np.any(found[0].params["blocks"]["mlp"]["branch"]["balance"] != 0)
