@@ -53,7 +53,7 @@ def test_embedding_adds_learned_positions_by_place_in_the_document():
 
 
 def test_logits_are_float32_and_scaled():
-    head = Head(tiny.model_config(width=8), nnx.Rngs(0))
+    head = Head(tiny.model_config(width=8), 1.0, nnx.Rngs(0))
     log_scale = jnp.log(jnp.arange(1.0, 7.0).reshape(2, 3))
     want = np.arange(1.0, 7.0).reshape(2, 3, 1) * (X @ wide(head.tokens).T)
     assert_close(unembed(X, log_scale, head.tokens[...]), want, terms=16, chain=2)

@@ -43,7 +43,7 @@ def test_split_tokens_change_nothing(implementation, monkeypatch):
     interpreted = functools.partial(splash_attention_kernel.make_splash_mha, interpret=True)
     monkeypatch.setattr(splash_attention_kernel, "make_splash_mha", interpreted)
     mesh = make_mesh(MeshConfig(data=2, tensor=2, sequence=2))
-    assert row_axes(mesh) == P(("data", "fsdp"), "sequence")
+    assert row_axes(mesh) == P(("data", "fsdp", "expert"), "sequence")
     (_, mixed), grads = outputs(implementation, mesh)
     assert_close(mixed, whole[0][1], terms=256, chain=3)
     for got, want in zip(grads, whole[1], strict=True):

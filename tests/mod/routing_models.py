@@ -82,7 +82,7 @@ def masked_reference(model: Transformer, batch, chosen):
         if i % 2 == 0:
             hidden = mask if config.mod.kv == "selected" else np.ones_like(mask)
             seen = Where(jnp.where(hidden, where.segments, HIDDEN), where.positions)
-            update = part.branch.mix(x, where, part.branch.keys_values(x, where), seen, "xla")
+            update = part.branch.mix(x, where, part.branch.keys_values(x, where), seen)
         else:
             update = part.branch(x)
         if 0 < k < config.context:

@@ -106,7 +106,8 @@ def test_an_evaluation_weighs_its_batches_by_tokens(rule):
     mod, causal = RULES[rule]
     bp = tiny.blueprint(config(mod=mod, train={"batch": 8}))
     evaluator = object.__new__(Evaluator)
-    evaluator.token_bytes, evaluator.step = jnp.ones(tiny.VOCAB), jit_eval_step(bp, causal=causal)
+    evaluator.token_bytes, evaluator.step = [jnp.ones(tiny.VOCAB)], jit_eval_step(bp, causal=causal)
+    evaluator.names, evaluator.shares = ("",), (1.0,)
     params, forward = tiny.moved(bp.create().params), watched(bp, causal)
     text, cut = [ragged(0), ragged(1, (3, 0, 0, 0, 0, 0, 0, 0))], 0.1
     if "threshold" in rule:  # somewhere among the scores
