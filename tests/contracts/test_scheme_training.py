@@ -53,7 +53,7 @@ def test_eight_devices_give_the_losses_of_one(name, mesh):
         assert_close(got, want, **tiny.steps(3))
 
 
-WITHOUT_DEVICES = AbstractMesh((2, 2, 2, 1), AXES, axis_types=(AxisType.Auto,) * 4)
+WITHOUT_DEVICES = AbstractMesh((2, 2, 1, 2, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 ROW_KERNELS = ("plain", "lns", "review", "nag")  # these commit through one
 
 
