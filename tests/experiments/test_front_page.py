@@ -71,7 +71,12 @@ def test_the_steps_ratios_are_in_their_file():
 
 @pytest.mark.parametrize(
     ("file", "command"),
-    [("compile_cpu", "compile"), ("mod_cpu", "mod"), ("mod_decode_cpu", "mod --phase decode --batch 16")],
+    [
+        ("compile_cpu", "compile"),
+        ("mod_cpu", "mod"),
+        ("mod_decode_cpu", "mod --phase decode --batch 16"),
+        ("mod_prefill_cpu", "mod --phase prefill --batch 16"),
+    ],
 )
 def test_the_benchmarks_ratios_are_in_their_files(file, command):
     found = measured(file)["results"]
