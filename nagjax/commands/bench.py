@@ -105,7 +105,7 @@ def mod(
     else:
         from nagjax.measure.sampling_times import SamplingTimes, sampling_times
 
-        sampling_times(SamplingTimes(phase, *shape, steps or 16, out))
+        sampling_times(SamplingTimes(*shape, steps or 16, out, phase))
 
 
 SUBCOMMANDS = (step, compile, mod)

@@ -18,8 +18,8 @@ from nagjax.train.step import train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class RoutingTimes:
-    """Time a routed training step against the dense one, and compare the time saved with the FLOPs saved."""
+class Routed:
+    """A model to be timed with routing and without."""
 
     scheme: str = "nag"
     rate: Fraction = 0.5
@@ -29,14 +29,12 @@ class RoutingTimes:
     width: int = 256
     batch: int = 1
     context: int = 1024
-    rounds: int = 5  # each round times both steps once, so that noise affects both
+    rounds: int = 5  # each round times both once, so that noise affects both
     steps: int = 1  # steps in a row per round
     out: Path | None = None  # also write the result as JSON
 
     def __post_init__(self):
         check_fields(self)
-        if self.batch % len(jax.devices()):
-            raise UserError("batch", self.batch, f"give a multiple of the {len(jax.devices())} devices")
 
     def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
         return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.context, mod)
@@ -44,6 +42,35 @@ class RoutingTimes:
     @property
     def mod(self) -> ModConfig:
         return ModConfig(rate=(self.rate,), router=self.router, kv=self.kv)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoutingTimes(Routed):
+    """Time a routed training step against the dense one, and compare the time saved with the FLOPs saved."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.batch % len(jax.devices()):
+            raise UserError("batch", self.batch, f"give a multiple of the {len(jax.devices())} devices")
+
+
+def compared(times: dict[str, list[float]], flops: dict[str, float]) -> dict:
+    """Milliseconds, the ratios of FLOPs and time of "routed" to "dense", and the time saved as a share of the FLOPs
+    saved; medians over the rounds."""
+    time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))
+    flops_ratio = flops["routed"] / flops["dense"]
+    return {
+        "milliseconds": {name: 1e3 * statistics.median(own) for name, own in times.items()},
+        "flops_ratio": flops_ratio,
+        "time_ratio": time_ratio,
+        "time_saved_over_flops_saved": (1.0 - time_ratio) / (1.0 - flops_ratio),
+    }
+
+
+def told(result: dict) -> str:
+    """What `compared` found, in words."""
+    saved = f"{result['time_saved_over_flops_saved']:.0%} of the FLOPs saved is time saved"
+    return f"FLOPs {result['flops_ratio']:.3f} x, time {result['time_ratio']:.3f} x dense: {saved}"
 
 
 def compiled_flops(bench: RoutingTimes, mod: ModConfig) -> float:
@@ -71,21 +98,12 @@ def routing_times(bench: RoutingTimes) -> dict:
     times = race(racers, bench.rounds, bench.steps)
     flops = {name: compiled_flops(bench, mod) for name, mod in mods.items()}
     closed = {name: model_costs(racer.blueprint).train for name, racer in racers.items()}
-    time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))
-    flops_ratio = flops["routed"] / flops["dense"]
-    result = {
-        "milliseconds": {name: 1e3 * statistics.median(own) for name, own in times.items()},
-        "compiled_flops": flops,
-        "flops_ratio": flops_ratio,
-        "closed_form_ratio": closed["routed"] / closed["dense"],
-        "time_ratio": time_ratio,
-        "time_saved_over_flops_saved": (1.0 - time_ratio) / (1.0 - flops_ratio),
-    }
+    counted = {"compiled_flops": flops, "closed_form_ratio": closed["routed"] / closed["dense"]}
+    result = counted | compared(times, flops)
     facts = run_facts(racers["routed"].blueprint)
     shape = f"{bench.depth} blocks x {bench.width}, {bench.batch} x {bench.context} tokens"
     print(f"{shape}, rate {bench.rate:g}, {facts['device']}")
     for name in mods:
         print(f"{name:8} {result['milliseconds'][name]:9.1f} ms  {flops[name]:.4g} FLOPs per step (XLA's count)")
-    saved = f"{result['time_saved_over_flops_saved']:.0%} of the FLOPs saved is time saved"
-    print(f"FLOPs {flops_ratio:.3f} x, time {time_ratio:.3f} x dense: {saved}")
+    print(told(result))
     return record("mod", bench, result, facts)

@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 import time
-from pathlib import Path
 from typing import Literal
 
 import jax
@@ -16,40 +15,24 @@ from nagjax.generate import decode
 from nagjax.generate.batching import NO_TOKEN
 from nagjax.generate.choose import Sampling
 from nagjax.layers.where import Where
-from nagjax.measure.step_times import blueprint_of, record
+from nagjax.measure.routing_times import Routed, compared, told
+from nagjax.measure.step_times import race, record
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.mod.routed import MoD
-from nagjax.ranges import Count, Fraction, check_fields
+from nagjax.ranges import Count
 from nagjax.runs.blueprint import build_model
 from nagjax.runs.facts import run_facts
-from nagjax.train.state import Blueprint
 
 GREEDY = Sampling(np.float32(0.0), np.int32(0), np.float32(1.0), np.float32(0.0))
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplingTimes:
+class SamplingTimes(Routed):
     """Time a routed model against the dense one while it reads a batch of whole contexts, or writes into its cache."""
 
-    phase: Literal["prefill", "decode"]
-    scheme: str = "nag"
-    rate: Fraction = 0.5
-    router: str = "auto"
-    kv: str = "all"
-    depth: int = 24
-    width: int = 256
-    batch: Count = 1
-    context: int = 1024
-    rounds: int = 5  # each round times both once, so that noise affects both
     steps: Count = 16  # new tokens of each row per round of decode
-    out: Path | None = None  # also write the result as JSON
-
-    def __post_init__(self):
-        check_fields(self)
-
-    def blueprint(self, mod: ModConfig) -> Blueprint:
-        return blueprint_of(self.scheme, self.depth, self.width, self.batch, self.context, mod)
+    phase: Literal["prefill", "decode"] = "decode"
 
 
 class Racer:
@@ -61,7 +44,7 @@ class Racer:
         self.graph, self.params = nnx.split(build_model(self.blueprint.config, seed=0))
         self.given = decode.Pass(np.float32(1.0), self._cuts() if mod.active else None)
         self.lengths = np.full((bench.batch,), texts.shape[1] - bench.steps, np.int32)
-        self.rows = self._read(self.lengths)
+        self.rows = self._read()
 
     def _cuts(self):
         """As training leaves them: the mean cut of every sublayer, of the tokens that top-k chose."""
@@ -75,15 +58,21 @@ class Racer:
         first = self.texts.shape[1] - self.bench.steps if self.bench.phase == "decode" else 0
         return np.asarray(ran(self.params)["ran"])[:, :, first:].mean((1, 2)).reshape(-1, 2)
 
-    def _read(self, lengths: np.ndarray) -> decode.Rows:
+    def _read(self) -> decode.Rows:
         slots = self.bench.context
-        return decode.read(self.params, self.texts, lengths, self.given, graph=self.graph, slots=slots, mesh=None)
+        return decode.read(self.params, self.texts, self.lengths, self.given, graph=self.graph, slots=slots, mesh=None)
 
-    def seconds(self) -> float:
-        if self.bench.phase == "prefill":
-            began = time.perf_counter()
-            jax.block_until_ready(self._read(self.lengths))
-            return time.perf_counter() - began
+    def seconds(self, passes: int) -> float:
+        """Of one pass over all rows, mean of so many."""
+        once = self._reading if self.bench.phase == "prefill" else self._writing
+        return statistics.mean(once() for _ in range(passes))
+
+    def _reading(self) -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(self._read())
+        return time.perf_counter() - began
+
+    def _writing(self) -> float:
         rows = jax.block_until_ready(jax.tree.map(jnp.copy, self.rows))
         limit, room = np.int32(self.bench.steps), self.bench.steps
         done, keys = np.zeros(self.bench.batch, bool), np.zeros((self.bench.batch, 2), np.uint32)
@@ -96,42 +85,27 @@ class Racer:
 
 def sampling_times(bench: SamplingTimes) -> dict:
     """Prints, and returns, the ratios of FLOPs and time, and the time saved as a share of the FLOPs saved."""
-    mod = ModConfig(rate=(bench.rate,), router=bench.router, kv=bench.kv)
-    stream = batches(open_dataset(bench.blueprint(mod).config.data), batch=bench.batch, context=bench.context)
+    stream = batches(open_dataset(bench.blueprint(bench.mod).config.data), batch=bench.batch, context=bench.context)
     texts = np.asarray(next(iter(stream))["tokens"])
-    racers = {name: Racer(bench, own, texts) for name, own in (("dense", ModConfig()), ("routed", mod))}
-    times = {name: [] for name in racers}
-    for racer in racers.values():
-        racer.seconds()
-    for _ in range(bench.rounds):
-        for name, racer in racers.items():
-            times[name].append(racer.seconds())
-    flops = {name: _flops(racer) for name, racer in racers.items()}
-    time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))
-    flops_ratio = flops["routed"] / flops["dense"]
-    result = {
-        "milliseconds": {name: 1e3 * statistics.median(own) for name, own in times.items()},
-        "executed": float(racers["routed"].executed().mean()),
-        "flops_ratio": flops_ratio,
-        "time_ratio": time_ratio,
-        "time_saved_over_flops_saved": (1.0 - time_ratio) / (1.0 - flops_ratio),
-    }
+    racers = {name: Racer(bench, own, texts) for name, own in (("dense", ModConfig()), ("routed", bench.mod))}
+    times = race(racers, bench.rounds, 1)
+    executed = racers["routed"].executed()
+    flops = {"dense": _flops(racers["dense"]), "routed": _flops(racers["routed"], executed)}
+    result = {"executed": float(executed.mean())} | compared(times, flops)
     facts = run_facts(racers["routed"].blueprint)
     what = f"{bench.context} tokens read" if bench.phase == "prefill" else f"{bench.steps} tokens written"
     print(f"{bench.depth} blocks x {bench.width}, {bench.batch} rows, {what} each, {facts['device']}")
     for name, milliseconds in result["milliseconds"].items():
         print(f"{name:8} {milliseconds:9.1f} ms  {flops[name]:.4g} FLOPs per token")
-    saved = f"{result['time_saved_over_flops_saved']:.0%} of the FLOPs saved is time saved"
-    ran = f"{result['executed']:.1%} of the pairs of token and sublayer ran"
-    print(f"{ran}: FLOPs {flops_ratio:.3f} x, time {time_ratio:.3f} x dense: {saved}")
+    print(f"{result['executed']:.1%} of the pairs of token and sublayer ran: {told(result)}")
     return record("mod", bench, result, facts)
 
 
-def _flops(racer: Racer) -> float:
+def _flops(racer: Racer, executed: np.ndarray | None = None) -> float:
     """Of a token, forward: every query against a whole context of keys, as both phases multiply."""
     blueprint = racer.blueprint
     model = blueprint.config.model
     rules = MoD.of(blueprint.config.scheme, model.mod, model.context)
-    shares = [tuple(pair) for pair in racer.executed().tolist()] if model.mod.active else None
+    shares = None if executed is None else [(attention, mlp) for attention, mlp in executed.tolist()]
     names = rules.router.name, rules.decider.name
     return costs(model, blueprint.parameters, *names, keys="computed", shares=shares).forward

@@ -4,7 +4,9 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import jax
 
@@ -55,7 +57,11 @@ class Racer:
         return (time.perf_counter() - began) / steps
 
 
-def race(racers: dict[str, Racer], rounds: int, steps: int) -> dict[str, list[float]]:
+class Timed(Protocol):
+    def seconds(self, steps: int) -> float: ...
+
+
+def race(racers: Mapping[str, Timed], rounds: int, steps: int) -> dict[str, list[float]]:
     """Seconds per step of each, by round: they alternate, after two steps of warm-up."""
     for racer in racers.values():
         racer.seconds(2)

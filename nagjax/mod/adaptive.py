@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from nagjax.mod.selection import portions
+
 SIZES = 4  # more would pad less and compile longer
 GRID = 33  # thresholds at which the tokens above are counted
 SMOOTHING = 0.5  # of the logarithm of the threshold, from step to step
@@ -23,7 +25,7 @@ REPAID = 0.1  # of what has been skipped too much or too little so far, in the n
 
 def sizes(tokens: int) -> tuple[int, ...]:
     """Tokens of a sequence that a sublayer may be compiled for, ascending."""
-    return tuple(sorted({-(-tokens * part // SIZES) for part in range(SIZES + 1)}))
+    return portions(tokens, SIZES)
 
 
 def grid(cut: Float[Array, ""]) -> Float[Array, " G"]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from nagjax.layers.where import Where
-from nagjax.mod.selection import top_tokens
+from nagjax.mod.selection import portions, top_tokens
 from nagjax.residual.rows import put, take
 from pallas_kernels.placement import current_placement
 
@@ -25,7 +25,7 @@ def sizes(batch: int, tokens: int, cached: bool) -> tuple[int, ...]:
     whole, enough = (batch, WORTH_IT["rows"]) if tokens == 1 else (tokens, WORTH_IT["tokens"])
     if not cached or whole < enough or current_placement() is not None:
         return (whole,)
-    return tuple(sorted({-(-whole * part // PARTS) for part in range(1, PARTS + 1)}))
+    return portions(whole, PARTS)[1:]
 
 
 def needed(ran: Bool[Array, "B T"]) -> Int[Array, ""]:

@@ -38,6 +38,11 @@ def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
     return jax.shard_map(choose, mesh=placement.mesh, in_specs=rows, out_specs=rows, check_vma=False)(ranked)
 
 
+def portions(count: int, parts: int) -> tuple[int, ...]:
+    """From 0 to `count` in so many equal steps, rounded up; ascending, each once."""
+    return tuple(sorted({-(-count * part // parts) for part in range(parts + 1)}))
+
+
 def lowered(cut: Float[Array, "*#B"], scale: float, dtype: jax.typing.DTypeLike) -> Float[Array, "*#B"]:
     """The cut less what rounding may move a score by, float32: a score is compared with this.
 

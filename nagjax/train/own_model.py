@@ -117,6 +117,7 @@ def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
     """What is known of every parameter of a model, by its path, for Muon or for AdamW. Raises UserError for a role that
     there is not."""
     parts, known = _residuals(model), {}
+    tables = [Parametrization.of(m.config, s) if isinstance(m, Transformer) else None for _, s, m in parts]
     for path, leaf in _leaves(model):
         if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
             continue
@@ -128,10 +129,10 @@ def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
         if role not in ROLES:
             raise UserError("role", role, f"of {'/'.join(path)}: choose one of {', '.join(ROLES)}")
         table, own_rate = Parametrization(), 1.0
-        for prefix, scheme, module in parts:
+        for (prefix, scheme, _), own in zip(parts, tables, strict=True):
             if path[: len(prefix)] == prefix:
                 own_rate = scheme.gate_rate if role == "gate" else 1.0
-                table = Parametrization.of(module.config, scheme) if isinstance(module, Transformer) else table
+                table = own or table
         known[path] = Known(tuple(axes), table.factors(role, tuple(axes), muon=muon, own_rate=own_rate))
     return known
 
