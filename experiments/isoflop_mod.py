@@ -4,7 +4,7 @@ Claim: at equal training FLOPs NAG with 20-25% of its (token, sublayer) pairs sk
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (rates); Raposo et al. 2024, arXiv:2404.02258 (linear router)
 Expected: loss at rates 20% and 25% within 0.5% of rate 0 or below; a random router clearly worse than NAG's own
 Hardware: smoke and cpu: 2 CPU cores; h200, h200-350M: one H200; paper (1B): a TPU slice, one task per run
-Time: smoke 15 s; cpu under 30 min with --processes 2; h200 and paper not measured
+Time: smoke 15 s; cpu about 35 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.isoflop_mod --processes 2
 
 All runs of a size have the same parameters, batch and training FLOPs (closed form, tested against XLA's count), so a
@@ -15,9 +15,14 @@ Differences are paired by seed: same start, same data order.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
+from matplotlib.figure import Figure
+
+from experiments.harness.budget_curves import figure_of_budgets
 from experiments.harness.claims import Matches
 from experiments.harness.comparison import COMMON, Arm, Comparison, Measure
+from experiments.harness.jobs import Record
 from experiments.harness.settings import Settings, Shape
 from nagjax.mod import ModConfig
 from nagjax.model.presets import find_preset
@@ -31,10 +36,17 @@ def skipping(kind: str, rate: float) -> Arm:
     return Arm(scheme, model={"mod": ModConfig(rate=(rate,), router=router)})
 
 
-ARMS = {"nag": Arm("nag"), "plain": Arm("plain")} | {
-    f"{kind}-{100 * rate:g}%": skipping(kind, rate) for kind in ROUTERS for rate in RATES
-}
-FEW = ("nag", "nag-20%", "nag-25%", "nag-50%", "plain", "plain-25%", "plain-50%", "random-25%")
+def without_blocks(every: int) -> Arm:
+    return Arm("nag", model={"mod": ModConfig(attention_rate=(1.0,), mlp_rate=(1.0,), every=every)})
+
+
+ARMS = (
+    {"nag": Arm("nag"), "plain": Arm("plain")}
+    | {f"{kind}-{100 * rate:g}%": skipping(kind, rate) for kind in ROUTERS for rate in RATES}
+    | {f"blocks-{100 / every:g}%": without_blocks(every) for every in (4, 2)}
+)
+FEW = ("nag", "nag-20%", "nag-25%", "nag-50%", "plain", "plain-25%", "plain-50%", "random-25%", "blocks-25%")
+SHOWN = ("nag", "nag-25%", "random-25%", "blocks-25%", "plain", "plain-25%")
 
 
 def _preset(name: str, batch: int, steps: int) -> tuple[Shape, ...]:
@@ -43,7 +55,7 @@ def _preset(name: str, batch: int, steps: int) -> tuple[Shape, ...]:
 
 SIZES = {
     "smoke": Settings((Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-25%"), (1.0,), match="flops", eval_batches=1),
-    "cpu": Settings((Shape(12, 64, 128, 8, 240),), 5, FEW, (1.0,), match="flops"),
+    "cpu": Settings((Shape(12, 64, 128, 8, 240),), 5, FEW, (1.0,), match="flops", looks=8),
     "h200": Settings(_preset("60M", 64, 400), 5, FEW, (1.0,), match="flops"),
     "h200-350M": Settings(_preset("350M", 64, 3000), 5, FEW, (1.0,), match="flops"),
     "paper": Settings(_preset("1B", 512, 20_000), 5, match="flops"),
@@ -59,7 +71,13 @@ COMPARISON = Comparison(
         "step (s)": Measure("seconds per step", lambda run: run["step_seconds"]),
     },
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
+plan, summarise = COMPARISON.plan, COMPARISON.summarise
+
+
+def draw(settings: Settings, records: Sequence[Record]) -> Figure:
+    """Loss against what was spent."""
+    outcome = COMPARISON.outcome(settings, records)
+    return figure_of_budgets(outcome, [arm for arm in SHOWN if arm in outcome.arms], COMPARISON.title)
 
 
 if __name__ == "__main__":
