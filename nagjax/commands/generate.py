@@ -34,11 +34,10 @@ def main(
         stop: texts that end a row where it writes one of them; they are not shown.
         slide: let text be longer than the context: when that is full, its older half is forgotten.
         seed: of the samples.
-        speed: also time it, with skipped sublayers and with all of them.
+        speed: also time it greedily, with skipped sublayers and with all of them: time saved over FLOPs saved.
     """
     note(f"opening {run}")
     from nagjax.generate.sample import complete
-    from nagjax.generate.speed import tokens_per_second
     from nagjax.runs.opening import open_run
 
     opened = open_run(run)
@@ -47,5 +46,10 @@ def main(
     for start, text in zip(prompt, texts, strict=True):
         print(f"{start}{text}", end="\n---\n" if len(prompt) > 1 else "\n")
     if speed:
-        rates = tokens_per_second(opened, prompt, tokens)
-        print("  ".join(f"{name}: {rate:.1f} tokens/s" for name, rate in rates.items()))
+        from nagjax.measure.generation_times import generation_times
+        from nagjax.measure.routing_times import told
+
+        found = generation_times(opened, prompt, tokens)
+        print("  ".join(f"{name}: {rate:.1f} tokens/s" for name, rate in found["tokens_per_second"].items()))
+        if "executed" in found:
+            print(f"{found['executed']:.1%} of the pairs of token and sublayer ran: {told(found)}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Float
 
 from nagjax.data import batches, open_dataset
 from nagjax.generate import decode
@@ -21,7 +22,7 @@ from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.mod.routed import MoD
 from nagjax.ranges import Count
-from nagjax.runs.blueprint import build_model
+from nagjax.runs.blueprint import ModelBlueprint, build_model
 from nagjax.runs.facts import run_facts
 
 GREEDY = Sampling(np.float32(0.0), np.int32(0), np.float32(1.0), np.float32(0.0))
@@ -90,7 +91,8 @@ def sampling_times(bench: SamplingTimes) -> dict:
     racers = {name: Racer(bench, own, texts) for name, own in (("dense", ModConfig()), ("routed", bench.mod))}
     times = race(racers, bench.rounds, 1)
     executed = racers["routed"].executed()
-    flops = {"dense": _flops(racers["dense"]), "routed": _flops(racers["routed"], executed)}
+    blueprints = {name: racer.blueprint for name, racer in racers.items()}
+    flops = {"dense": forward_flops(blueprints["dense"]), "routed": forward_flops(blueprints["routed"], executed)}
     result = {"executed": float(executed.mean())} | compared(times, flops)
     facts = run_facts(racers["routed"].blueprint)
     what = f"{bench.context} tokens read" if bench.phase == "prefill" else f"{bench.steps} tokens written"
@@ -101,9 +103,9 @@ def sampling_times(bench: SamplingTimes) -> dict:
     return record("mod", bench, result, facts)
 
 
-def _flops(racer: Racer, executed: np.ndarray | None = None) -> float:
-    """Of a token, forward: every query against a whole context of keys, as both phases multiply."""
-    blueprint = racer.blueprint
+def forward_flops(blueprint: ModelBlueprint, executed: Float[np.ndarray, "L 2"] | None = None) -> float:
+    """Of a token that a cached pass computes: every query against a whole context of keys. `executed`: share of the
+    tokens that run each sublayer; None: as the rates say."""
     model = blueprint.config.model
     rules = MoD.of(blueprint.config.scheme, model.mod, model.context)
     shares = None if executed is None else [(attention, mlp) for attention, mlp in executed.tolist()]

@@ -68,7 +68,7 @@ def test_info_says_what_is_skipped(runs, capsys):
 
 def test_generate_times_both(runs, capsys):
     out = printed(capsys, "generate", runs / "routed", "--prompt", "a", "--tokens", 4, "--speed")
-    assert "routed: " in out and "dense: " in out and out.count("tokens/s") == 2
+    assert out.count("tokens/s") == 2 and "of the FLOPs saved is time saved" in out
 
 
 def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path, capsys):

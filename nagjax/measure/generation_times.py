@@ -1,0 +1,72 @@
+"""How fast a run generates, and what skipping saves of it, in time and in FLOPs."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nagjax.generate.sample import generate
+from nagjax.layers.where import Where
+from nagjax.measure.routing_times import compared
+from nagjax.measure.sampling_times import forward_flops
+from nagjax.measure.step_times import race
+from nagjax.mod import ModConfig
+from nagjax.runs.opening import OpenRun
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """Prompts that a model continues greedily, by token ids."""
+
+    run: OpenRun
+    prompts: list[list[int]]
+    tokens: int
+
+    def written(self) -> list[list[int]]:
+        run = self.run
+        options = {"progress": run.progress, "cuts": run.mod.get("cuts")}
+        return generate(run.model, self.prompts, tokens=self.tokens, temperature=0.0, **options)
+
+    def seconds(self, passes: int) -> float:
+        """Of one generation, mean of so many."""
+        began = time.perf_counter()
+        for _ in range(passes):
+            self.written()
+        return (time.perf_counter() - began) / passes
+
+    def executed(self) -> np.ndarray:
+        """Share of the tokens, of prompts and of what is written, that run each sublayer, [L, 2], by the run's causal
+        decider. The last token of a row is written and not read."""
+        rows = [(prompt + new)[:-1] for prompt, new in zip(self.prompts, self.written(), strict=True)]
+        lengths = np.array(list(map(len, rows)))
+        texts = np.zeros((len(rows), lengths.max()), np.int32)
+        for text, row in zip(texts, rows, strict=True):
+            text[: len(row)] = row
+        graph, params = nnx.split(self.run.model)
+        options = {"progress": self.run.progress, "cuts": self.run.mod.get("cuts"), "causal": True, "mapped": True}
+        ran = jax.jit(lambda p: nnx.merge(graph, p)(texts, Where.whole(*texts.shape), **options).paths["ran"])
+        read = np.arange(texts.shape[1]) < lengths[:, None]
+        return np.asarray(ran(params))[:, read].mean(1).reshape(-1, 2)
+
+
+def generation_times(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: int = 3) -> dict:
+    """Prompts continued greedily by so many tokens, by the run as it is and, where tokens of it skip sublayers, by the
+    same parameters with all of them run, in rounds that take turns, compilation left out.
+
+    Returns `tokens_per_second` over all rows, by "routed" and "dense" (the median round); with Mixture-of-Depths also
+    `executed`, the share of the pairs of token and sublayer that ran, and what `compared` says of time and of forward
+    FLOPs (every query against a whole context of keys, as a cache multiplies).
+    """
+    ids = [row.tolist() or [run.tokenizer.end_of_text] for row in run.tokenizer.encode_batch(list(prompts))]
+    runs = {"dense": run.routed(ModConfig())} | ({"routed": run} if run.config.model.mod.active else {})
+    racers = {name: Generation(own, ids, tokens) for name, own in runs.items()}
+    times = race(racers, rounds, 1)
+    result = {"tokens_per_second": {name: tokens * len(ids) / float(np.median(own)) for name, own in times.items()}}
+    if "routed" not in racers:
+        return result
+    executed = racers["routed"].executed()
+    flops = {"dense": forward_flops(runs["dense"].blueprint), "routed": forward_flops(run.blueprint, executed)}
+    return result | {"executed": float(executed.mean())} | compared(times, flops)

@@ -1,0 +1,55 @@
+"""Time and FLOPs of reading and writing: what ran is counted as a loop over the tokens would."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from nagjax.cli import main
+from nagjax.layers.where import Where
+from nagjax.measure.generation_times import Generation, generation_times
+from nagjax.runs.opening import open_run
+
+SHAPE = "--depth 2 --width 16 --heads 2 --context 32 --steps 4 --batch 8".split()
+PROMPTS = ("def f(x):", "a", "for i in range")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("generation") / "half"
+    assert main(["train", *SHAPE, "--mod.rate", "0.5", "--out", str(out)]) == 0
+    return open_run(out)
+
+
+def test_who_ran_is_counted_over_the_tokens_that_were_read(run):
+    ids = [row.tolist() for row in run.tokenizer.encode_batch(list(PROMPTS))]
+    generation, ran = Generation(run, ids, 5), []
+    for prompt, new in zip(ids, generation.written(), strict=True):
+        row = jnp.asarray([(prompt + new)[:-1]])  # alone, without filler
+        options = {"cuts": run.mod["cuts"], "causal": True, "mapped": True, "progress": run.progress}
+        ran.append(np.asarray(run.model(row, Where.whole(*row.shape), **options).paths["ran"])[:, 0])
+    counted = np.concatenate(ran, axis=1).mean(1).reshape(-1, 2)
+    np.testing.assert_allclose(generation.executed(), counted, atol=1e-7)
+
+
+def test_a_run_that_skips_is_compared_with_itself_run_densely(run):
+    found = generation_times(run, PROMPTS, 5, rounds=1)
+    assert set(found["tokens_per_second"]) == {"routed", "dense"} and 0 < found["executed"] < 1
+    saved = (1 - found["time_ratio"]) / (1 - found["flops_ratio"])
+    assert found["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < found["flops_ratio"] < 1
+
+
+def test_nobody_skips_where_every_cut_is_below_every_score(run):
+    cuts = jnp.full_like(run.mod["cuts"], -jnp.inf)
+    opened = run.routed(run.config.model.mod, cuts)
+    assert Generation(opened, [[1, 2, 3], [4]], 4).executed().tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_bench_mod_times_a_phase(phase, tmp_path, capsys):
+    small = "--depth 2 --width 16 --context 64 --batch 8 --rounds 1 --steps 4 --out".split()
+    assert main(["bench", "mod", "--phase", phase, *small, str(tmp_path / "mod.json")]) == 0
+    result = json.loads((tmp_path / "mod.json").read_text())["results"]
+    assert "of the FLOPs saved is time saved" in capsys.readouterr().out
+    assert 0 < result["executed"] < 1 and 0.3 < result["flops_ratio"] < 1
