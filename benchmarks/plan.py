@@ -1,6 +1,7 @@
 """Plans of the standard models on the standard machines: `python benchmarks/plan.py` (or `make plans`).
 
-Compiles what benchmarks/results/plan.json does not hold yet, then writes the tables of docs/plan.md from it.
+Compiles what benchmarks/results/plan.json does not hold yet, then writes the tables of docs/plan.md and docs/tpu_vms.md
+from it.
 """
 
 import argparse
@@ -15,11 +16,13 @@ from nagjax.plan.order import filled
 from nagjax.plan.topology import parse
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCUMENT = ROOT / "benchmarks" / "results" / "plan.json", ROOT / "docs" / "plan.md"
+RESULTS, DOCS = ROOT / "benchmarks" / "results" / "plan.json", ROOT / "docs"
 MINUTES, VOCAB = 20, 32768
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv:2203.15556
 
 STANDARD = [
     ("150M", "v5e:2x2"),
+    ("150M", "v5e:4x4"),
     ("350M", "v5e:4x4"),
     ("350M", "h200x8"),
     ("1B", "v5e:4x4"),
@@ -50,14 +53,21 @@ def key(result: dict) -> tuple[str, str, str]:
 
 def write_tables(results: list[dict]) -> None:
     by_key = {key(result): result for result in results}
+    standard = [by_key[*pair, "block"] for pair in STANDARD if (*pair, "block") in by_key]
+    rented = [result for result in standard if parse(result["topology"]).chip.platform == "tpu"]
     found = {
-        "standard": tables.standard(by_key[*pair, "block"] for pair in STANDARD if (*pair, "block") in by_key),
-        "remat": tables.remat(by_key[order] for order in REMAT if order in by_key),
+        "plan.md": {
+            "standard": tables.standard(standard),
+            "remat": tables.remat(by_key[order] for order in REMAT if order in by_key),
+        },
+        "tpu_vms.md": {"bill": tables.bills(rented, TOKENS_PER_PARAMETER)},
     }
-    document = DOCUMENT.read_text()
-    for name, text in found.items():
-        document = tables.insert(document, name, text)
-    DOCUMENT.write_text(document)
+    for page, texts in found.items():
+        path = DOCS / page
+        document = path.read_text()
+        for name, text in texts.items():
+            document = tables.insert(document, name, text)
+        path.write_text(document)
 
 
 def main() -> None:

@@ -35,6 +35,9 @@ tpus tpu-vm ssh "$NAME" --worker all --command "
   command -v gcsfuse >/dev/null || { echo 'install gcsfuse on the hosts, or mount another shared file system' >&2; exit 1; }
   sudo mkdir -p /mnt/nagjax && sudo chown \$USER /mnt/nagjax
   mountpoint -q /mnt/nagjax || gcsfuse $BUCKET /mnt/nagjax
-  test -x ~/nagjax/bin/python || python3.12 -m venv ~/nagjax
+  if ! test -x ~/nagjax/bin/python; then
+    command -v python3.12 >/dev/null || { sudo add-apt-repository -y ppa:deadsnakes/ppa; sudo apt-get install -y python3.12-venv; }
+    python3.12 -m venv ~/nagjax
+  fi
   ~/nagjax/bin/pip install -q 'nagjax[tpu] @ $SOURCE'
   exec ~/nagjax/bin/nagjax train $OPTIONS"

@@ -3,12 +3,14 @@
 import os
 from json import dumps
 from pathlib import Path
+from typing import Annotated
 
 from nagjax.arguments import Given
 from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.options import RunOptions
-from nagjax.ranges import Count, Positive
+from nagjax.plan.bill import ASSUMED_MFU, bill
+from nagjax.ranges import Count, Positive, Range
 
 
 def main(
@@ -16,7 +18,9 @@ def main(
     given: Given,
     topology: str | None = None,
     vocab: Count = 32768,
+    tokens: Positive | None = None,
     dollars_per_hour: Positive | None = None,
+    mfu: Annotated[float, Range(gt=0, le=1)] = ASSUMED_MFU,
     search: bool = False,
     tries: Count = 12,
     minutes: Positive = 15.0,
@@ -29,9 +33,11 @@ def main(
     every chip gets about 8192 tokens.
 
     Args:
-        topology: the machine, such as v5e:4x4 or h200x8.
+        topology: the machine, such as v5e:4x4, v5e-16 or h200x8.
         vocab: tokens in the vocabulary.
+        tokens: also tell what a training of so many tokens takes (3e9), and costs where a price is given.
         dollars_per_hour: price of one chip.
+        mfu: model FLOPs utilization that the bill assumes beside the bound.
         search: try meshes, batches and rematerialisation, and rank what fits.
         tries: most programs that a search compiles.
         minutes: time limit of one compilation.
@@ -56,7 +62,8 @@ def main(
 
     def one(config) -> dict:
         say(f"compiling for {machine.name}; this takes a minute or more, {minutes:g} at most")
-        return plan(config, machine, seconds=60 * minutes, dollars_per_hour=dollars_per_hour)
+        found = plan(config, machine, seconds=60 * minutes, dollars_per_hour=dollars_per_hour)
+        return found | ({"bill": bill(found, tokens, mfu)} if tokens and "bound" in found else {})
 
     if search:
         results = sort(search_all(config, machine, one, tries))

@@ -19,6 +19,8 @@ def report(result: dict) -> str:
     ]
     if "bound" in result:
         lines += ["", "one step of each device", *_rows(_step(result)), "", "at the bound", *_rows(_rate(result))]
+    if "bill" in result:
+        lines += ["", f"a training of {result['bill']['tokens']:,.0f} tokens", *_rows(_bill(result))]
     if result.get("involuntary_rematerializations"):
         lines.append(f"  warning: {result['involuntary_rematerializations']} arrays are gathered whole to be resharded")
     if result["fits"]:
@@ -92,6 +94,22 @@ def _rate(result: dict) -> dict[str, str]:
         price = f"{result['dollars_per_billion_tokens']:,.2f} $ at {result['dollars_per_hour']:g} $ per chip and hour"
         rows["a billion tokens, at least"] = price
     return rows | {"peaks from": chip["source"]}
+
+
+def _bill(result: dict) -> dict[str, str]:
+    bill, price = result["bill"], result["dollars_per_hour"]
+    rows = {
+        f"at {bill['mfu']:.0%} MFU (assumed)": _cost(bill["assumed"]),
+        "at the bound, at least": _cost(bill["bound"]),
+    }
+    if price is None:
+        return rows | {"price": "give --dollars-per-hour, of one chip"}
+    return rows | {"price": f"{price:g} $ per chip and hour; start, evaluations and saves come on top"}
+
+
+def _cost(cost: dict) -> str:
+    dollars = "" if cost["dollars"] is None else f", {cost['dollars']:,.2f} $"
+    return f"{cost['hours']:,.1f} hours, {cost['chip_hours']:,.0f} chip-hours{dollars}"
 
 
 def _executed(result: dict) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from nagjax.plan.bill import ASSUMED_MFU, bill
 from nagjax.plan.units import gigabytes, milliseconds, scaled
 
 
@@ -63,6 +64,19 @@ def remat(results: Iterable[dict]) -> str:
             cells += ["does not fit", "-", "-"]
         rows.append(cells)
     return table(head.split(", "), rows)
+
+
+def bills(results: Iterable[dict], tokens_per_parameter: float) -> str:
+    """A table with one line per model and machine that fits: what a training of so many tokens takes."""
+    head = f"model, machine, tokens, hours at {ASSUMED_MFU:.0%} MFU, chip-hours, hours at the bound, chip-hours"
+    return table(head.split(", "), (_bill_row(own, tokens_per_parameter) for own in results if own["fits"]))
+
+
+def _bill_row(result: dict, tokens_per_parameter: float) -> list[str]:
+    found = bill(result, tokens_per_parameter * result["parameters"])
+    costs = (f"{found[name][part]:,.1f}" for name in ("assumed", "bound") for part in ("hours", "chip_hours"))
+    model = f"{result['label']} ({result['parameters'] / 1e9:.2f}B)"
+    return [model, f"`{result['topology']}`", f"{found['tokens'] / 1e9:,.1f}B", *costs]
 
 
 def insert(document: str, name: str, text: str) -> str:

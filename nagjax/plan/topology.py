@@ -1,4 +1,6 @@
-"""Names of machines: `v5e:4x4` is a TPU slice with its shape, `h200x8` a machine with 8 GPUs."""
+"""Names of machines: `v5e:4x4` is a TPU slice with its shape, `h200x8` a machine with 8 GPUs. A slice also goes by the
+name that Google Cloud rents it under: `v5e-16` or `v5litepod-16` is v5e:4x4, and `v5p-16`, which counts the two
+TensorCores of each chip, is v5p:2x2x2."""
 
 import dataclasses
 import difflib
@@ -10,6 +12,7 @@ from nagjax.errors import UserError
 from nagjax.plan.chips import CHIPS, Chip
 
 INSTALL = "pip install -e '.[aot]'"
+CORES = {"v5p": 2}  # of a chip, where accelerator types count TensorCores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,8 @@ def known() -> list[str]:
 
 def parse(name: str) -> Topology:
     """The topology of this name, in upper or lower case. Raises UserError with the nearest known name."""
+    if rented := _rented(name.strip().lower()):
+        return rented
     found = re.fullmatch(r"(tpu-)?(\w+?)(?::(\d+(?:x\d+)*)|x(\d+))", name.strip().lower())
     chip = CHIPS.get(found[2]) if found else None
     if chip:
@@ -62,6 +67,17 @@ def parse(name: str) -> Topology:
         if shape in chip.shapes:
             return Topology(chip, tuple(int(n) for n in shape.split("x")))
     raise UserError("topology", name, f"did you mean {_nearest(name.lower())}? known: {summary()}")
+
+
+def _rented(name: str) -> Topology | None:
+    """The slice of an accelerator type, such as v5litepod-16."""
+    found = re.fullmatch(r"(v5litepod|v5e|v5p|v6e)-(\d+)", name)
+    if not found:
+        return None
+    chip = CHIPS["v5e" if found[1] == "v5litepod" else found[1]]
+    chips = int(found[2]) / CORES.get(chip.name, 1)
+    slices = (Topology(chip, tuple(map(int, shape.split("x")))) for shape in chip.shapes)
+    return next((own for own in slices if own.size == chips), None)
 
 
 def summary() -> str:

@@ -27,7 +27,7 @@ from nagjax.train.logging.steplog import BadStep, StepLog
 from nagjax.train.safety.stop import Interrupted, Stopper
 from nagjax.train.safety.watchdog import Watchdog
 from nagjax.train.setup import set_up
-from nagjax.train.state import Blueprint
+from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 from nagjax.train.warm_start import begin
 
@@ -81,28 +81,33 @@ def train(
         if resumed is not None and resumed >= options.steps and not owed:
             return folder
         facts = run_facts(blueprint)
-        changed = from_first(lambda: _renew_facts(folder, facts))
-        skipped = Skipped(folder, fresh=resumed is None)
+        changed = from_first(lambda: changed_surroundings(folder, facts))
         title, quiet = label or config.scheme.title, jax.process_index() > 0
         if not quiet:
             announce(blueprint, title.strip(), setup.corpus)
+        skipped = Skipped(folder, fresh=resumed is None)
+        begun = state_at(blueprint, checkpoints, resumed)  # may refuse; until here nothing of the run has changed
         tokens = options.batch * config.model.context
         line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed
         with closing(together(lambda: Writers(*logged, callback))) as writers:
             log = StepLog(writers, line, tokens, facts, watchdog)
             if resumed is not None:
-                writers.write("event", resumed, message=f"resumed{changed}")
+                writers.write("event", resumed, message=f"resumed under {changed}" if changed else "resumed")
+            from_first(lambda: write_json(folder / INFO, facts))
             loop = Loop(blueprint, setup.batches, skipped, setup.evaluator, checkpoints, writers, log, stopper, lock)
-            loop.go(resumed)
+            loop.at(*begun)
+            del begun  # a step takes its memory
+            loop.go()
     return folder
 
 
-def _renew_facts(folder: Path, facts: dict) -> str:
-    """Writes info.json; returns in words which versions and devices have changed."""
-    changed = changed_surroundings(folder, facts)
-    write_json(folder / INFO, facts)
-    return f" under {changed}" if changed else ""
+def state_at(blueprint: Blueprint, checkpoints: Checkpoints, saved: int | None) -> tuple[TrainState, int, bool]:
+    """The state that a checkpoint holds, its step, and whether an evaluation is due there; without one, the start."""
+    if saved is None:
+        return begin(blueprint), 0, True
+    owed = not checkpoints.facts(saved).get("evaluated", True)
+    return checkpoints.restore(blueprint.abstract(), saved), saved, owed
 
 
 class Loop:
@@ -135,9 +140,8 @@ class Loop:
         self.take_step: Any = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
         self.clock = SaveClock(self.config)
 
-    def go(self, resumed: int | None) -> None:
-        """Runs from the checkpoint `resumed` (None: the start) to the end, or until it is asked to stop."""
-        self._return_to(resumed)
+    def go(self) -> None:
+        """Runs from where it is to the end, or until it is asked to stop."""
         while True:
             score = None
             if self.owed:
@@ -161,12 +165,9 @@ class Loop:
         if self.done < self.config.steps or self.owed:
             self.stopper.leave(self.done)
 
-    def _return_to(self, saved: int | None) -> None:
-        if saved is None:
-            self.state, self.done, self.owed = begin(self.blueprint), 0, True
-        else:
-            self.state, self.done = self.checkpoints.restore(self.blueprint.abstract(), saved), saved
-            self.owed = not self.checkpoints.facts(saved).get("evaluated", True)
+    def at(self, state: TrainState, done: int, owed: bool) -> None:
+        """Goes on from this state."""
+        self.state, self.done, self.owed = state, done, owed
 
     def _ballot(self) -> Ballot:
         return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed)
@@ -240,7 +241,7 @@ class Loop:
         batch = self.skipped.batch_of(bad.step)
         self.skipped.add(batch)
         self.log.forget()
-        self._return_to(target)
+        self.at(*state_at(self.blueprint, self.checkpoints, target))
         self.writers.rewind(self.done, self.owed)
         message = f"{what}: back to step {self.done}, and batch {batch} is left out"
         self.writers.write("event", self.done, message=message)

@@ -58,6 +58,18 @@ def test_a_plan_is_printed_and_written(capsys, tmp_path):
     assert result["tokens_per_step"] == 16 * 8192
 
 
+def test_a_bill_of_a_whole_training(capsys):
+    args = "--preset 150M --topology v5e-16 --tokens 3e9 --dollars-per-hour 1.2 --mfu 0.25".split()
+    assert main(["plan", *args]) == 0
+    text = capsys.readouterr().out
+    hours = 3e9 * 1e9 / (0.25 * 16 * 197e12) / 3600  # the stand-in's model has 1e9 FLOPs per token
+    assert (
+        "a training of 3,000,000,000 tokens" in text
+        and f"{hours:,.1f} hours" in text
+        and f"{16 * 1.2 * hours:,.2f} $" in text
+    )
+
+
 def test_a_search_writes_all_it_tried(capsys, tmp_path):
     out = tmp_path / "search.json"
     args = "--depth 4 --width 256 --context 1024 --topology v5e:2x2 --search --tries 3 --json".split()
@@ -72,6 +84,8 @@ def test_bad_input(capsys):
     fails(capsys, ["--topology", "v5e:4x5"], "topology = 'v5e:4x5'", "did you mean v5e:4x4?")
     fails(capsys, ["--topology", "h200x8", "--dollars-per-hour", "-1"], "dollars_per_hour", "above 0")
     fails(capsys, ["--topology", "h200x8", "--minutes", "0"], "minutes")
+    fails(capsys, ["--topology", "h200x8", "--tokens", "0"], "tokens", "above 0")
+    fails(capsys, ["--topology", "h200x8", "--mfu", "1.5"], "mfu", "at most 1")
     fails(capsys, ["--topology", "h200x8", "--preset", "9T"], "preset", "7B")
     fails(capsys, ["--topology", "v5e:2x2", "--mesh.fsdp", "3"], "mesh")
     fails(capsys, ["--topology", "v5e:2x2", "--batch", "6"], "batch = 6", "try 4")

@@ -37,6 +37,10 @@ def test_tables(fitting, result):
     assert "does not fit" in lines[3] and "25%" in lines[2]
     lines = tables.remat([fitting, result]).splitlines()
     assert "1.00x" in lines[2] and "does not fit" in lines[3]
+    *_, line = tables.bills([fitting | {"model_flops_per_token": 1e9}, result], 20).splitlines()
+    tokens, chips = 20 * fitting["parameters"], fitting["chips"]
+    hours = tokens / fitting["tokens_per_second"] / 3600
+    assert f"| {tokens / 1e9:.1f}B |" in line and line.endswith(f"| {hours:,.1f} | {chips * hours:,.1f} |")
 
 
 def test_a_table_goes_between_its_marks():
@@ -50,11 +54,11 @@ def test_the_documented_tables_are_those_of_the_results(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("benchmarks_plan", ROOT / "benchmarks" / "plan.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    document = program.DOCUMENT.read_text()
-    copy = tmp_path / "plan.md"
-    copy.write_text(document)
-    monkeypatch.setattr(program, "DOCUMENT", copy)
+    pages = {page: (program.DOCS / page).read_text() for page in ("plan.md", "tpu_vms.md")}
+    for page, text in pages.items():
+        (tmp_path / page).write_text(text)
+    monkeypatch.setattr(program, "DOCS", tmp_path)
     results = json.loads(program.RESULTS.read_text())
     program.write_tables(results)
-    assert copy.read_text() == document
+    assert {page: (tmp_path / page).read_text() for page in pages} == pages
     assert set(map(program.key, results)) == set(program.ORDERS)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nagjax.plan.bill import bill
 from nagjax.plan.roofline import Roofline, throughput
 from nagjax.plan.topology import parse
 
@@ -27,3 +28,18 @@ def test_price_of_a_billion_tokens():
     hours = 1e9 / 2e6 / 3600
     assert found["dollars_per_billion_tokens"] == pytest.approx(hours * 16 * 1.5)
     assert throughput(2.0, 1, 1, None)["dollars_per_billion_tokens"] is None
+
+
+PLANNED = {"chips": 16, "chip": {"flops": 1e14}, "tokens_per_second": 4e6, "model_flops_per_token": 1e8}
+
+
+def test_a_bill_at_the_bound_and_at_an_assumed_utilization():
+    found = bill(PLANNED | {"highest_mfu": 0.25, "dollars_per_hour": 1.5}, tokens=3.6e9, mfu=0.1)
+    assert found["bound"] == pytest.approx({"hours": 0.25, "chip_hours": 4.0, "dollars": 6.0})
+    hours = 3.6e9 * 1e8 / (0.1 * 16 * 1e14) / 3600
+    assert found["assumed"] == pytest.approx({"hours": hours, "chip_hours": 16 * hours, "dollars": 24 * hours})
+
+
+def test_no_bill_is_below_the_bound():
+    found = bill(PLANNED | {"highest_mfu": 0.25, "dollars_per_hour": None}, tokens=3.6e9, mfu=0.9)
+    assert found["assumed"] == found["bound"] and found["bound"]["dollars"] is None and found["mfu"] == 0.25

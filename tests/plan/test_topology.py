@@ -16,6 +16,13 @@ def test_names(name, size, platform):
     assert (found.size, found.chip.platform, found.name) == (size, platform, name.lower())
 
 
+@pytest.mark.parametrize(
+    "rented, name", [("v5e-16", "v5e:4x4"), ("v5litepod-64", "v5e:8x8"), ("v5p-16", "v5p:2x2x2"), ("V6e-4", "v6e:2x2")]
+)
+def test_names_that_slices_are_rented_under(rented, name):
+    assert parse(rented).name == name
+
+
 def test_every_known_name_is_its_own():
     assert known() == [parse(name).name for name in known()]
     assert "v5p:8x8x4" in known() and "h200x8" in known()
@@ -29,6 +36,7 @@ def test_every_known_name_is_its_own():
         ("h200x7", "h200x8"),
         ("h200", "h200x1"),
         ("v5f:4x4", "v5e:4x4"),
+        ("v5e-17", "v5e:4x4"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest(name, nearest):

@@ -277,9 +277,9 @@ def run_in_fork(argv, sink: int, poison, prepare, begin: int) -> None:
 
         go, note = Loop.go, Stopper._note
 
-        def going(self, resumed):
+        def going(self):
             os.write(begin, b"!")
-            go(self, resumed)
+            go(self)
 
         def noting(self, number, frame):
             noting.at = time.monotonic()

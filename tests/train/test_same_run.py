@@ -162,6 +162,44 @@ def test_a_log_that_ends_before_the_checkpoint_is_said_to(whole, half):
     assert "checkpoint of step 4, and its log ends at step 3" in behind(load_run(half))
 
 
+def linked(path):
+    path.rename(path.parents[1] / "outside")
+    path.symlink_to(path.parents[1] / "outside")
+
+
+def other_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+HARM = {
+    **{f"{name} is a link": (name, linked) for name in (names.METRICS, names.CONFIG, names.CORPUS, names.INFO)},
+    "a batch too many": (names.SKIPPED, lambda path: path.write_text("[1")),
+    "a damaged checkpoint": (f"{names.CHECKPOINTS}/4", lambda path: other_byte(largest(path))),
+    "a damaged manifest": (f"{names.CHECKPOINTS}/4/{names.MANIFEST}", other_byte),
+}
+
+
+def largest(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize("name, harm", HARM.values(), ids=HARM)
+def test_a_refusal_changes_nothing(half, run_of, monkeypatch, name, harm):
+    """The clock is another one, and the log is ahead of the checkpoint: both would show."""
+    monkeypatch.setattr("nagjax.runs.facts.now", lambda: "2001-01-01T00:00:00+00:00")
+    harm(half / name)
+    before = contents(half)
+    with pytest.raises(UserError):
+        train(run_of(keep=3), half)
+    assert contents(half) == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != names.LOCK}
+
+
 def test_other_libraries_are_an_event(half, run_of):
     info = json.loads((half / names.INFO).read_text())
     info["versions"]["jax"], info["device"] = "0.0.1", "abacus"
