@@ -162,7 +162,6 @@ def summary(args, tallies: list[dict], seconds: float) -> dict:
     return {
         "seed": args.seed,
         "seconds": round(seconds, 1),
-        "cpu_seconds": round(sum(os.times()[:4]), 1),
         "processes": sum(tally["processes"] for tally in tallies),
         "runs_finished": sum(tally["finished"] for tally in tallies),
         "longest_stop_seconds": round(max(tally["grace"] for tally in tallies), 2),
@@ -182,7 +181,7 @@ def added(old: dict, new: dict) -> dict:
     both = dict(new)
     for name in ("injected", "variants"):
         both[name] = {key: old[name].get(key, 0) + new[name].get(key, 0) for key in {**old[name], **new[name]}}
-    for name in ("seconds", "cpu_seconds", "processes", "runs_finished", "problems"):
+    for name in ("seconds", "processes", "runs_finished", "problems"):
         both[name] = old[name] + new[name]
     for name in ("seed", "commit", "date"):  # of each
         seen = [*str(old[name]).split(" and "), str(new[name])]

@@ -5,8 +5,8 @@ from torture_faults import KINDS
 HEAD = """# Faults injected, and what was lost
 
 Written by `make torture`; do not edit. {total} faults were injected into {runs} runs of `nagjax train` ({processes}
-processes) on {cpus} CPUs, in {minutes:.0f} minutes of which they worked {worked:.0f} on it each (seed {seed}, {date},
-jax {jax}, orbax-checkpoint {orbax}, commit {commit}).
+processes) on {cpus} CPUs, in {minutes:.0f} minutes beside other work (seed {seed}, {date}, jax {jax},
+orbax-checkpoint {orbax}, commit {commit}).
 
 Each configuration was trained once without faults. Under faults the same command was started again after each of them,
 until the run was finished. Then the state (parameters, optimizer, routing thresholds, guards) and the metrics file
@@ -29,7 +29,6 @@ def page(result: dict) -> str:
         runs=result["runs_finished"],
         processes=result["processes"],
         minutes=result["seconds"] / 60,
-        worked=result["cpu_seconds"] / result["cpus"] / 60,
         cpus=result["cpus"],
         commit=result["commit"] or "unknown",
         seed=result["seed"],
