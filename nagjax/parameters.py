@@ -2,7 +2,7 @@
 
 Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (tables that are looked up), "head" (the
 table of the logits, unless it is the embedding's), "norm" (gains and biases), "gate" (what commits updates: a scheme's
-own relative learning rate). Only "matrix" decays unless `--decay` says otherwise.
+own relative learning rate), "adapter" (LoRA's factors, `nagjax.layers.lora`). Only "matrix" decays unless `--decay` says otherwise.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import jax
 from flax import nnx, struct
 from flax.linen import LogicallyPartitioned
 
-ROLES = ("matrix", "embedding", "head", "norm", "gate")
+ROLES = ("matrix", "embedding", "head", "norm", "gate", "adapter")
 STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis that layers are stacked along has no name
 
 

@@ -44,6 +44,27 @@ class BlockConfig:
         check_fields(self, "block.")
 
 
+Target = Literal["attention", "mlp", "query", "key", "value", "out", "gate", "up", "down"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """Adapters beside frozen matrices (`nagjax.layers.lora`), for a run that starts from another one."""
+
+    rank: Natural = 0  # columns of an adapter's first factor; 0: no adapters, and all parameters are trained
+    alpha: Positive = 16.0  # an adapter's product is multiplied by alpha / rank
+    targets: tuple[Target, ...] = ("attention", "mlp")  # the matrices that have one: all of a branch, or by name
+
+    def __post_init__(self):
+        check_fields(self, "lora.")
+        if self.rank and not self.targets:
+            raise UserError("lora.targets", self.targets, "name at least one matrix, or use --lora.rank 0")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
 @dataclasses.dataclass(frozen=True)
 class MoEConfig:
     """Mixture-of-Experts in place of the MLP of every block (`nagjax.layers.experts`)."""

@@ -18,7 +18,9 @@ class Costs(NamedTuple):
     """Averages per token of a full context. FLOPs are 2 per multiply-add of every matrix product."""
 
     forward: float
-    train: float  # forward and backward pass; what rematerialisation computes again is not counted
+    # forward and backward pass, without the gradients of frozen branches and of a frozen head; what rematerialisation
+    # computes again is not counted
+    train: float
     executed_parameters: float
     kv_bytes: float
 
@@ -50,14 +52,19 @@ def costs(
     known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
     linear = {kind: config.width if "routing" in blocks[kind] else 0.0 for kind in gates}  # a block has one of them
     score = {"nag": gates, "linear": linear, "random": dict.fromkeys(gates, 0.0)}[router]
+    adapters = {kind: blocks[kind].get("lora", {}) for kind in gates}
+    more = {kind: (_products(own) - idle_experts(config, own)) / config.depth for kind, own in adapters.items()}
+    frozen = {kind: _products(branch, frozen=True) / config.depth for kind, branch in branches.items()}
+    frozen["mlp"] -= idle_experts(config, branches["mlp"], frozen=True) / config.depth
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
 
-    main = scoring = guessing = skipped = slots = 0.0
+    main = without = scoring = guessing = skipped = slots = 0.0
     nominal = config.mod.rates(config.depth)
     shares = shares or [tuple(kept(rate, tokens) / tokens for rate in rates) for rates in nominal]
     for own, rates in zip(shares, nominal, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            main += share * (products[kind] + gates[kind] + entries[kind])
+            main += share * (products[kind] + more[kind] + gates[kind] + entries[kind])
+            without += share * frozen[kind]
             unused = stored[kind] - share * products[kind]
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
@@ -73,18 +80,20 @@ def costs(
                 scoring += score[kind]
                 guessing += guess[kind] if decider == "predictor" else 0.0
     main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
+    without += config.vocab * config.width * (not _trained(parameters.get("head", parameters["embedding"])["tokens"]))
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(
         forward=2.0 * (main + scoring),
-        train=2.0 * (3.0 * main + SCORING_PASSES[router] * scoring + PREDICTOR_PASSES * guessing),
+        train=2.0 * (3.0 * main - without + SCORING_PASSES[router] * scoring + PREDICTOR_PASSES * guessing),
         executed_parameters=total - skipped,
         kv_bytes=2 * slots * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
     )
 
 
-def idle_experts(config, branch: Any) -> float:
+def idle_experts(config, branch: Any, frozen: bool = False) -> float:
     """Multiply-adds that a token does not do with the experts it does not choose, in the MLPs of all blocks."""
-    experts = _products({name: branch.get(name, ()) for name in ("gate", "up", "down")}) if config.moe.experts else 0.0
+    own = {name: branch.get(name, ()) for name in ("gate", "up", "down")}
+    experts = _products(own, frozen) if config.moe.experts else 0.0
     return experts * (1.0 - config.moe.active / max(config.moe.choices, 1)) if experts else 0.0
 
 
@@ -104,6 +113,11 @@ def mod_rates(config) -> dict[str, Any]:
     return {"total": mean(rates), "attention": mean(rates[::2]), "mlp": mean(rates[1::2]), "sublayers": rates}
 
 
-def _products(tree: Any) -> float:
-    """Multiply-adds of a token with all stacked matrices of a tree."""
-    return float(sum(math.prod(p.shape) for p in jax.tree.leaves(tree) if len(p.shape) >= 3))
+def _products(tree: Any, frozen: bool = False) -> float:
+    """Multiply-adds of a token with all stacked matrices of a tree, or with those that are not trained."""
+    leaves = (p for p in jax.tree.leaves(tree) if len(p.shape) >= 3)
+    return float(sum(math.prod(p.shape) for p in leaves if not (frozen and _trained(p))))
+
+
+def _trained(parameter: Any) -> bool:
+    return getattr(parameter, "trained", True)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from nagjax.errors import UserError
-from nagjax.layers.config import BlockConfig, MoEConfig
+from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig
 from nagjax.mod.config import ModConfig
 from nagjax.ranges import HIDDEN, Count, Natural, Positive, Range, check_fields
 
@@ -44,6 +44,7 @@ class ModelConfig:
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
     block: BlockConfig = BlockConfig()  # parts that imported models may need
     moe: MoEConfig = MoEConfig()  # Mixture-of-Experts
+    lora: LoRAConfig = LoRAConfig()  # adapters, the rest frozen
     kept: Annotated[tuple[Natural, ...], HIDDEN] = ()  # pruned model: its blocks' 0-based places before pruning
     depth_before: Annotated[Natural, HIDDEN] = 0  # blocks before pruning; 0: the model is not pruned
 

@@ -90,6 +90,8 @@ class Parametrization:
 
     def factors(self, role: str, axes: tuple[str | None, ...], *, muon: bool = False, own_rate: float = 1.0) -> Factors:
         """Of a parameter of this role with these (last) axes. `own_rate`: relative learning rate of its scheme."""
+        if role == "adapter":  # which starts at a model that is trained already
+            return Factors(role)
         kind = _kind(role, axes)
         by_muon = muon and role == "matrix"
         wide = {"embedding": self.embedding, "head": 1 / self.m, "matrix": self.m ** (-0.5 if by_muon else -1.0)}

@@ -15,6 +15,7 @@ from nagjax.layers.branch import Update, narrowed, update_by_token
 from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.experts import Experts
+from nagjax.layers.lora import adapted, adapters
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales, restart
 from nagjax.layers.where import Where
@@ -62,15 +63,24 @@ class Output(NamedTuple):
 
 
 class Sublayer(nnx.Module):
-    """A branch with the scheme's parameters before and after it, and those of its Mixture-of-Depths router."""
+    """A branch with the scheme's parameters before and after it, those of its Mixture-of-Depths router, and its
+    adapters."""
 
     def __init__(
-        self, kind: Literal["attention", "mlp"], branch, mod: MoD, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs
+        self,
+        kind: Literal["attention", "mlp"],
+        branch,
+        mod: MoD,
+        config: ModelConfig,
+        sublayer: SublayerIndex,
+        rngs: nnx.Rngs,
     ):
+        width = config.width
         self.branch = branch
         self.entry = mod.scheme.entry(width, rngs)
         self.gate = mod.scheme.gate(width, sublayer, rngs)
         self.routing = mod.parameters(kind, width, rngs)
+        self.lora = adapters(kind, branch, config.lora, rngs)
 
 
 class Block(nnx.Module):
@@ -89,8 +99,8 @@ class Block(nnx.Module):
             std = config.init_std * Parametrization.of(config, scheme).root
             restart(attention, std)
             restart(mlp, std)
-        self.attention = Sublayer("attention", attention, mod, config.width, first, rngs)
-        self.mlp = Sublayer("mlp", mlp, mod, config.width, second, rngs)
+        self.attention = Sublayer("attention", attention, mod, config, first, rngs)
+        self.mlp = Sublayer("mlp", mlp, mod, config, second, rngs)
 
 
 class Layer(NamedTuple):
@@ -178,7 +188,8 @@ class Transformer(nnx.Module):
         """Runs one block: the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
         dtypes = self.config.compute_dtype, self.config.stream_dtype
-        attend, feed = narrowed(attention.branch, *dtypes), narrowed(mlp.branch, *dtypes)
+        own = lambda part: narrowed(adapted(part.branch, part.lora, self.config.lora), *dtypes)  # noqa: E731
+        attend, feed = own(attention), own(mlp)
 
         def site(i: int, own: Sublayer, branch: Any, entry: nnx.Module) -> Site:
             at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)

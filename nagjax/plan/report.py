@@ -10,7 +10,7 @@ def report(result: dict) -> str:
     lines = [
         f"{result['topology']}: {result['chips']} x {result['chip']['name']}, {shape}",
         f"  nagjax train {result['options']}",
-        f"  {result['parameters']:,} parameters{_executed(result)}, {result['tokens_per_step']:,} tokens a step; "
+        f"  {result['parameters']:,} parameters{_trained(result)}{_executed(result)}, {result['tokens_per_step']:,} tokens a step; "
         f"{choices['dtype']}, attention {choices['attention']}, {_kernels(result)}",
         *(f"  note: {note}" for note in choices["notes"]),
         "",
@@ -110,6 +110,11 @@ def _bill(result: dict) -> dict[str, str]:
 def _cost(cost: dict) -> str:
     dollars = "" if cost["dollars"] is None else f", {cost['dollars']:,.2f} $"
     return f"{cost['hours']:,.1f} hours, {cost['chip_hours']:,.0f} chip-hours{dollars}"
+
+
+def _trained(result: dict) -> str:
+    trained = result.get("trained_parameters", result["parameters"])
+    return f", {trained:,} of them trained" if trained < result["parameters"] else ""
 
 
 def _executed(result: dict) -> str:

@@ -23,6 +23,7 @@ from nagjax.plan.topology import Topology
 from nagjax.plan.topology import parse as parse_topology
 from nagjax.runs.config import RunConfig, from_dict
 from nagjax.runs.facts import model_costs
+from nagjax.runs.trained import count_trained
 from nagjax.train.abstract_step import training_step
 from nagjax.train.state import Blueprint
 from pallas_kernels.hlo import parse
@@ -37,7 +38,8 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     devices = topology.devices()
     step, args, mesh = training_step(config, devices)
     state, batch = args
-    each = model_costs(Blueprint.of(config, mesh))
+    blueprint = Blueprint.of(config, mesh)
+    each = model_costs(blueprint)
     memory = {
         "parameters": _bytes(state.params),
         "optimizer": _bytes((state.optimizer, state.average)),
@@ -47,6 +49,7 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     result = {
         "mesh": dict(mesh.shape),
         "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(state.params)),
+        "trained_parameters": count_trained(blueprint.parameters),
         "executed_parameters": each.executed_parameters,
         "model_flops_per_token": each.train,
         "memory": memory,

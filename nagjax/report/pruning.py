@@ -122,7 +122,8 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
 def _state(run: OpenRun) -> TrainState:
     """A state to train on from, with fresh moments; a warm-up starts with it."""
     key = jax.random.key_data(jax.random.key(run.config.train.seed))
-    moments = Blueprint.of(run.config, run.blueprint.mesh).optimizer.init(run.params)
+    blueprint = Blueprint.of(run.config, run.blueprint.mesh)
+    moments = blueprint.optimizer.init(blueprint.trained(run.params))
     return TrainState(jnp.int32(run.step), run.params, moments, key, run.mod, new_guard())
 
 

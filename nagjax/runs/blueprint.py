@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from nagjax.model.transformer import Transformer
 from nagjax.runs.config import RunConfig
+from nagjax.runs.trained import marked, trained_part, with_part
 from nagjax.train.distributed.mesh import check_experts, check_sequence, parameter_sharding, replicated
 
 Tree = Any
@@ -23,6 +24,11 @@ class Parameter:
     axes: tuple[str | None, ...]
     role: str
     shape: tuple[int, ...]
+    trained: bool = True  # in this run
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,29 +53,37 @@ class ModelBlueprint:
             abstract,
             is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
         )
-        return cls(config, mesh, graph, nnx.to_pure_dict(described))
+        freeze, lora = config.optimizer.freeze, config.model.lora.rank > 0
+        return cls(config, mesh, graph, marked(nnx.to_pure_dict(described), freeze, lora))
 
     def __repr__(self) -> str:
-        model, count = self.config.model, sum(math.prod(p.shape) for p in jax.tree.leaves(self.parameters))
+        model, count = self.config.model, sum(p.size for p in jax.tree.leaves(self.parameters))
         size = f"{model.depth} blocks x {model.width}, {count:,} parameters"
         return f"{type(self).__name__}({self.config.scheme.title}, {size}, mesh {dict(self.mesh.shape)})"
 
     def model(self, params: Tree) -> Transformer:
         return nnx.merge(self.graph, params)
 
+    def trained(self, tree: Tree) -> Tree:
+        """What is trained of a tree shaped like the parameters."""
+        return trained_part(tree, self.parameters)
+
+    def with_trained(self, params: Tree, part: Tree) -> Tree:
+        """The parameters, with `part` in place of what is trained of them."""
+        return part if self.trained(params) is params else with_part(params, part)
+
     def init_params(self, seed: int) -> Tree:
         """Initial values, a nested dict of float32 arrays; call it under jit."""
-        return self.constrained(nnx.to_pure_dict(nnx.state(build_model(self.config, seed))))
+        return _constrained(self.config, nnx.to_pure_dict(nnx.state(build_model(self.config, seed))), self.parameters)
 
     def create_params(self) -> Tree:
         """The run's initial values; each shard is made on its own device."""
         make = jax.jit(lambda: self.init_params(self.config.train.seed), out_shardings=self.parameter_shardings())
         return make()
 
-    def constrained(self, params: Tree) -> Tree:
-        """The parameters, projected by the scheme's `constrain`."""
-        bring = self.config.scheme.constrain
-        return jax.tree.map(lambda value, known: bring(value, known.axes, known.role), params, self.parameters)
+    def constrained(self, part: Tree) -> Tree:
+        """What is trained of the parameters, projected by the scheme's `constrain`."""
+        return _constrained(self.config, part, self.trained(self.parameters))
 
     def parameter_shardings(self) -> Tree:
         return jax.tree.map(lambda p: parameter_sharding(self.mesh, p.axes, p.shape), self.parameters)
@@ -100,6 +114,11 @@ class ModelBlueprint:
         rest = jax.eval_shape(lambda: {"step": jnp.int32(0), "mod": self.init_mod()})
         rest = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), rest)
         return {**rest, self.weights: self.abstract_params()}
+
+
+def _constrained(config: RunConfig, values: Tree, parameters: Tree) -> Tree:
+    bring = config.scheme.constrain
+    return jax.tree.map(lambda value, known: bring(value, known.axes, known.role), values, parameters)
 
 
 def build_model(config: RunConfig, seed: int) -> Transformer:

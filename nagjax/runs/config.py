@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a parser of options imports this file, and schemes import j
 Momentum = Annotated[float, Range(ge=0, lt=1)]
 
 
-Role = Literal["matrix", "embedding", "head", "norm", "gate"]  # of a parameter, see `nagjax.parameters`
+Role = Literal["matrix", "embedding", "head", "norm", "gate", "adapter"]  # of a parameter, see `nagjax.parameters`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class RatesConfig:
     head: NonNegative = 1.0  # of the table of the logits
     norm: NonNegative = 1.0  # of gains and biases
     gate: NonNegative = 1.0  # of what commits updates
+    adapter: NonNegative = 1.0  # of LoRA's adapters
 
     def __post_init__(self):
         check_fields(self, "rates.")
@@ -61,6 +62,8 @@ class OptimizerConfig:
     beta2: Momentum = 0.95  # decay of the mean of their squares
     epsilon: Positive = 1e-8  # of AdamW, added to the root of the mean of squares
     clip: NonNegative = 1.0  # largest global gradient norm; 0: no clipping
+    # parameters that are not trained: roles, or patterns of names such as embedding.* and blocks.mlp.*
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self):
         check_fields(self)

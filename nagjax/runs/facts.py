@@ -1,6 +1,5 @@
 """The content of a run's info.json: facts about its model, and the machine and versions it runs on."""
 
-import math
 from pathlib import Path
 
 import jax
@@ -10,6 +9,7 @@ from nagjax.mod.costs import Costs, costs, mod_rates
 from nagjax.mod.routed import MoD
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import INFO
+from nagjax.runs.trained import count_trained
 from pallas_kernels.origin import commit, now, processor, versions
 
 # Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; other devices have no MFU.
@@ -32,15 +32,17 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
-    """Parameter counts: embedding, attention, mlp, residual (the scheme's), routing (Mixture-of-Depths), head."""
+    """Parameter counts: embedding, attention, mlp, residual (the scheme's), routing (Mixture-of-Depths), head; and
+    adapters, where there are any."""
     parts = dict.fromkeys(("embedding", "attention", "mlp", "residual", "routing", "head"), 0)
+    parts |= {"adapters": 0} if blueprint.config.model.lora.rank else {}
     for path, parameter in jax.tree_util.tree_leaves_with_path(blueprint.parameters):
         names = [key.key for key in path]
         if names[0] == "blocks":
-            part = {"branch": names[1], "routing": "routing"}.get(names[2], "residual")
+            part = {"branch": names[1], "routing": "routing", "lora": "adapters"}.get(names[2], "residual")
         else:
             part = names[0] if names[0] in parts else "residual"
-        parts[part] += math.prod(parameter.shape)
+        parts[part] += parameter.size
     return parts
 
 
@@ -56,6 +58,7 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
     packages = ("nagjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     return {
         "parameters": sum(parts.values()),
+        "trained_parameters": count_trained(blueprint.parameters),
         "parameters_by_part": parts,
         "executed_parameters_per_token": each.executed_parameters,
         "forward_flops_per_token": each.forward,

@@ -10,7 +10,7 @@ import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
-from nagjax.files import read_json, write_json, write_text
+from nagjax.files import copy, has_file, read_json, write_json, write_text
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 from nagjax.runs.identity import (
     corpus_identity,
@@ -20,7 +20,19 @@ from nagjax.runs.identity import (
     refuse_other_settings,
     settle_id,
 )
-from nagjax.runs.names import CHECKPOINTS, CONFIG, CORPUS, DAMAGED, DELETING, FILES, FOLDERS, SAVING, TOKENIZER
+from nagjax.runs.names import (
+    CHECKPOINTS,
+    CONFIG,
+    CORPUS,
+    DAMAGED,
+    DELETING,
+    FILES,
+    FOLDERS,
+    ORIGIN,
+    SAVING,
+    TOKENIZER,
+    TOKENIZER_FILES,
+)
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
@@ -59,6 +71,10 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
     write_json(folder / CORPUS, identity)
     if (tokenizer := corpus.tokenizer.to_json()) is not None:
         write_text(folder / TOKENIZER, tokenizer)
+    for name in (ORIGIN, *TOKENIZER_FILES) if config.start else ():
+        source = Path(config.start) / name
+        if has_file(source) and not has_file(folder / name):  # a model goes on with what it was imported with
+            copy(source, folder / name)
     return named
 
 

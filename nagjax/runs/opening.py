@@ -19,9 +19,8 @@ from nagjax.ranges import Count, Fraction, Natural
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.folder import read_config
-from nagjax.runs.identity import owner, read_id
-from nagjax.runs.names import CALIBRATION, CHECKPOINTS, ORIGIN, TOKENIZER
-from nagjax.train.checkpoint.store import restore_parts
+from nagjax.runs.names import CALIBRATION, ORIGIN, TOKENIZER
+from nagjax.runs.weights import read_weights
 from nagjax.train.distributed.mesh import make_mesh
 
 
@@ -116,7 +115,8 @@ class OpenRun:
 def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None, calibrated: bool = True) -> OpenRun:
     """The run in `folder`, finished or not; nothing in the folder changes, even while the run is training.
 
-    A run that `nagjax calibrate` has put at a point of its dial is opened at that point, unless `calibrated` is False.
+    Adapters of a run that has them are merged into its matrices: it is opened as a model without any. A run that
+    `nagjax calibrate` has put at a point of its dial is opened at that point, unless `calibrated` is False.
     devices: parameters and batches are split over them; one local device unless given.
 
     Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
@@ -125,11 +125,8 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     folder = Path(folder)
     config = read_config(folder)
     devices = list(jax.local_devices()[:1] if devices is None else devices)
-    blueprint = ModelBlueprint.of(config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
-    state = restore_parts(folder / CHECKPOINTS, blueprint.abstract_use(), owner(config, read_id(folder)))
-    run = OpenRun(
-        folder, blueprint, int(state["step"]), state[blueprint.weights], state["mod"], _tokenizer(folder, config)
-    )
+    found = read_weights(folder, config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
+    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, _tokenizer(folder, config))
     return at_point(run, folder) if calibrated else run
 
 

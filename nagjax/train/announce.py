@@ -8,6 +8,7 @@ import jax
 from nagjax.console import say
 from nagjax.data import Dataset, Mixture
 from nagjax.errors import UserError
+from nagjax.runs.trained import count_trained
 from nagjax.train.distributed.mesh import BATCH, parameter_sharding
 from nagjax.train.state import Blueprint
 
@@ -19,13 +20,14 @@ def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
     """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Of a mixture another one:
     each corpus's share of the rows and how often it is read; of one-document rows: how much is padding or cut off."""
     config, mesh = blueprint.config, blueprint.mesh
-    count = sum(math.prod(p.shape) for p in jax.tree.leaves(blueprint.parameters))
+    count, trained = sum(p.size for p in jax.tree.leaves(blueprint.parameters)), count_trained(blueprint.parameters)
+    parameters = f"{count:,} parameters" + (f", {trained:,} of them trained," if trained < count else "")
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}{f' ({axes})' if axes else ''}"
     tokens = config.train.batch * config.model.context
     free = available_bytes(mesh)
     memory = f"at least {least_bytes(blueprint) / GIB:.2f} GiB a device" + (f", {free / GIB:.2f} free" if free else "")
-    say(f"{title}: {count:,} parameters on {devices}; {tokens:,} tokens a step; {memory}; compiling")
+    say(f"{title}: {parameters} on {devices}; {tokens:,} tokens a step; {memory}; compiling")
     context, rows = config.model.context, config.train.steps * config.train.batch
     corpora = [("the corpus", 1.0, corpus)]
     if isinstance(corpus, Mixture):
@@ -50,14 +52,16 @@ def check_memory(blueprint: Blueprint) -> None:
 
 
 def least_bytes(blueprint: Blueprint) -> int:
-    """A lower bound of a training step's memory on one device: parameters, moments and gradients in float32, each
+    """A lower bound of a training step's memory on one device: parameters, their moments and gradients (of those
+    that are trained) in float32, each
     block's residual for the backward pass, and the logits. Other activations come on top."""
     config, mesh = blueprint.config, blueprint.mesh
     model, train = config.model, config.train
+    held = lambda p: math.prod(parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape))  # noqa: E731
     leaves = jax.tree.leaves(blueprint.parameters)
-    shards = (parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape) for p in leaves)
     moments = 2 if config.optimizer.optimizer == "adamw" else 1
-    state = 4 * (2 + moments + bool(train.ema)) * sum(map(math.prod, shards))
+    state = 4 * (1 + bool(train.ema)) * sum(map(held, leaves))
+    state += 4 * (1 + moments) * sum(held(p) for p in leaves if p.trained)
     rows = train.batch // train.accumulate // math.prod(mesh.shape[axis] for axis in BATCH)
     tokens = rows * model.context // mesh.shape["sequence"]
     kept = 0 if model.remat == "offload" else model.depth * model.width * model.stream_dtype.itemsize

@@ -10,6 +10,7 @@ from nagjax.layers.config import MoEConfig
 from nagjax.mod.costs import mod_rates
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.facts import model_costs, parameters_by_part
+from nagjax.runs.trained import count_trained
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.warm_start import adopted
@@ -40,11 +41,13 @@ def describe(config: RunConfig):
     table = Table(title=f"{config.scheme.title}: {model.depth} blocks x {model.width}", show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
+    trained = count_trained(blueprint.parameters)
     total, each, rates = sum(parts.values()), model_costs(blueprint), mod_rates(model)
     for part, count in parts.items():
         table.add_row(f"parameters, {part}", f"{count:,}  ({count / total:5.1%})")
     rows = {
         "parameters": f"{total:,}",
+        **({"of these trained": f"{trained:,}  ({trained / total:5.1%})"} if trained < total else {}),
         **({"experts of each block": _experts(model.moe)} if model.moe.experts else {}),
         "parameters executed per token": f"{each.executed_parameters:,.0f}",
         "forward FLOPs per token": f"{each.forward:,.0f}",

@@ -31,6 +31,9 @@ class Setup:
 
 def set_up(config: RunConfig) -> Setup:
     """The setup of a run. Raises UserError for options that do not fit together and for data that cannot be read."""
+    if config.model.lora.rank and not config.start:
+        fix = "adapters need a model to adapt: name its run with --start, or use --lora.rank 0"
+        raise UserError("lora.rank", config.model.lora.rank, fix)
     config = resolve(config)
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, UInt32
 from nagjax.model.parametrization import Factors, Parametrization
 from nagjax.runs.blueprint import ModelBlueprint, Parameter, Tree
 from nagjax.runs.config import RunConfig
+from nagjax.runs.trained import check_freeze
 from nagjax.train.distributed.mesh import replicated
 from nagjax.train.optimizer import make_optimizer
 from nagjax.train.safety.guard import Guard, new_guard
@@ -35,7 +36,8 @@ class TrainState(NamedTuple):
 
 
 def factors(model: ModelBlueprint) -> Tree:
-    """What the model's parametrization and its scheme make of the optimizer's settings, for every parameter."""
+    """What the model's parametrization and its scheme make of the optimizer's settings, for every parameter that is
+    trained."""
     config = model.config
     table, muon = Parametrization.of(config.model, config.scheme), config.optimizer.optimizer == "muon"
 
@@ -43,7 +45,7 @@ def factors(model: ModelBlueprint) -> Tree:
         own_rate = config.scheme.gate_rate if parameter.role == "gate" else 1.0
         return table.factors(parameter.role, parameter.axes, muon=muon, own_rate=own_rate)
 
-    return jax.tree.map(one, model.parameters)
+    return jax.tree.map(one, model.trained(model.parameters))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -54,8 +56,10 @@ class Blueprint(ModelBlueprint):
 
     @classmethod
     def of(cls, config: RunConfig, mesh: Mesh) -> "Blueprint":
-        """The blueprint of a config. Raises UserError if the mesh cannot split the model's sequences."""
+        """The blueprint of a config. Raises UserError if the mesh cannot split the model's sequences, and for a
+        `freeze` that names nothing or all."""
         model = ModelBlueprint.of(config, mesh)
+        check_freeze(model.parameters, config.optimizer.freeze)
         optimizer = make_optimizer(config.optimizer, config.learning_rate, config.train.steps, factors(model))
         return cls(config, mesh, model.graph, model.parameters, optimizer)
 
@@ -65,7 +69,7 @@ class Blueprint(ModelBlueprint):
 
     def _around(self, params: Tree, seed: int) -> TrainState:
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
-        moments, average = self.optimizer.init(params), self.first_average(params)
+        moments, average = self.optimizer.init(self.trained(params)), self.first_average(params)
         return TrainState(jnp.int32(0), params, moments, key, self.init_mod(), new_guard(), average)
 
     def first_average(self, params: Tree) -> Tree:
@@ -82,7 +86,7 @@ class Blueprint(ModelBlueprint):
             self.optimizer,
             lambda moment, sharding: moment if masked(moment) else sharding,
             shapes.optimizer,
-            params,
+            self.trained(params),
             transform_non_params=lambda _: whole,
             is_leaf=masked,
         )

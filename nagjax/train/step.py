@@ -128,16 +128,23 @@ def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any
     return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
 
 
+def _at(tree: Any, *names: str) -> Any:
+    for name in names:
+        tree = tree.get(name, {})
+    return tree
+
+
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
     With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean.
     """
     train, mesh, moe = blueprint.config.train, blueprint.mesh, blueprint.config.model.moe
+    balanced = "balance" in _at(blueprint.trained(blueprint.parameters), "blocks", "mlp", "branch")
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
 
-    def summed_loss(params, part: Batch, state: TrainState, share):
-        model = blueprint.model(params)
+    def summed_loss(trained, part: Batch, state: TrainState, share):
+        model = blueprint.model(blueprint.with_trained(state.params, trained))
         options: dict[str, Any] = {
             "progress": progress(blueprint, state.step),
             "noise": noise(state),
@@ -152,31 +159,33 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
         return objective + extra, (sums, _cuts(model, output, part) | _experts(output))
 
-    def gradient(params, part: Batch, state: TrainState, share):
-        """Gradients, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
+    def gradient(trained, part: Batch, state: TrainState, share):
+        """Gradients of what is trained, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
         targets divided by its tokens: it weighs parts by tokens in the auxiliary loss, by targets in the others."""
-        grads, rest = jax.grad(summed_loss, has_aux=True)(params, part, state, share)
-        return jax.lax.with_sharding_constraint(grads, blueprint.parameter_shardings()), rest
+        grads, rest = jax.grad(summed_loss, has_aux=True)(trained, part, state, share)
+        return jax.lax.with_sharding_constraint(grads, blueprint.trained(blueprint.parameter_shardings())), rest
 
     def step(state: TrainState, batch: Batch):
         share = jnp.sum(batch.weights) / jnp.maximum(jnp.sum(batch.segment_ids > 0), 1)
+        trained = blueprint.trained(state.params)
         if train.accumulate == 1:
-            grads, (sums, cuts) = gradient(state.params, batch, state, share)
+            grads, (sums, cuts) = gradient(trained, batch, state, share)
         else:
             parts = jax.tree.map(lambda x: _parts(x, train.accumulate), batch)
-            zeros = jax.eval_shape(lambda: gradient(state.params, jax.tree.map(lambda x: x[0], parts), state, share))
+            zeros = jax.eval_shape(lambda: gradient(trained, jax.tree.map(lambda x: x[0], parts), state, share))
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
 
             def add(total, part):
-                return jax.tree.map(jnp.add, total, gradient(state.params, part, state, share)), None
+                return jax.tree.map(jnp.add, total, gradient(trained, part, state, share)), None
 
             (grads, (sums, cuts)), _ = jax.lax.scan(add, zeros, parts)
         count = jnp.maximum(sums.count, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.named_scope("optimizer"):
-            updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, state.params)
-            params = blueprint.constrained(optax.apply_updates(state.params, updates))
-            if moe.bias_rate:
+            updates, optimizer = blueprint.optimizer.update(grads, state.optimizer, trained)
+            trained = blueprint.constrained(optax.apply_updates(trained, updates))
+            params = blueprint.with_trained(state.params, trained)
+            if moe.bias_rate and balanced:
                 params = _balanced(params, cuts["experts"]["load"], moe.bias_rate)
         mod = _averaged(state, cuts, blueprint.config.model.mod)
         loss, grad_norm = sums.nats / count, optax.tree.norm(grads)

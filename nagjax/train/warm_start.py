@@ -6,12 +6,11 @@ from pathlib import Path
 from nagjax.data import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside
-from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
-from nagjax.runs.identity import owner, read_id
-from nagjax.runs.names import CHECKPOINTS, TOKENIZER
-from nagjax.train.checkpoint.store import restore_parts
+from nagjax.runs.names import TOKENIZER
+from nagjax.runs.trained import with_part
+from nagjax.runs.weights import read_weights
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
@@ -30,7 +29,8 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
         fix = f"reads {own.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
     given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
-    model = dataclasses.replace(before.model, **{name: value for name, value in given.items() if value != "auto"})
+    given = {name: value for name, value in given.items() if value != "auto"}
+    model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
 
 
@@ -41,7 +41,6 @@ def begin(blueprint: Blueprint) -> TrainState:
         return state
     folder = Path(start)
     config = read_config(folder)
-    before = ModelBlueprint.of(dataclasses.replace(config, mesh=blueprint.config.mesh), blueprint.mesh)
-    found = restore_parts(folder / CHECKPOINTS, before.abstract_use(), owner(config, read_id(folder)))
-    params = found[before.weights]
-    return state._replace(params=params, mod=found["mod"], average=blueprint.first_average(params))
+    found = read_weights(folder, dataclasses.replace(config, mesh=blueprint.config.mesh), blueprint.mesh)
+    params = with_part(state.params, found.params)  # adapters have start values of their own
+    return state._replace(params=params, mod=found.mod, average=blueprint.first_average(params))

@@ -1,0 +1,48 @@
+"""The weights of a run, from its newest checkpoint."""
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from nagjax.layers.config import LoRAConfig
+from nagjax.layers.lora import merged
+from nagjax.runs.blueprint import ModelBlueprint, Tree
+from nagjax.runs.config import RunConfig
+from nagjax.runs.identity import owner, read_id
+from nagjax.runs.names import CHECKPOINTS
+from nagjax.train.checkpoint.store import restore_parts
+
+
+class Weights(NamedTuple):
+    """Parameters of a model without adapters, its blueprint, the steps behind them, and the state of
+    Mixture-of-Depths."""
+
+    blueprint: ModelBlueprint
+    params: Tree
+    step: int
+    mod: dict
+
+
+def read_weights(folder: Path, config: RunConfig, mesh: Mesh) -> Weights:
+    """The weights in `folder`, of this config, on a mesh: their average where the run keeps one; a run with adapters
+    has them merged into its matrices.
+
+    Raises UserError: no checkpoint yet, or none of this model.
+    """
+    found = ModelBlueprint.of(config, mesh)
+    state = restore_parts(folder / CHECKPOINTS, found.abstract_use(), owner(config, read_id(folder)))
+    params, lora = state[found.weights], config.model.lora
+    if lora.rank:
+        config = without_adapters(config)
+        found = ModelBlueprint.of(config, mesh)
+        params = jax.jit(lambda p: merged(p, lora), out_shardings=found.parameter_shardings())(params)
+    return Weights(found, params, int(state["step"]), state["mod"])
+
+
+def without_adapters(config: RunConfig) -> RunConfig:
+    """The config of the model that adapters are merged into, which nothing is frozen of."""
+    model = dataclasses.replace(config.model, lora=LoRAConfig())
+    return dataclasses.replace(config, model=model, optimizer=dataclasses.replace(config.optimizer, freeze=()))

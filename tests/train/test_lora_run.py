@@ -1,0 +1,86 @@
+"""Runs that train adapters: they begin as the model they adapt, leave it as it is, resume to the bit, and merge."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from tolerance import close_to
+
+from nagjax.errors import UserError
+from nagjax.generate.evaluate import evaluate
+from nagjax.layers.config import LoRAConfig
+from nagjax.runs import names
+from nagjax.runs.config import MeshConfig
+from nagjax.runs.folder import read_config
+from nagjax.runs.log import load_run
+from nagjax.runs.metrics import comparable
+from nagjax.runs.opening import open_run
+from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.loop import train
+from nagjax.train.setup import set_up
+
+SUM = {"terms": 64, "chain": 100}
+
+
+@pytest.fixture(scope="module")
+def base(run_of, tmp_path_factory):
+    return train(run_of(lr=0.02), tmp_path_factory.mktemp("base") / "run")
+
+
+@pytest.fixture(scope="module")
+def adapted_config(run_of, base):
+    config = run_of(lr=0.02, mesh=MeshConfig(data=2, fsdp=2, tensor=2), keep=3)
+    model = dataclasses.replace(config.model, lora=LoRAConfig(rank=2))
+    return dataclasses.replace(config, model=model, start=str(base))
+
+
+@pytest.fixture(scope="module")
+def whole(adapted_config, tmp_path_factory):
+    return train(adapted_config, tmp_path_factory.mktemp("lora") / "whole")
+
+
+def state_of(folder):
+    blueprint = set_up(read_config(folder)).blueprint
+    with Checkpoints(folder / names.CHECKPOINTS) as checkpoints:
+        return jax.device_get(checkpoints.restore(blueprint.abstract(), 6))
+
+
+def losses_of(folder):
+    return [line["loss"] for line in map(json.loads, (folder / names.METRICS).open()) if line["kind"] == "eval"]
+
+
+def test_a_resumed_run_on_eight_devices_is_the_unbroken_one(whole, adapted_config, tmp_path):
+    shutil.copytree(whole, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / "6")
+    half = train(adapted_config, tmp_path / "half")
+    assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
+    for one, other in zip(*map(jax.tree.leaves, map(state_of, (whole, half))), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_adapters_learn_and_their_model_stays(whole, base):
+    first, *_, last = losses_of(whole)
+    assert first == close_to(load_run(base).last_eval.loss, **SUM) and last < first - 0.01
+    start, state = open_run(base).params, state_of(whole)
+    for kind, own in state.params["blocks"].items():
+        for got, want in zip(*map(jax.tree.leaves, (own["branch"], start["blocks"][kind]["branch"])), strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert float(np.abs(state.params["blocks"]["mlp"]["lora"]["up"]["b"]).max()) > 0.0
+
+
+def test_an_opened_run_is_the_merged_model(whole, run_of, tmp_path):
+    run = open_run(whole)
+    assert run.config.model.lora.rank == 0
+    assert all("lora" not in own for own in run.params["blocks"].values())
+    assert evaluate(whole, batches=1)["loss"] == close_to(load_run(whole).last_eval.loss, **SUM)
+    on = train(dataclasses.replace(run_of(steps=1), start=str(whole)), tmp_path / "on")
+    assert losses_of(on)[0] == close_to(load_run(whole).last_eval.loss, **SUM)
+    assert read_config(on).model.lora.rank == 0
+
+
+def test_adapters_need_a_model(adapted_config):
+    with pytest.raises(UserError, match=r"lora\.rank = 2: .*--start"):
+        set_up(dataclasses.replace(adapted_config, start=""))
