@@ -2,7 +2,8 @@
 
 Roles: "matrix" (hidden matrices: weight decay, Muon if chosen), "embedding" (tables that are looked up), "head" (the
 table of the logits, unless it is the embedding's), "norm" (gains and biases), "gate" (what commits updates: a scheme's
-own relative learning rate), "adapter" (LoRA's factors, `nagjax.layers.lora`). Only "matrix" decays unless `--decay` says otherwise.
+own relative learning rate), "adapter" (LoRA's factors, `nagjax.layers.lora`). Only "matrix" decays unless `--decay`
+says otherwise.
 """
 
 from typing import Any

@@ -129,6 +129,7 @@ VALUES = {
     "block.rope.factor": 2.0,
     "block.rope.high": 3.0,
     "data.tokenizer": "bytes",
+    "freeze": ("embedding", "blocks.mlp.*"),
 }
 
 

@@ -1,13 +1,16 @@
-"""data prepare: documents into token shards."""
+"""data prepare: documents into token shards; data chat: conversations."""
 
 import contextlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from nagjax.arguments import POSITIONAL, Rest
 from nagjax.console import Progress, say
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Range
+
+if TYPE_CHECKING:
+    from nagjax.data.manifest import Manifest
 
 
 def prepare(
@@ -49,10 +52,52 @@ def prepare(
 
             progress = Progress("documents")
             manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
-    for split in manifest.splits:
-        documents, tokens, size = (manifest.total(split, f"{what}_count") for what in ("document", "token", "byte"))
-        print(f"{split:11} {documents:,} documents  {tokens:,} tokens  {size:,} bytes")
+    _tell(manifest, "documents")
     print(f"train on it: nagjax train --data.path {out}")
+
+
+def chat(
+    inputs: Annotated[tuple[str, ...], POSITIONAL],
+    out: str,
+    tokenizer: str = "bytes",
+    template: str | None = None,
+    validation: Annotated[float, Range(ge=0, lt=1)] = 0.05,
+    held_out: tuple[str, ...] = (),
+    longest: Count = 2**26,
+) -> None:
+    """Turn conversations into token shards for supervised fine-tuning: their text by a chat template, of which only the
+    answers are learnt. Stopped and started again, it continues.
+
+    Each line of the inputs is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}, or
+    {"prompt": "...", "response": "..."}.
+
+    Args:
+        inputs: .jsonl files (also .gz, .xz, .zst), folders of them, or hub:OWNER/NAME.
+        out: the corpus folder to make.
+        tokenizer: bytes, or the path of a tokenizer.json, such as the one in the folder of the run to start from.
+        template: a file with a Jinja template; by default the tokenizer's own, from chat_template.jinja or
+            tokenizer_config.json beside it, or a plain one where it has none.
+        validation: share of the conversations held out, chosen by their hash.
+        held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
+        longest: characters that one line may have.
+    """
+    from nagjax.data.chat_template import find_template
+    from nagjax.data.prepare import prepare
+
+    form = find_template(tokenizer, template)
+    say(f"preparing conversations of {len(inputs) + len(held_out)} inputs by the template {form.name}, into {out}")
+    given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, longest=longest, chat=form)
+    progress = Progress("conversations")
+    with _lock(out):
+        manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
+    _tell(manifest, "conversations")
+    print(f"train on it: nagjax train --start RUN --out NEW --data.path {out} --data.rows whole")
+
+
+def _tell(manifest: "Manifest", what: str) -> None:
+    for split in manifest.splits:
+        documents, tokens, size = (manifest.total(split, f"{count}_count") for count in ("document", "token", "byte"))
+        print(f"{split:11} {documents:,} {what}  {tokens:,} tokens  {size:,} bytes")
 
 
 def _lock(out: str) -> contextlib.AbstractContextManager:
@@ -69,4 +114,4 @@ def _lock(out: str) -> contextlib.AbstractContextManager:
     return WriterLock(folder, "data prepare") if unfinished else contextlib.nullcontext()
 
 
-SUBCOMMANDS = (prepare,)
+SUBCOMMANDS = (prepare, chat)

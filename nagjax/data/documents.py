@@ -2,11 +2,11 @@
 
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from nagjax.data.compressed import BROKEN, OPENERS
 from nagjax.data.storage import StoragePath, files_under, storage_path
@@ -16,6 +16,9 @@ from nagjax.json_reader import parse_json
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
 LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
 HUB_PREFIX = "hub:"
+
+# Where a line of JSON or a row of a table has its text; or what makes one of the line and of where it stands.
+Field = str | Callable[[Any, str], str]
 
 _TEXT = (".txt", ".md")
 _FORMATS = (*_TEXT, ".jsonl", ".parquet")
@@ -61,17 +64,18 @@ def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     return found
 
 
-def read_documents(inputs: Sequence[str], *, field: str = "text", longest: int = LONGEST) -> Iterator[str]:
+def read_documents(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> Iterator[str]:
     """Stream the documents of files, folders and `hub:` datasets, holding one at a time.
 
-    A JSON line or Parquet row is one document (its `field`), of at most `longest` characters: a small compressed file
-    can hold a line larger than any memory. A text file is one document, or several of about `TEXT_PIECE` characters.
-    Raises UserError naming file and line for what cannot be read.
+    A JSON line or Parquet row is one document (its `field`, or what that makes of the whole line and of where it
+    stands), of at most `longest` characters: a small compressed file can hold a line larger than any memory. A text file is
+    one document, or several of about `TEXT_PIECE` characters. Raises UserError naming file and line for what cannot be
+    read.
     """
     return (text for text, _ in _documents(inputs, field, longest))
 
 
-def _documents(inputs: Sequence[str], field: str, longest: int) -> Iterator[tuple[str, bool]]:
+def _documents(inputs: Sequence[str], field: Field, longest: int) -> Iterator[tuple[str, bool]]:
     """`read_documents`, and whether each is drawn for a split of its own: of a text file only the first one is."""
     for name in inputs:
         if name.startswith(HUB_PREFIX):
@@ -91,7 +95,7 @@ def is_one_text(inputs: Sequence[str]) -> bool:
     return len(files) == 1 and format_of(files[0]) in _TEXT
 
 
-def fingerprints(inputs: Sequence[str], *, field: str = "text", longest: int = LONGEST) -> frozenset[bytes]:
+def fingerprints(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> frozenset[bytes]:
     """Of every document in the inputs, by its text."""
     return frozenset(map(_fingerprint, read_documents(inputs, field=field, longest=longest)))
 
@@ -104,7 +108,7 @@ def split_documents(
     inputs: Sequence[str],
     validation: float,
     *,
-    field: str = "text",
+    field: Field = "text",
     longest: int = LONGEST,
     by_place: bool = False,
     without: AbstractSet[bytes] = frozenset(),
@@ -119,7 +123,7 @@ def split_documents(
 
 
 def _split_by_hash(
-    inputs: Sequence[str], validation: float, field: str, longest: int
+    inputs: Sequence[str], validation: float, field: Field, longest: int
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     side = "train"
     for text, drawn in _documents(inputs, field, longest):
@@ -137,7 +141,7 @@ def _split_by_place(inputs: Sequence[str], validation: float) -> Iterator[tuple[
         before = after
 
 
-def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:
+def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[str]:
     kind = format_of(path)
     with _readable(path):
         if kind == ".parquet":
@@ -145,6 +149,8 @@ def _file_documents(path: StoragePath, field: str, longest: int) -> Iterator[str
             return
         opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
         with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8", newline="") as file:
+            if kind in _TEXT and not isinstance(field, str):
+                raise UserError("inputs", str(path), "is plain text: give .jsonl, whose lines are conversations")
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
 
 
@@ -153,7 +159,7 @@ def _pieces(file: IO[str]) -> Iterator[str]:
         yield piece + file.readline(TEXT_PIECE)
 
 
-def _json_lines(file: IO[str], path: StoragePath, field: str, longest: int) -> Iterator[str]:
+def _json_lines(file: IO[str], path: StoragePath, field: Field, longest: int) -> Iterator[str]:
     for number in itertools.count(1):
         if not (line := file.readline(longest + 1)):
             return
@@ -166,6 +172,9 @@ def _json_lines(file: IO[str], path: StoragePath, field: str, longest: int) -> I
             record = parse_json(line, lenient=True)
         except ValueError as error:
             raise UserError("inputs", where, f"not a line of JSON ({error})") from None
+        if not isinstance(field, str):
+            yield field(record, where)
+            continue
         value = record.get(field) if isinstance(record, dict) else None
         if not isinstance(value, str):
             has = f"it has {sorted(record)}" if isinstance(record, dict) else "it is not an object"
@@ -178,8 +187,11 @@ def _too_long(where: str, longest: int) -> UserError:
     return UserError("inputs", where, fix)
 
 
-def _parquet_documents(path: StoragePath, field: str, longest: int) -> Iterator[str]:
+def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterator[str]:
     import pyarrow.parquet
+
+    if not isinstance(field, str):
+        raise UserError("inputs", str(path), "conversations are read from JSON lines: write the table as .jsonl")
 
     if path.suffix.lower() in OPENERS:
         raise UserError("inputs", str(path), "Parquet compresses its own columns: unpack the file first")
@@ -202,7 +214,7 @@ def _parquet_documents(path: StoragePath, field: str, longest: int) -> Iterator[
         raise UserError("inputs", str(path), f"not a whole Parquet file ({error}); fetch it again") from None
 
 
-def _hub_documents(name: str, field: str) -> Iterator[str]:
+def _hub_documents(name: str, field: Field) -> Iterator[str]:
     """`hub:OWNER/NAME[#CONFIG][:SPLIT]`, streamed."""
     rest, _, split = name.removeprefix(HUB_PREFIX).partition(":")
     repository, _, config = rest.partition("#")
@@ -214,6 +226,9 @@ def _hub_documents(name: str, field: str) -> Iterator[str]:
         for number, row in enumerate(
             datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
         ):
+            if not isinstance(field, str):
+                yield field(row, f"{name}:{number}")
+                continue
             if not isinstance(row.get(field), str):
                 raise UserError("inputs", f"{name}:{number}", f"no text in {field!r}; it has {sorted(row)}")
             yield row[field]

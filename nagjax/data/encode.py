@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from nagjax.data.chat_template import ChatTemplate
+from nagjax.data.conversation import ANSWERS, messages_of, refuse_special
 from nagjax.data.store import Document
 from nagjax.data.tokenizer import Tokenizer
 
@@ -17,6 +21,34 @@ def encode_documents(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> 
         encoded = tokenizer.encode_batch([text for text, _ in batch])
         for (text, split), ids in zip(batch, encoded, strict=True):
             yield split, Document(ids, len(text.encode()))
+
+
+def encode_conversations(
+    documents: Iterable[tuple[str, str]], tokenizer: Tokenizer, template: ChatTemplate
+) -> Iterator[tuple[str, Document]]:
+    """Pairs (conversation, split), as `nagjax.data.conversation` has them, to pairs (split, tokenised document), in
+    order; the tokens of its answers count. The end of the document counts where its last message is an answer.
+
+    Raises UserError: what the template raises, and for a message that spells a special token.
+    """
+    special = getattr(tokenizer, "special", None)
+    for batch in _batches(documents):
+        shown, last = [], []
+        for document, _ in batch:
+            refuse_special(document, special)
+            messages = messages_of(document)
+            shown.append(template.render(messages))
+            last.append(messages[-1]["role"] == ANSWERS)
+        encoded = tokenizer.encode_templated([text for text, _ in shown])
+        for (_, split), (text, spans), (ids, starts), ends in zip(batch, shown, encoded, last, strict=True):
+            counted = np.zeros(len(ids) + 1, bool)
+            for begin, stop in spans:
+                counted[:-1] |= (starts >= begin) & (starts < stop)
+            counted[-1] = ends
+            if len(ids) and ids[-1] == tokenizer.end_of_text:  # the template's own; every document gets one
+                ids, counted = ids[:-1], counted[:-1]
+            table = tokenizer.token_bytes
+            yield split, Document(ids, len(text.encode()) if table is None else int(table[ids].sum()), counted)
 
 
 def _batches(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
-from nagjax.data.rows import DocumentRows, Rows
+from nagjax.data.rows import DocumentRows, Rows, WholeRows
 from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
 from nagjax.data.stdlib import open_stdlib
 from nagjax.data.storage import storage_path
@@ -42,7 +42,9 @@ class DataConfig:
     # several corpora in place of path: PATH=WEIGHT each, or PATH=WEIGHT@SHARE,WEIGHT@SHARE for a weight that changes
     # over training; weights are shares of the rows
     mix: tuple[str, ...] = ()
-    rows: Literal["packed", "document"] = "packed"  # document: one in each row, cut off or padded
+    # packed: documents behind one another, cut where a row ends; whole: as many as fit into a row, cut only where one
+    # is longer than that; document: one in each row, cut off or padded
+    rows: Literal["packed", "whole", "document"] = "packed"
 
     def __post_init__(self):
         check_fields(self, "data.")
@@ -61,13 +63,15 @@ class DataConfig:
 class Dataset:
     """One split of a corpus, opened: its token stream, tokenizer, and the configuration it came from.
 
-    content: a hash of the whole corpus, both splits and the tokenizer."""
+    content: a hash of the whole corpus, both splits and the tokenizer. chat_template: that conversations were prepared
+    with."""
 
     config: DataConfig
     split: str
     tokenizer: Tokenizer
     stream: TokenStream
     content: str = ""
+    chat_template: str = ""
 
     @property
     def token_count(self) -> int:
@@ -102,7 +106,7 @@ class Dataset:
 
     def rows(self, context: int) -> int:
         """Rows of `context` targets that one pass over the split takes."""
-        return self.document_count if self.config.rows == "document" else -(-self.token_count // context)
+        return -(-self.token_count // context) if self.config.rows == "packed" else len(self.source(context))
 
     def waste(self, context: int) -> tuple[float, float]:
         """The share of the places in rows that is padding, and the share of the tokens that is cut off."""
@@ -111,10 +115,10 @@ class Dataset:
         kept = int(np.minimum(np.diff(self.stream.document_ends, prepend=0), context).sum())
         return 1.0 - kept / max(1, self.rows(context) * context), 1.0 - kept / max(1, self.token_count)
 
-    def source(self, context: int) -> "Rows | DocumentRows":
+    def source(self, context: int) -> "Rows | WholeRows | DocumentRows":
         """Its rows, by number."""
-        cut = DocumentRows if self.config.rows == "document" else Rows
-        return cut(self.stream, context, self.tokenizer.end_of_text)
+        kinds = {"packed": Rows, "whole": WholeRows, "document": DocumentRows}
+        return kinds[self.config.rows](self.stream, context, self.tokenizer.end_of_text)
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
     if config.mix:
         return _open_mixture(config, split, tokenizer)
+    template = ""
     if config.path == STDLIB:
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)
         stream, content = open_stdlib(split, tokenizer)
@@ -165,11 +170,12 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         if tokenizer is not None and tokenizer.fingerprint != own.fingerprint:
             raise UserError("tokenizer", tokenizer.name, f"{config.path} was prepared with {own.name}: use that")
         tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
+        template = str(manifest.source.get("template") or "")
         verify_small(folder, manifest, split)
     if not len(stream):
         fix = "holds no documents (a text file is one): prepare it again with more, another --validation, or --held-out"
         raise UserError("split", f"{config.path}/{split}", fix)
-    return Dataset(config, split, tokenizer, stream, content)
+    return Dataset(config, split, tokenizer, stream, content, template)
 
 
 def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Mixture:
@@ -188,7 +194,8 @@ def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -
             raise UserError("data.mix", " and ".join(names), fix)
     stream = TokenStream.joined([corpus.stream for corpus in corpora])
     content = sha256("".join(corpus.content for corpus in corpora).encode()).hexdigest()
-    return Mixture(config, split, first.tokenizer, stream, content, tuple(corpora))
+    template = next((corpus.chat_template for corpus in corpora if corpus.chat_template), "")
+    return Mixture(config, split, first.tokenizer, stream, content, template, tuple(corpora))
 
 
 class MixedRows:

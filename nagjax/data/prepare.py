@@ -14,19 +14,23 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from nagjax.data.chat_template import ChatTemplate
+from nagjax.data.conversation import conversation_of
 from nagjax.data.documents import (
     HUB_PREFIX,
     LONGEST,
+    Field,
     find_files,
     fingerprints,
     is_one_text,
     read_documents,
     split_documents,
 )
-from nagjax.data.encode import encode_documents
+from nagjax.data.encode import encode_conversations, encode_documents
 from nagjax.data.manifest import Size
 from nagjax.data.storage import RemotePath, StoragePath, size_of, storage_path
 from nagjax.data.store import (
+    COUNTED_TYPE,
     MANIFEST,
     PROGRESS,
     SPLITS,
@@ -115,6 +119,7 @@ def prepare(
     longest: int = LONGEST,
     shard_tokens: int = 1 << 25,
     progress: Callable[[int, int], None] | None = None,
+    chat: ChatTemplate | None = None,
 ) -> Manifest:
     """Tokenise documents into the corpus folder `out` and return its manifest.
 
@@ -125,12 +130,13 @@ def prepare(
     too, so that none is trained on; with them `validation` may be 0. field: where JSON lines, Parquet rows and hub rows
     keep their text. longest: characters that one such line or row may have. shard_tokens: tokens in one round, which
     also bounds the memory (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after
-    each document.
+    each document. chat: the inputs hold conversations (`nagjax.data.conversation`), which become text by this template,
+    and of which only the answers count as targets.
 
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else, and when it cannot be written.
     """
-    request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
+    request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens, chat)
     folder, encoder, source, _ = request
     if manifest := request.finished():
         return manifest
@@ -147,8 +153,9 @@ def prepare(
         write_json(folder, PROGRESS, asdict(done))
 
     pending, tokens, total = {name: [] for name in SPLITS}, 0, 0
-    texts = _labelled(inputs, held_out, validation, field, longest)
-    for split, document in encode_documents(islice(texts, done.documents, None), encoder):
+    texts = _labelled(inputs, held_out, validation, conversation_of if chat else field, longest)
+    rest = islice(texts, done.documents, None)
+    for split, document in encode_conversations(rest, encoder, chat) if chat else encode_documents(rest, encoder):
         done.documents += 1
         if document.byte_count:
             pending[split].append(document)
@@ -174,6 +181,7 @@ def describe_request(
     held_out: Sequence[str],
     field: str,
     shard_tokens: int,
+    chat: ChatTemplate | None = None,
 ) -> Request:
     """Check the arguments of `prepare` and make the folder. Raises UserError."""
     if not inputs:
@@ -195,6 +203,8 @@ def describe_request(
         "field": field,
         "shard_tokens": shard_tokens,
     }
+    if chat:
+        source |= {"field": "messages", "template": chat.text, "template_tokens": chat.tokens}
     with cannot_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return Request(folder, encoder, source, states)
@@ -204,7 +214,8 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
     """Write the manifest, and remove what only an unfinished corpus needs. Raises UserError for changed inputs."""
     request.check_inputs()
     folder = request.folder
-    manifest = write_manifest(folder, request.tokenizer, request.source, splits)
+    dtype = COUNTED_TYPE if "template" in request.source else None
+    manifest = write_manifest(folder, request.tokenizer, request.source, splits, dtype)
     _remove_leftovers(folder)
     return manifest
 
@@ -217,9 +228,9 @@ def _remove_leftovers(folder: StoragePath) -> None:
 
 
 def _labelled(
-    inputs: Sequence[str], held_out: Sequence[str], validation: float, field: str, longest: int
+    inputs: Sequence[str], held_out: Sequence[str], validation: float, field: Field, longest: int
 ) -> Iterator[tuple[str, str]]:
-    one, apart = is_one_text(inputs), fingerprints(held_out, field=field, longest=longest)
+    one, apart = isinstance(field, str) and is_one_text(inputs), fingerprints(held_out, field=field, longest=longest)
     yield from split_documents(inputs, validation, field=field, longest=longest, by_place=one, without=apart)
     for text in read_documents(held_out, field=field, longest=longest):
         yield text, "validation"

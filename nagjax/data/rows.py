@@ -1,7 +1,8 @@
-"""Rows of fixed length out of a token stream, any of which can be made on its own: packed, or one document each."""
+"""Rows of fixed length out of a token stream, any of which can be made on its own: packed, whole documents, or one
+document each."""
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Int64
 
 from nagjax.data.stream import TokenStream
 
@@ -15,7 +16,8 @@ class Rows:
     and no input or attention crosses one. A document longer than the row goes on in the next row, as a new
     segment whose first input is the token before.
 
-    What lies past the end of the stream, whole rows included, is padding: segment 0, weight 0, end-of-text.
+    What lies past the end of the stream, whole rows included, is padding: segment 0, weight 0, end-of-text. Weight 0
+    have targets that the corpus says do not count, too: what is no answer in a conversation.
     """
 
     def __init__(self, stream: TokenStream, context: int, end_of_text: int):
@@ -48,6 +50,33 @@ class DocumentRows:
         return made_row(self.stream, start, stop, self.context, self.end_of_text)
 
 
+class WholeRows:
+    """Row `r` predicts as many documents, one behind the other, as fit whole; a document longer than the row has one
+    for itself, and its rest is cut off. Else as in `DocumentRows`."""
+
+    def __init__(self, stream: TokenStream, context: int, end_of_text: int):
+        self.stream, self.context, self.end_of_text = stream, context, end_of_text
+        self.ends = whole_rows(stream.document_ends, context)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
+        row = int(row)
+        start, stop = (int(self.ends[row - 1]) if row else 0, int(self.ends[row])) if row < len(self) else (0, 0)
+        return made_row(self.stream, start, min(stop, start + self.context), self.context, self.end_of_text)
+
+
+def whole_rows(document_ends: Int64[np.ndarray, "documents"], context: int) -> Int64[np.ndarray, "rows"]:
+    """Where the rows of whole documents end, documents being taken in order."""
+    ends, start, done = [], 0, 0
+    while done < len(document_ends):
+        done = max(int(np.searchsorted(document_ends, start + context, "right")), done + 1)
+        start = int(document_ends[done - 1])
+        ends.append(start)
+    return np.array(ends, np.int64)
+
+
 def made_row(
     stream: TokenStream, start: int, stop: int, context: int, end_of_text: int
 ) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
@@ -57,12 +86,13 @@ def made_row(
     lengths = np.diff(borders)
     tokens, targets = np.full((2, context), end_of_text, np.int32)
     segment_ids, positions = np.zeros((2, context), np.int32)
+    weights = np.zeros(context, np.float32)
     if n:
         before = min(start, 1)  # the token in front, with the same read
-        read = stream.read(start - before, stop)
+        read, counted = stream.read_counted(start - before, stop)
+        weights[:n] = counted[before:]
         targets[:n] = read[before:]
         tokens[1 - before : n] = read[:-1]
     segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
     positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
-    weights = (segment_ids > 0).astype(np.float32)
     return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)

@@ -2,7 +2,8 @@
 
 A corpus folder holds `manifest.json`, the tokenizer, and for every shard two little-endian files:
 
-- `SPLIT-NNNNN.tokens`: the documents' tokens back to back, each document closed by its end-of-text token;
+- `SPLIT-NNNNN.tokens`: the documents' tokens back to back, each document closed by its end-of-text token; in a corpus
+  of conversations int32, where -1 - id is a token that is read but does not count as a target;
 - `SPLIT-NNNNN.documents`: int64 `[documents, 2]`: where each document ends, in tokens from the start of the
   shard, and how many UTF-8 bytes its text has.
 
@@ -20,7 +21,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from nagjax.data.manifest import FORMAT, FileRecord, Manifest, ShardRecord
 from nagjax.data.storage import RemotePath, StoragePath, size_of, storage_path
@@ -34,16 +35,19 @@ from nagjax.json_reader import parse_json
 MANIFEST, PROGRESS = "manifest.json", "progress.json"
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
+COUNTED_TYPE = "<i4"  # of a corpus in which not all targets count
 LARGEST = 1 << 28  # bytes of a manifest: a million shards
 SMALL = 1 << 26  # bytes of a split that are hashed whenever it is opened: a fraction of a second
 
 
 @dataclass(frozen=True)
 class Document:
-    """One tokenised document: ids without the end-of-text token, and the UTF-8 length of its text."""
+    """One tokenised document: ids without the end-of-text token, the UTF-8 length of its text, and which of its tokens
+    (the end-of-text token is the last) count as targets; None: all."""
 
     ids: Int32[np.ndarray, "n"]
     byte_count: int
+    counted: Bool[np.ndarray, "n+1"] | None = None
 
 
 def token_dtype(tokenizer: Tokenizer) -> str:
@@ -119,10 +123,14 @@ def write_json(folder: StoragePath, name: str, data: dict) -> FileRecord:
 
 
 def write_manifest(
-    folder: StoragePath, tokenizer: Tokenizer, source: dict, splits: dict[str, list[ShardRecord]]
+    folder: StoragePath,
+    tokenizer: Tokenizer,
+    source: dict,
+    splits: dict[str, list[ShardRecord]],
+    dtype: str | None = None,
 ) -> Manifest:
     """Save the tokenizer beside the shards, then the manifest: from then on the folder is a corpus."""
-    manifest = Manifest(tokenizer.name, tokenizer.fingerprint, token_dtype(tokenizer), source, splits)
+    manifest = Manifest(tokenizer.name, tokenizer.fingerprint, dtype or token_dtype(tokenizer), source, splits)
     if (text := tokenizer.to_json()) is not None:
         write_file(folder, "tokenizer.json", [text.encode()])
     write_json(folder, MANIFEST, manifest.to_json())
@@ -154,7 +162,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
     try:
         manifest = Manifest.from_json(data)
-        if manifest.dtype not in TOKEN_TYPES:
+        if manifest.dtype not in (*TOKEN_TYPES, COUNTED_TYPE):
             raise ValueError(f"tokens of type {manifest.dtype!r}")
     except (ValueError, UserError) as error:
         if isinstance(error, UserError) and error.field == "path":
@@ -259,7 +267,11 @@ def cannot_write(folder: StoragePath) -> Iterator[None]:
 def _with_ends(documents: Sequence[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     dtype = token_dtype(tokenizer)
     for document in documents:
-        yield np.append(document.ids, np.int32(tokenizer.end_of_text)).astype(dtype)
+        ids = np.append(document.ids, np.int32(tokenizer.end_of_text))
+        if document.counted is None:
+            yield ids.astype(dtype)
+        else:
+            yield np.where(document.counted, ids, ~ids).astype(COUNTED_TYPE)
 
 
 def _index(documents: Sequence[Document]) -> Int64[np.ndarray, "documents 2"]:

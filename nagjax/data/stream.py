@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.errors import UserError
@@ -123,6 +123,10 @@ class TokenStream:
 
     def read(self, start: int, stop: int) -> Int32[np.ndarray, "n"]:
         """Tokens `[start, stop)`, wherever the shards divide."""
+        return self.read_counted(start, stop)[0]
+
+    def read_counted(self, start: int, stop: int) -> tuple[Int32[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
+        """The tokens, and which of them count as targets."""
         out = np.empty(stop - start, np.int32)
         shard = int(np.searchsorted(self._starts, start, "right")) - 1
         at = start
@@ -131,7 +135,8 @@ class TokenStream:
             begin = int(self._starts[shard])
             out[at - start : until - start] = self._read(shard, at - begin, until - begin)
             at, shard = until, shard + 1
-        return out
+        counted = out >= 0
+        return np.where(counted, out, ~out), counted
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name not in ("_tokens", "_documents", "_locks")}

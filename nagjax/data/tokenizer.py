@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Integer
@@ -26,6 +27,13 @@ MOST_TOKENS = 1 << 24
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 
+class Templated(NamedTuple):
+    """A chat template's text: token ids, special ones where it spells them, and the character where each begins."""
+
+    ids: Int32[np.ndarray, "n"]
+    starts: Int32[np.ndarray, "n"]
+
+
 @runtime_checkable
 class Tokenizer(Protocol):
     """Text to token ids and back.
@@ -42,6 +50,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> Int32[np.ndarray, "n"]: ...
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]: ...
+    def encode_templated(self, texts: Sequence[str]) -> list[Templated]: ...
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str: ...
     def to_json(self) -> str | None: ...
 
@@ -63,6 +72,11 @@ class ByteTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
         return [self.encode(text) for text in texts]
+
+    def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
+        lengths = lambda text: [len(letter.encode()) for letter in text]  # noqa: E731
+        starts = (np.repeat(np.arange(len(text), dtype=np.int32), lengths(text)) for text in texts)
+        return [Templated(self.encode(text), own) for text, own in zip(texts, starts, strict=True)]
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode(errors="replace")
@@ -121,6 +135,27 @@ class JsonTokenizer:
             encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
             return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
+    @cached_property
+    def _templated(self) -> "tokenizers.Tokenizer":
+        from tokenizers import Tokenizer as Engine
+
+        engine = Engine.from_str(json.dumps(self._spec))
+        engine.no_truncation()
+        engine.no_padding()
+        return engine
+
+    def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
+        with self._told("cannot encode these texts"):
+            found = self._templated.encode_batch(list(texts), add_special_tokens=False)
+        starts = (np.array([start for start, _ in one.offsets], np.int32) for one in found)
+        return [Templated(np.array(one.ids, np.int32), own) for one, own in zip(found, starts, strict=True)]
+
+    @cached_property
+    def special(self) -> re.Pattern | None:
+        """Finds any special token's text."""
+        words = [token.content for token in self._engine.get_added_tokens_decoder().values() if token.special]
+        return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
+
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
         with self._told("cannot decode these tokens"):
             return self._engine.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -160,6 +195,9 @@ class NoTokenizer:
         raise self._refuse()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
+        raise self._refuse()
+
+    def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
         raise self._refuse()
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:

@@ -10,7 +10,8 @@ def report(result: dict) -> str:
     lines = [
         f"{result['topology']}: {result['chips']} x {result['chip']['name']}, {shape}",
         f"  nagjax train {result['options']}",
-        f"  {result['parameters']:,} parameters{_trained(result)}{_executed(result)}, {result['tokens_per_step']:,} tokens a step; "
+        f"  {result['parameters']:,} parameters{_trained(result)}{_executed(result)}, "
+        f"{result['tokens_per_step']:,} tokens a step; "
         f"{choices['dtype']}, attention {choices['attention']}, {_kernels(result)}",
         *(f"  note: {note}" for note in choices["notes"]),
         "",

@@ -21,6 +21,7 @@ from nagjax.runs.identity import (
     settle_id,
 )
 from nagjax.runs.names import (
+    CHAT_TEMPLATE,
     CHECKPOINTS,
     CONFIG,
     CORPUS,
@@ -71,6 +72,8 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
     write_json(folder / CORPUS, identity)
     if (tokenizer := corpus.tokenizer.to_json()) is not None:
         write_text(folder / TOKENIZER, tokenizer)
+    if corpus.chat_template:
+        write_text(folder / CHAT_TEMPLATE, corpus.chat_template)
     for name in (ORIGIN, *TOKENIZER_FILES) if config.start else ():
         source = Path(config.start) / name
         if has_file(source) and not has_file(folder / name):  # a model goes on with what it was imported with

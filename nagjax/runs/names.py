@@ -26,6 +26,7 @@ MANIFEST, SEAL = "manifest.json", "seal.json"  # the second is what older versio
 SAVING, DELETING, DAMAGED = ".saving", ".deleting", ".damaged"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 # Files of a tokenizer as transformers writes them; an imported run keeps them.
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -35,7 +36,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "generation_config.json",
 )
 

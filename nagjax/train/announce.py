@@ -34,10 +34,10 @@ def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
         corpora = list(zip(corpus.names, corpus.shares, corpus.corpora, strict=True))
         told = (f"{name} {share:.1%} ({share * rows / one.rows(context):.2g} times)" for name, share, one in corpora)
         say(f"of the rows: {', '.join(told)}")
-    if config.data.rows == "document":
+    if config.data.rows != "packed":
         waste = [(name, *one.waste(context)) for name, _, one in corpora]
         told = (f"{padding:.1%} of {name} is padding, {cut:.1%} of its tokens cut off" for name, padding, cut in waste)
-        say(f"a document a row: {'; '.join(told)}")
+        say(f"{'a document a row' if config.data.rows == 'document' else 'whole documents'}: {'; '.join(told)}")
 
 
 def check_memory(blueprint: Blueprint) -> None:

@@ -160,8 +160,9 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         return objective + extra, (sums, _cuts(model, output, part) | _experts(output))
 
     def gradient(trained, part: Batch, state: TrainState, share):
-        """Gradients of what is trained, sharded like their parameters: summed over devices and scattered at once. `share` is the batch's
-        targets divided by its tokens: it weighs parts by tokens in the auxiliary loss, by targets in the others."""
+        """Gradients of what is trained, sharded like the parameters: summed over devices and scattered at once. `share`
+        is the batch's targets divided by its tokens: it weighs parts by tokens in the auxiliary loss, by targets in the
+        others."""
         grads, rest = jax.grad(summed_loss, has_aux=True)(trained, part, state, share)
         return jax.lax.with_sharding_constraint(grads, blueprint.trained(blueprint.parameter_shardings())), rest
 

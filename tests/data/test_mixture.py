@@ -100,8 +100,8 @@ def test_every_corpus_has_its_own_epochs(corpora):
 
 
 def test_a_host_reads_only_its_rows(corpora, monkeypatch):
-    read, counted = TokenStream.read, []
-    monkeypatch.setattr(TokenStream, "read", lambda self, *part: counted.append(part) or read(self, *part))
+    read, counted = TokenStream.read_counted, []
+    monkeypatch.setattr(TokenStream, "read_counted", lambda self, *part: counted.append(part) or read(self, *part))
     stream = batches(open_dataset(config(corpora)), **SIZES, process_index=1, process_count=3)
     take(stream, 10)
     assert 10 * 2 <= len(counted) <= (10 + 5) * 2  # two rows a batch, and what is read ahead

@@ -1,0 +1,209 @@
+"""Chat templates: how a conversation becomes text, and which part of the text are answers.
+
+A template is a Jinja program in the dialect of transformers, usually somebody else's. It runs in Jinja's sandbox, which
+keeps it from files and from Python; a template and its text have a largest size, and what pads a text to any width is
+turned off. How long it runs, and what it puts together inside, is not limited.
+
+Answers are what stands between {% generation %} and {% endgeneration %}. In a template without these, an answer is what
+the text has from where the assistant is asked to speak up to where its message ends.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nagjax.data.conversation import ANSWERS, Message, shortened
+from nagjax.errors import UserError
+from nagjax.files import has_file, read_bytes
+from nagjax.json_reader import parse_json
+
+LARGEST = 1 << 17  # characters of a template
+LONGEST = 1 << 24  # characters of a conversation's text
+FILE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+
+# Where a tokenizer has none of its own. A turn ends where the next begins, the conversation with end-of-text.
+DEFAULT = """\
+{% for message in messages %}
+<|{{ message['role'] }}|>
+{% if message['role'] == 'assistant' %}
+{% generation %}
+{{ message['content'] }}
+{% endgeneration %}
+{% else %}
+{{ message['content'] }}
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+<|assistant|>
+{% endif %}
+"""
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # around answers; no characters, so no text has them
+_GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
+_GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr", "urlize", "pprint")
+
+
+class ChatTemplate:
+    """One template. `tokens`: bos_token, eos_token and the like, which it may use.
+
+    Raises UserError for one that is too long or no Jinja.
+    """
+
+    def __init__(self, text: str, *, name: str, tokens: dict[str, str] | None = None):
+        self.text, self.name, self.tokens = text, name, dict(tokens or {})
+        if len(text) > LARGEST:
+            raise self._error(f"has more than {LARGEST:,} characters: it is no chat template")
+        _ = self._program
+
+    def _error(self, why: str) -> UserError:
+        return UserError("template", self.name, why)
+
+    @cached_property
+    def _program(self) -> Any:
+        import jinja2
+
+        try:
+            return _environment().from_string(self.text)
+        except jinja2.TemplateError as error:
+            raise self._error(f"is no Jinja template ({error}): give another one with --template") from None
+
+    def _rendered(self, messages: list[Message], ask: bool) -> str:
+        import jinja2
+
+        parts, size = [], 0
+        try:
+            for part in self._program.generate(messages=messages, add_generation_prompt=ask, **self.tokens):
+                parts.append(part)
+                if (size := size + len(part)) > LONGEST:
+                    raise self._error(f"makes more than {LONGEST:,} characters of one conversation")
+        except UserError:
+            raise
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+            fix = f"cannot show the conversation {shortened(str(messages))} ({error}): change it, or give --template"
+            raise self._error(fix) from None
+        return "".join(parts)
+
+    def render(self, messages: list[Message], *, ask: bool = False) -> tuple[str, list[tuple[int, int]]]:
+        """The text of a conversation, and where its answers stand in it. `ask`: with what asks for the next answer.
+
+        Raises UserError for a conversation that the template refuses, and where answers cannot be told from the rest.
+        """
+        text = self._rendered(messages, ask)
+        if _OPEN in text:
+            return _between_marks(text)
+        if ask:
+            return text, []
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != ANSWERS:
+                continue
+            before = self._rendered(messages[:number], True)
+            through = self._rendered(messages[: number + 1], False)
+            if not (text.startswith(through) and through.startswith(before)):
+                fix = "shows a message in another way once others follow: mark its answers by {% generation %} and"
+                raise self._error(f"{fix} {{% endgeneration %}}, and give it with --template")
+            spans.append((len(before), len(through)))
+        return text, spans
+
+
+def find_template(tokenizer: str, template: str | None) -> ChatTemplate:
+    """The template in the file `template`; else the one beside the tokenizer.json `tokenizer`, as transformers keeps
+    it; else `DEFAULT`. Raises UserError."""
+    folder = None if tokenizer == "bytes" else Path(tokenizer).parent
+    settings = _settings(folder / SETTINGS) if folder and has_file(folder / SETTINGS) else {}
+    tokens = {name: _token(value) for name, value in settings.items() if name.endswith("_token") and _token(value)}
+    if template is not None:
+        if not has_file(template):
+            raise UserError("template", template, "there is no such file: give a Jinja template")
+        return ChatTemplate(_text(Path(template)), name=template, tokens=tokens)
+    if folder and has_file(folder / FILE):
+        return ChatTemplate(_text(folder / FILE), name=str(folder / FILE), tokens=tokens)
+    own = settings.get("chat_template")
+    if isinstance(own, list):  # several, by name
+        named = {one.get("name"): one.get("template") for one in own if isinstance(one, dict)}
+        own = named.get("default")
+    if isinstance(own, str):
+        return ChatTemplate(own, name=f"{folder}/{SETTINGS}", tokens=tokens)
+    return ChatTemplate(DEFAULT, name="nagjax's own")
+
+
+def _between_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
+    plain, spans, size = [], [], 0
+    for number, part in enumerate(text.split(_OPEN)):
+        answer, closed, rest = part.partition(_CLOSE) if number else ("", "", part)
+        if closed:
+            spans.append((size, size + len(answer)))
+        plain += [answer, rest]
+        size += len(answer) + len(rest)
+    return "".join(plain), spans
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_bytes(path, largest=4 * LARGEST).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("template", str(path), f"cannot be read: {error}") from None
+
+
+def _settings(path: Path) -> dict:
+    try:
+        found = parse_json(read_bytes(path), lenient=True)
+    except (OSError, ValueError) as error:
+        raise UserError("template", str(path), f"cannot be read: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _token(value: Any) -> str | None:
+    """A special token as tokenizer_config.json has it: its text, or an object with it."""
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def _environment() -> Any:
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller: Any) -> str:
+            return f"{_OPEN}{caller()}{_CLOSE}"
+
+    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            numbers = all(isinstance(side, int | float) and abs(side) < 2**31 for side in (left, right))
+            if not numbers or operator == "**":
+                raise jinja2.sandbox.SecurityError(f"the operator {operator} is for small numbers only")
+            return super().call_binop(context, operator, left, right)
+
+        def wrap_str_format(self, value: Any) -> None:
+            """No str.format: `is_safe_attribute` refuses it."""
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            return attr not in _GROWING and super().is_safe_attribute(obj, attr, value)
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    extensions = [Generation, jinja2.ext.loopcontrols]
+    made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    made.filters = {name: one for name, one in made.filters.items() if name not in _GROWING_FILTERS}
+    made.filters["tojson"] = _to_json
+    made.globals = {name: one for name, one in made.globals.items() if name != "lipsum"}
+    made.globals["raise_exception"] = refuse
+    return made
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, indent=indent if indent is None else min(indent, 8))

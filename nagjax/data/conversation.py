@@ -1,0 +1,49 @@
+"""Conversations in JSON lines: messages with roles, or a prompt and its response."""
+
+import json
+import re
+from typing import Any
+
+from nagjax.errors import UserError
+from nagjax.json_reader import parse_json
+
+ANSWERS = "assistant"  # the role whose messages are learnt
+Message = dict[str, Any]  # with `role` and `content`, and what else its template may want
+_FIX = 'a conversation is {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": ..., "response": ...}'
+
+
+def conversation_of(record: Any, where: str) -> str:
+    """The messages of one JSON object as a document: their JSON, the same for the same conversation.
+
+    Raises UserError naming `where`: neither form, a message that is not text, or none of the assistant's.
+    """
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if messages is None and isinstance(record, dict) and {"prompt", "response"} <= record.keys():
+        messages = [
+            {"role": "user", "content": record["prompt"]},
+            {"role": ANSWERS, "content": record["response"]},
+        ]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise UserError("inputs", where, _FIX)
+    for number, message in enumerate(messages, 1):
+        if not all(isinstance(message.get(name), str) for name in ("role", "content")):
+            raise UserError("inputs", where, f"message {number} has no text as role and content: {_FIX}")
+    if not any(message["role"] == ANSWERS and message["content"] for message in messages):
+        raise UserError("inputs", where, f"no message of the role {ANSWERS}: there is nothing to learn in it")
+    return json.dumps(messages, ensure_ascii=False, sort_keys=True)
+
+
+def messages_of(document: str) -> list[Message]:
+    """The inverse of `conversation_of`."""
+    return parse_json(document, lenient=True)
+
+
+def refuse_special(document: str, special: re.Pattern | None) -> None:
+    """Raises UserError for a conversation that spells a special token of the template, which would end its turn."""
+    if special is not None and (found := special.search(document)):
+        fix = f"spells the special token {found[0]}, which would end its turn: change it, or leave this one out"
+        raise UserError("inputs", shortened(document), fix)
+
+
+def shortened(document: str, longest: int = 120) -> str:
+    return document if len(document) <= longest else f"{document[:longest]}..."
