@@ -141,6 +141,7 @@ def test_the_names_of_a_run_folder_stand_in_one_place():
     others = {
         "nagjax.runs.names": spelled,
         "nagjax.data.store": {"manifest.json", "tokenizer.json"},
+        "nagjax.data.chat_template": {"chat_template.jinja", "tokenizer_config.json"},
         "nagjax.interop.source": {"config.json"},
     }
     assert len(spelled) > 30

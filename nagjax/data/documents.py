@@ -68,9 +68,9 @@ def read_documents(inputs: Sequence[str], *, field: Field = "text", longest: int
     """Stream the documents of files, folders and `hub:` datasets, holding one at a time.
 
     A JSON line or Parquet row is one document (its `field`, or what that makes of the whole line and of where it
-    stands), of at most `longest` characters: a small compressed file can hold a line larger than any memory. A text file
-    is one document, or several of about `TEXT_PIECE` characters. Raises UserError naming file and line for what cannot
-    be read.
+    stands), of at most `longest` characters: a small compressed file can hold a line larger than any memory. A text
+    file is one document, or several of about `TEXT_PIECE` characters. Raises UserError naming file and line for what
+    cannot be read.
     """
     return (text for text, _ in _documents(inputs, field, longest))
 
