@@ -25,9 +25,8 @@ def is_frozen(name: str) -> bool:
     return name.startswith(("embedding.", "blocks.mlp.branch."))
 
 
-@pytest.mark.parametrize("mesh", [(1,), (2, 2, 2)], ids=["one", "eight"])
-def test_frozen_parameters_keep_their_values(mesh):
-    bp = tiny.blueprint(frozen(*FROZEN), *mesh)
+def test_frozen_parameters_keep_their_values():
+    bp = tiny.blueprint(frozen(*FROZEN), 2, 2, 2)
     before = tiny.start(bp.config.scheme).params
     moments = bp.optimizer.init(bp.trained(before))
     state = jax.device_put(tiny.fresh(bp)._replace(params=before, optimizer=moments), bp.shardings())
@@ -59,12 +58,9 @@ def test_balancing_biases_that_are_frozen_do_not_move():
     from nagjax.layers.config import MoEConfig
 
     model = dict(moe=MoEConfig(experts=4, active=2, bias_rate=0.1), depth=1)
-    moved = []
-    for patterns in ((), ("blocks.mlp.branch.balance",)):
-        bp = tiny.blueprint(frozen(*patterns, **model))
-        state, _ = jit_train_step(bp)(tiny.fresh(bp), tiny.packed_batch())
-        moved.append(bool(np.any(np.asarray(state.params["blocks"]["mlp"]["branch"]["balance"]))))
-    assert moved == [True, False]
+    bp = tiny.blueprint(frozen("blocks.mlp.branch.balance", **model))  # else they move: test_moe_training.py
+    state, _ = jit_train_step(bp)(tiny.fresh(bp), tiny.packed_batch())
+    assert not np.any(np.asarray(state.params["blocks"]["mlp"]["branch"]["balance"]))
 
 
 @pytest.mark.parametrize(
