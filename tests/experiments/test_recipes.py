@@ -6,6 +6,7 @@ import json
 import pytest
 
 from experiments.harness import command
+from experiments.harness.comparison import Comparison
 from experiments.harness.pages import NOT_MEASURED, table
 from experiments.harness.recipe import FIELDS, judged, load, names, read_header
 from experiments.harness.results import read_result, result_file
@@ -21,9 +22,18 @@ def test_header_and_sizes_are_complete(name):
     assert len(kinds) == 1 and dataclasses.is_dataclass(kinds.pop())
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Of comparisons that measure nothing beside the training: what two of them train alike is trained once."""
+    return tmp_path_factory.mktemp("trained")
+
+
 @pytest.mark.parametrize("name", names())
-def test_smoke(name, tmp_path, capsys):
-    recipe, arguments = load(name), ["--size", "smoke", "--out", str(tmp_path)]
+def test_smoke(name, tmp_path, trained, capsys):
+    recipe = load(name)
+    comparison = getattr(recipe.plan, "__self__", None)
+    out = trained if isinstance(comparison, Comparison) and comparison.after is None else tmp_path
+    arguments = ["--size", "smoke", "--out", str(out), "--results", str(tmp_path)]
     command.main(f"{name}.py", arguments)
     assert recipe.header["claim"] in capsys.readouterr().out
     result = read_result(result_file(tmp_path, name, "smoke"))

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from flax import nnx
 from routing_models import make
-from streams import one_per_stream
+from streams import one_per_layout
 from tolerance import assert_close
 
 from nagjax.layers.where import Where
@@ -56,7 +56,7 @@ def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
     return np.array(seen), jax.device_get(state)
 
 
-NAMES = schemes() if meshes.EVERY else one_per_stream()
+NAMES = schemes() if meshes.EVERY else one_per_layout()
 
 
 @pytest.mark.parametrize("name, mesh", meshes.pairs(NAMES, ("data", "fsdp", "tensor"), ("nag",), ("tensor",)))
