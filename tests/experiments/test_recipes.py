@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from experiments.harness import command
@@ -28,8 +29,15 @@ def trained(tmp_path_factory):
     return tmp_path_factory.mktemp("trained")
 
 
+@pytest.fixture
+def programs_stay(monkeypatch):
+    """Between jobs a sweep forgets its programs, for long ones fill the memory; these are small, and the next job, and
+    the next test, would make the same ones again."""
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+
+
 @pytest.mark.parametrize("name", names())
-def test_smoke(name, tmp_path, trained, capsys):
+def test_smoke(name, tmp_path, trained, programs_stay, capsys):
     recipe = load(name)
     comparison = getattr(recipe.plan, "__self__", None)
     out = trained if isinstance(comparison, Comparison) and comparison.after is None else tmp_path
