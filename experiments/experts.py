@@ -36,9 +36,7 @@ def _preset(name: str, batch: int, steps: int) -> tuple[Shape, ...]:
 
 
 SIZES = {
-    "smoke": Settings(
-        (Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-experts"), (1.0,), match="flops", eval_batches=1, looks=1
-    ),
+    "smoke": Settings((Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-experts"), (1.0,), match="flops", eval_batches=1),
     "cpu": Settings((Shape(4, 64, 64, 16, 400),), 5, ("nag", "nag-experts"), (1.0,), match="flops"),
     "h200": Settings(_preset("60M", 64, 2000), 5, match="flops"),
     "paper": Settings(_preset("1B", 512, 20_000), 5, match="flops"),
