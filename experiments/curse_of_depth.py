@@ -47,7 +47,7 @@ PUBLISHED = (
 )
 GRID = (0.3, 1.0, 3.0)
 SIZES = {
-    "smoke": Settings((Shape(4, 16, 16, 8, 4),), 1, ("lns_on_mlp",), (1.0,), eval_batches=1),
+    "smoke": Settings((Shape(4, 16, 16, 8, 4),), 1, ("lns_on_mlp",), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings((Shape(16, 32, 64, 8, 80, title="small"),), 5, factors=GRID, eval_batches=16),
     "h200": Settings((Shape(24, 256, 256, 64, 300),), 5, factors=GRID),
     "paper": Settings(PUBLISHED, 5, factors=GRID, eval_batches=80),

@@ -30,7 +30,7 @@ DEPTHS = (8, 16, 32, 64, 128)
 
 CPU = Settings(crossed(DEPTHS, 32, 64, 8, 120), 5, FOUR, eval_batches=10, looks=10)
 SIZES = {
-    "smoke": Settings(crossed((2, 4), 16, 16, 8, 4), 1, ("plain", "nag"), (1.0,), eval_batches=1),
+    "smoke": Settings(crossed((2, 4), 16, 16, 8, 4), 1, ("plain", "nag"), (1.0,), eval_batches=1, looks=1),
     "cpu": CPU,
     "baselines": dataclasses.replace(CPU, arms=(*FOUR, *BASELINES)),
     "h200": Settings(crossed(DEPTHS, 256, 512, 64, 400), 5, FOUR),

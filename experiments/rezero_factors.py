@@ -22,7 +22,9 @@ from experiments.harness.settings import Settings, crossed
 
 JUDGED = "rezero_prenorm"
 SIZES = {
-    "smoke": Settings(crossed((2,), 16, 16, 8, 4), 1, (JUDGED, "normed_head", "wide_gates"), (1.0,), eval_batches=1),
+    "smoke": Settings(
+        crossed((2,), 16, 16, 8, 4), 1, (JUDGED, "normed_head", "wide_gates"), (1.0,), eval_batches=1, looks=1
+    ),
     "cpu": Settings(crossed((16, 64), 32, 64, 8, 240), 5, eval_batches=40),
     "h200": Settings(crossed((16, 64), 256, 512, 64, 400), 5),
     "paper": Settings(crossed((16, 64), 640, 2048, 256, 10_000), 5),

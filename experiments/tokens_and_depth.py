@@ -18,7 +18,7 @@ from experiments.harness.comparison import Comparison, schemes
 from experiments.harness.settings import Settings, crossed
 
 SIZES = {
-    "smoke": Settings(crossed((2,), 16, 16, 8, 4, 8), 1, ("plain", "nag"), (1.0,), eval_batches=1),
+    "smoke": Settings(crossed((2,), 16, 16, 8, 4, 8), 1, ("plain", "nag"), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings(crossed((16, 64), 32, 128, 4, 4096, 8192), 5, eval_batches=128),
     "wide": Settings(crossed((16, 64), 64, 128, 4, 4096, 8192), 5, eval_batches=128),
     "h200": Settings(crossed((64,), 256, 512, 64, 512, 4096), 5, ("plain", "lns", "nag", "rezero_prenorm")),

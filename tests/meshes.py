@@ -1,5 +1,5 @@
-"""Which schemes are trained on which meshes of eight devices: all on all with EVERY_MESH=1 (make test-meshes), else all
-on the one of three axes, and few on the others."""
+"""Which schemes are trained on which meshes of eight devices: all on all with EVERY_MESH=1 (make test-meshes), else one
+of every kind on the one of three axes, and few on the others."""
 
 import os
 from collections.abc import Iterable

@@ -3,11 +3,14 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from experiments.harness import command
+from experiments.harness.comparison import Comparison
+from experiments.harness.jobs import finished
 from experiments.harness.pages import NOT_MEASURED, table
-from experiments.harness.recipe import FIELDS, judged, load, names, read_header
+from experiments.harness.recipe import FIELDS, judged, load, names, planned, read_header
 from experiments.harness.results import read_result, result_file
 from nagjax.errors import UserError
 
@@ -21,9 +24,35 @@ def test_header_and_sizes_are_complete(name):
     assert len(kinds) == 1 and dataclasses.is_dataclass(kinds.pop())
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Of comparisons that measure nothing beside the training: what two of them train alike is trained once."""
+    return tmp_path_factory.mktemp("trained")
+
+
+def goes_on_in(folder, recipe):
+    """Whether a comparison of nothing but trainings can take those of its runs that are there."""
+    comparison = getattr(recipe.plan, "__self__", None)
+    if not isinstance(comparison, Comparison) or comparison.after is not None:
+        return False
+    try:
+        return [finished(job, folder) for job in planned(recipe, recipe.settings("smoke"))] != []
+    except UserError:  # a run of that name is another one
+        return False
+
+
+@pytest.fixture
+def programs_stay(monkeypatch):
+    """Between jobs a sweep forgets its programs, for long ones fill the memory; these are small, and the next job, and
+    the next test, would make the same ones again."""
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
+
+
 @pytest.mark.parametrize("name", names())
-def test_smoke(name, tmp_path, capsys):
-    recipe, arguments = load(name), ["--size", "smoke", "--out", str(tmp_path)]
+def test_smoke(name, tmp_path, trained, programs_stay, capsys):
+    recipe = load(name)
+    out = trained if goes_on_in(trained, recipe) else tmp_path
+    arguments = ["--size", "smoke", "--out", str(out), "--results", str(tmp_path)]
     command.main(f"{name}.py", arguments)
     assert recipe.header["claim"] in capsys.readouterr().out
     result = read_result(result_file(tmp_path, name, "smoke"))
