@@ -43,12 +43,13 @@ class ModConfig:
     # fixed: the rate is every sublayer's; adaptive: all sublayers' average, by one threshold on their scores
     capacity: Literal["fixed", "adaptive"] = "fixed"
     unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
-    router: str = "auto"  # nag, linear, random; auto: nag on nag, random where updates are normalised, else linear
+    # nag, linear, skip_class, random; auto: nag on nag, random where updates are normalised, else linear
+    router: str = "auto"
     weight: Literal["sigmoid", "tanh", "score"] = "sigmoid"  # of a linear router's score in the update; 1 + tanh; raw
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
-    decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss
+    decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss, balance
     ema: Fraction = 0.99  # of the top-k cuts, for the threshold
-    aux_weight: NonNegative = 0.01  # of a trained decider's cross-entropy in the loss
+    aux_weight: NonNegative = 0.01  # of a trained decider's own loss in the loss
 
     def __post_init__(self):
         whole = "1 removes the sublayer"

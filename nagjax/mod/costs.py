@@ -7,11 +7,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from nagjax.mod.config import kept
+from nagjax.mod.routers import routers
 
-# Passes over a router's or decider's own products in training, in forward passes: the NAG score only selects, the
-# linear score is weighed into the update, the predictor does not propagate into its input.
-SCORING_PASSES = {"nag": 1.0, "linear": 3.0, "random": 0.0}
-PREDICTOR_PASSES = 2.0
+PREDICTOR_PASSES = 2.0  # over its products in training, in forward passes: it does not propagate into its input
 
 
 class Costs(NamedTuple):
@@ -50,12 +48,13 @@ def costs(
         {kind: _products(blocks[kind].get(part, {})) / config.depth for kind in branches} for part in ("gate", "entry")
     )
     known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
-    linear = {kind: config.width if "routing" in blocks[kind] else 0.0 for kind in gates}  # a block has one of them
-    score = {"nag": gates, "linear": linear, "random": dict.fromkeys(gates, 0.0)}[router]
     adapters = {kind: blocks[kind].get("lora", {}) for kind in gates}
     more = {kind: (_products(own) - idle_experts(config, own)) / config.depth for kind, own in adapters.items()}
     frozen = {kind: _products(branch, frozen=True) / config.depth for kind, branch in branches.items()}
     frozen["mlp"] -= idle_experts(config, branches["mlp"], frozen=True) / config.depth
+    scorer = routers()[router]()
+    width = {kind: config.width if "routing" in blocks[kind] else 0 for kind in gates}  # a block has one of them
+    score = {kind: scorer.products(width[kind], gate) for kind, gate in gates.items()}
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
 
     main = without = scoring = guessing = skipped = slots = 0.0
@@ -84,7 +83,7 @@ def costs(
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(
         forward=2.0 * (main + scoring),
-        train=2.0 * (3.0 * main - without + SCORING_PASSES[router] * scoring + PREDICTOR_PASSES * guessing),
+        train=2.0 * (3.0 * main - without + scorer.passes * scoring + PREDICTOR_PASSES * guessing),
         executed_parameters=total - skipped,
         kv_bytes=2 * slots * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
     )

@@ -19,8 +19,8 @@ from nagjax.residual.protocol import Boundary
 
 
 class Routed(NamedTuple):
-    """What a sublayer did: which tokens ran, the score of the last one let in (each sequence's), and the decider's mean
-    cross-entropy (each sequence's; 0 for a threshold)."""
+    """What a sublayer did: which tokens ran, the score of the last one let in (each sequence's), and the decider's own
+    loss (each sequence's; 0 for a threshold)."""
 
     ran: Bool[Array, "B T"]
     cut: Float[Array, " B"]
@@ -36,8 +36,9 @@ class MixtureOfDepths(nnx.Module):
     seen)` (`nagjax.layers.branch.Mixing`; every token's keys and values are there, queries are only of those that run).
 
     residual: the module it routes (`nagjax.NAG(...)`), kept as `residual`. rate: share of the tokens that skip. router:
-    nag, linear or random; auto is the scheme's own. decider: who lets a token in at sampling time, when later tokens
-    are not there to compare with: threshold, predictor, aux_loss. rngs: for a router or decider with parameters.
+    nag, linear, skip_class or random; auto is the scheme's own. decider: who lets a token in at sampling time, when
+    later tokens are not there to compare with: threshold, predictor, aux_loss, balance. rngs: for a router or decider
+    with parameters.
 
     Raises UserError for a rate outside [0, 1), a router that does not fit the scheme, a decider that does not fit the
     router, and parameters without rngs.

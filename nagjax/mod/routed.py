@@ -1,7 +1,7 @@
 """Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
 
 The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where padding
-was. loss: the decider's mean cross-entropy. executed: share of the tokens that ran; agreement: share on which the
+was. loss: the decider's own. executed: share of the tokens that ran; agreement: share on which the
 causal decision and the choice made here agree. Of adaptive depth, computed: share of the places that were computed, and
 above: shares of the tokens that score above each threshold of a grid. Padding does not count.
 """
@@ -23,8 +23,8 @@ from nagjax.layers.where import Where
 from nagjax.mod import adaptive, ragged
 from nagjax.mod.cache import HIDDEN, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
-from nagjax.mod.deciders import Decider, cross_entropy, find_decider
-from nagjax.mod.routers import Router, find_router
+from nagjax.mod.deciders import Decider, find_decider
+from nagjax.mod.routers import Router, find_router, routers
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing
@@ -82,7 +82,8 @@ class MoD:
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
         router = find_router(config.router, scheme, config.weight)
         if config.adaptive and not router.common:
-            fix = f"no threshold is common to the {router.name} router's scores: use --mod.router nag, or random"
+            known = ", ".join(name for name, own in routers().items() if own.common)
+            fix = f"no threshold is common to the {router.name} router's scores: use --mod.router {known}"
             raise UserError("mod.capacity", config.capacity, fix)
         return cls(scheme, config, context, router, find_decider(config.decider, router))
 
@@ -153,7 +154,8 @@ class MoD:
             return self.router.score_block(self.scheme, stream, own, at, ctx.where, ctx.noise)
 
     def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
-        return self.decider.logits(site.routing.decider, x, scores, lowered(site.cut, self.router.scale, x.dtype))
+        cut = lowered(site.cut, self.router.scale, x.dtype)
+        return self.decider.logits(site.routing.decider, self.router, x, scores, cut)
 
     def _by_capacity(self, stream, sites: Sites, ctx: ForwardContext, k: int) -> tuple[Result, ...]:
         """The k highest scores of each sequence run the sublayers, one after the other. Indices move first, then rows:
@@ -169,7 +171,7 @@ class MoD:
         notes = self._notes(
             ran,
             cut=chosen.cut,
-            loss=cross_entropy(logits, ran, real) if self.decider.trained else 0.0,
+            loss=self.decider.loss(logits, ran, real) if self.decider.trained else 0.0,
             executed=_share(ran, real),
             agreement=_share((logits >= 0) == ran, real),
         )
@@ -198,13 +200,15 @@ class MoD:
         """The tokens whose score reaches the one threshold, in the smallest size that holds them."""
         _capacity(0.0, 0, cache)
         real, tokens = ctx.where.segments > 0, ctx.where.positions.shape[1]
-        scores, x = jax.lax.stop_gradient(self._scores(stream, sites, ctx)), self.scheme.read(stream)
+        weights, x = self._scores(stream, sites, ctx), self.scheme.read(stream)
+        scores = jax.lax.stop_gradient(weights)
+        weights = weights if self.router.factor else scores
         reach = lambda cut: scores[..., None] >= lowered(cut, self.router.scale, x.dtype)  # noqa: E731
         ran = reach(sites[0].cut[None])[..., 0] & real
         above = jnp.sum(reach(adaptive.grid(sites[0].cut)) & real[..., None], axis=1)
         fits = adaptive.sizes(tokens)
         index = jnp.searchsorted(jnp.asarray(fits), jnp.max(jnp.sum(ran, axis=-1)))
-        operands = stream, ctx.where, ran, [(site.branch, site.at) for site in sites]
+        operands = stream, ctx.where, ran, weights, [(site.branch, site.at) for site in sites]
         done = adaptive.switch(index, [functools.partial(self._sized, k, ctx) for k in fits], operands)
         computed = jnp.asarray(fits, jnp.float32)[index] / tokens
         notes = self._notes(ran, executed=_share(ran, real), agreement=1.0, computed=computed)
@@ -215,12 +219,12 @@ class MoD:
         """The stream and the gate behind each of the sublayers, run for at most k tokens of a sequence, and what its
         branch notes."""
         pin = ctx.pin
-        stream, where, ran, parts = operands
+        stream, where, ran, scores, parts = operands
         scheme, everyone, done = self.scheme, k == ran.shape[1], []
-        rows, there, mine, indices = stream, where, ran, None
+        rows, there, mine, weights, indices = stream, where, ran, scores, None
         if 0 < k and not everyone:
             indices = top_tokens(ran.astype(jnp.float32), where, k).indices
-            rows, there, mine = jax.tree.map(pin, take((stream, where, ran), indices))
+            rows, there, mine, weights = jax.tree.map(pin, take((stream, where, ran, scores), indices))
         batch = jnp.arange(ran.shape[0])[:, None]
         for branch, at in parts:
             gate = jnp.zeros((*ran.shape, 1))
@@ -236,7 +240,7 @@ class MoD:
             else:
                 update = update_by_token(branch, picked, mine & (there.segments > 0), ctx.lossless)
             with jax.named_scope("residual"):
-                after, opened = scheme.advance(rows, pin(update.value), at)
+                after, opened = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
                 rows, stream = jax.tree.map(_keep(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = mine[..., None] * _mean_gate(opened, picked)
             gate = opened if everyone else gate.at[batch, indices].set(opened)

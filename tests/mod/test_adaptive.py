@@ -22,17 +22,19 @@ from nagjax.train.loss import Batch
 from nagjax.train.step import jit_train_step
 
 CASES = {
-    "sublayers": ModConfig(rate=(0.5,), capacity="adaptive"),
-    "blocks, selected keys": ModConfig(rate=(0.5,), capacity="adaptive", unit="block", kv="selected"),
+    "probabilities": ("plain", ModConfig(rate=(0.5,), capacity="adaptive", router="skip_class")),
+    "sublayers": ("nag", ModConfig(rate=(0.5,), capacity="adaptive")),
+    "blocks, selected keys": ("nag", ModConfig(rate=(0.5,), capacity="adaptive", unit="block", kv="selected")),
 }
 
 
 @functools.cache
 def passes(case: str):
     """Training's pass and the causal one: loss, gradients, logits and who ran, of a batch with padding."""
-    model, batch = make(find_scheme("nag")(), CASES[case], depth=2), tiny.packed_batch()
+    name, mod = CASES[case]
+    model, batch = make(find_scheme(name)(), mod, depth=2), tiny.packed_batch()
     graph, params = nnx.split(model)
-    fixed = make(model.scheme, dataclasses.replace(CASES[case], capacity="fixed"), depth=2)
+    fixed = make(model.scheme, dataclasses.replace(mod, capacity="fixed"), depth=2)
     cuts = jax.jit(lambda p: nnx.merge(nnx.split(fixed)[0], p)(batch.tokens, batch.where).routing["cut"])(params)
     cuts = jnp.full(4, jnp.median(cuts[jnp.isfinite(cuts)]))
 
@@ -61,10 +63,19 @@ def test_training_runs_what_sampling_runs(case):
     assert loss == close_to(want, **tiny.FORWARD)
     chained = jax.tree.leaves(jax.tree.map(lambda a, b: (np.abs(a - b).max(), np.abs(b).max()), grads, true))
     assert np.max(chained[::2]) < 2e-4 * np.max(chained[1::2]) and np.max(chained[1::2]) > 1e-3
+    for own, other in zip(*(jax.tree.leaves(_routing(own)) for own in (grads, true)), strict=True):
+        assert_close(own, other, **tiny.FORWARD)
+        assert np.abs(own).max() > 1e-5
     fits = np.array(adaptive.sizes(tiny.TOKENS))
     most = ran.sum(axis=-1).max(axis=-1)
     np.testing.assert_allclose(routing["computed"], fits[np.searchsorted(fits, most)] / tiny.TOKENS)
     np.testing.assert_allclose(routing["executed"], ran[:, real].mean(axis=1), atol=1e-6)
+
+
+def _routing(grads):
+    """The routers' gradients: of those that have parameters."""
+    blocks = nnx.to_pure_dict(grads)["blocks"]
+    return [blocks[kind].get("routing", {}).get("router", {}) for kind in ("attention", "mlp")]
 
 
 def test_sizes():
@@ -153,7 +164,7 @@ def test_what_one_threshold_cannot_do(options, message):
 
 def test_scores_that_do_not_compare_are_refused():
     config = tiny.model_config(mod=ModConfig(rate=(0.5,), capacity="adaptive"))
-    with pytest.raises(UserError, match="mod.capacity.*linear.*--mod.router nag, or random"):
+    with pytest.raises(UserError, match="mod.capacity.*linear.*--mod.router nag, random, skip_class"):
         Transformer(config, find_scheme("plain")(), nnx.Rngs(0))
     model = Transformer(config, find_scheme("nag")(), nnx.Rngs(0))
     with pytest.raises(UserError, match="no thresholds"):

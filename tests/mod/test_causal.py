@@ -12,21 +12,35 @@ from flax import nnx
 from routing_models import make
 from tolerance import assert_close
 
+from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, kept
 from nagjax.mod.cache import with_room, with_room_by_document
-from nagjax.mod.deciders import deciders
-from nagjax.mod.routers import routers
+from nagjax.mod.deciders import deciders, find_decider
+from nagjax.mod.routers import find_router, routers
 from nagjax.residual import find_scheme
 
-DECIDERS = {"nag": ("threshold", "predictor"), "random": ("threshold", "predictor"), "linear": tuple(deciders())}
+
+def fits(find, *what) -> bool:
+    try:
+        find(*what)
+    except UserError:
+        return False
+    return True
+
+
+def scheme_of(router: str):
+    """The first that it can score."""
+    schemes = map(find_scheme, {"random": ("lns",)}.get(router, ("plain", "nag")))
+    return next(scheme() for scheme in schemes if fits(find_router, router, scheme()))
 
 
 def cases():
     """Every unit, router, decider and kind of cache; adaptive depth by every router that can; half of the blocks."""
     for unit, kv in itertools.product(("sublayer", "block"), ("all", "selected")):
         for router in routers():
-            for decider in DECIDERS[router]:
+            own = find_router(router, scheme_of(router))
+            for decider in (name for name in deciders() if fits(find_decider, name, own)):
                 yield ModConfig(rate=(0.5,), unit=unit, router=router, decider=decider, kv=kv)
             if routers()[router].common:
                 yield ModConfig(rate=(0.5,), unit=unit, router=router, kv=kv, capacity="adaptive")
@@ -61,7 +75,7 @@ def causal(model, tokens, cuts):
 )
 def test_the_past_does_not_move(mod):
     """To the bit: leakage is zero."""
-    model = make(find_scheme({"linear": "plain", "nag": "nag", "random": "lns"}[mod.router])(), mod, depth=2)
+    model = make(scheme_of(mod.router), mod, depth=2)
     tokens = jnp.asarray(tiny.packed_batch().tokens)
     run = causal(model, tokens, cuts_of(model, tokens))
     logits, ran = run(tokens)

@@ -57,6 +57,7 @@ def counted(scheme: str, mod: ModConfig, moe: MoEConfig | None = None) -> tuple[
         ("review", ModConfig(rate=(0.25,), skip="mlp")),
         ("nag", ModConfig(rate=(0.5,), unit="block")),
         ("plain", ModConfig(mlp_rate=(1.0,), rate=(0.5,), decider="predictor")),
+        ("plain", ModConfig(rate=(0.5,), router="skip_class", decider="balance")),
         ("mhc", ModConfig()),  # has matrices before the norm as well
     ],
     ids=lambda v: v if isinstance(v, str) else f"{v.rate}{v.kv}{v.skip}{v.decider}{v.unit}",

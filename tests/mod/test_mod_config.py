@@ -42,6 +42,8 @@ def test_more_stages_than_blocks():
         ("plain", {"router": "nag"}, "mod.router.*plain has no rotation angle.*--mod.router linear"),
         ("nag", {"router": "linear"}, "mod.router.*no gradient.*--mod.router nag"),
         ("peri_ln", {"router": "linear"}, "mod.router.*no gradient.*--mod.router random"),
+        ("nag", {"router": "skip_class"}, "mod.router.*no gradient.*--mod.router nag"),
+        ("nag", {"decider": "balance"}, "mod.decider.*no logit.*threshold or predictor"),
         ("nag", {"router": "rand"}, "did you mean 'random'"),
         ("nag", {"decider": "aux_loss"}, "mod.decider.*no logit.*threshold or predictor"),
         ("plain", {"decider": "treshold"}, "did you mean 'threshold'"),
@@ -62,5 +64,5 @@ def test_a_causal_pass_needs_thresholds():
 
 
 def test_names_are_file_names():
-    assert list(routers()) == ["linear", "nag", "random"]
-    assert list(deciders()) == ["aux_loss", "predictor", "threshold"]
+    assert list(routers()) == ["linear", "nag", "random", "skip_class"]
+    assert list(deciders()) == ["aux_loss", "balance", "predictor", "threshold"]

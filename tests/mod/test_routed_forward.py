@@ -19,6 +19,8 @@ SOME = {
     "selected keys": ModConfig(rate=(0.5,), kv="selected"),
     "every other block, random": ModConfig(rate=(0.25,), every=2, router="random"),
     "stages, one kind removed": ModConfig(rate=(0.0, 0.5, 0.75), mlp_rate=(0.25, 1.0)),
+    "skip class": ModConfig(rate=(0.5,), router="skip_class"),
+    "skip class, whole blocks": ModConfig(rate=(0.5,), router="skip_class", unit="block", kv="selected"),
     "attention only": ModConfig(rate=(0.6,), skip="attention", kv="selected"),
     "whole blocks": ModConfig(rate=(0.0, 0.5, 0.75), unit="block"),
     "whole blocks, selected keys": ModConfig(rate=(0.5,), unit="block", kv="selected", every=2),
@@ -26,7 +28,12 @@ SOME = {
 
 
 EVERY = ("stages, one kind removed", "whole blocks")  # cases of every kind of stream
-CASES = [(name, kind) for name in one_per_stream() for kind in SOME if name in ("plain", "nag") or kind in EVERY]
+CASES = [
+    (name, kind)
+    for name in one_per_stream()
+    for kind in SOME
+    if kind in EVERY or name == "plain" or (name == "nag" and SOME[kind].router != "skip_class")
+]
 
 
 @pytest.mark.parametrize("name, kind", CASES)

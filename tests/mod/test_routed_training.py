@@ -17,6 +17,7 @@ from tolerance import assert_close
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
 from nagjax.mod.routed import ForwardContext, Site
+from nagjax.mod.routers import routers
 from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.train.distributed.mesh import batch_sharding
@@ -122,8 +123,9 @@ def test_the_predictor_does_not_touch_the_language_model():
     assert touched and all("decider" in name for name in touched)
 
 
-def test_the_auxiliary_loss_trains_the_router():
-    mod = ModConfig(rate=(0.5,), decider="aux_loss", aux_weight=1.0)
+@pytest.mark.parametrize("router", [name for name, own in routers().items() if own.judges])
+def test_the_auxiliary_loss_trains_the_router(router):
+    mod = ModConfig(rate=(0.5,), router=router, decider="aux_loss", aux_weight=1.0)
     bp = tiny.blueprint(config("plain", mod))
     batch = tiny.packed_batch()
 
@@ -146,10 +148,10 @@ def test_the_auxiliary_loss_trains_the_router():
     assert falling[-1] < 0.6 * falling[0]
 
 
-@pytest.mark.parametrize("name", ["nag", "plain"])
-def test_the_routers_gradient_against_finite_differences(name):
+@pytest.mark.parametrize("name, router", [("nag", "auto"), ("plain", "auto"), ("plain", "skip_class")])
+def test_the_routers_gradient_against_finite_differences(name, router):
     """One routed sublayer, at a point where a small step changes no choice."""
-    model = make(find_scheme(name)(), HALF)
+    model = make(find_scheme(name)(), ModConfig(rate=(0.5,), router=router))
     block = jax.tree.map(lambda x: x[1], model.blocks)
     own, where = block.mlp, Where.whole(2, 8)
     embedding, target = jax.random.normal(jax.random.key(3), (2, 2, 8, model.config.width))

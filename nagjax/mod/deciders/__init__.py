@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nagjax.discovery import classes_by_file, pick
+from nagjax.errors import UserError
 from nagjax.mod.routers import Router
 from nagjax.residual.protocol import Nothing
 
@@ -20,21 +21,36 @@ class Decider:
     """Base of all deciders. A token runs where `logits` is at least 0."""
 
     name: ClassVar[str] = ""  # the file's name
-    trained: ClassVar[bool] = True  # its cross-entropy against "was in the top k" joins the loss
+    trained: ClassVar[bool] = True  # its own loss joins the language model's
+    needs_odds: ClassVar[bool] = False  # it is the router that judges
     needs_cuts: ClassVar[bool] = False  # the moving averages of the top-k cuts
 
     def check(self, router: Router) -> None:
-        """Raises UserError for a router the decider cannot judge."""
+        """Raises UserError for a router whose tokens it cannot judge."""
+        if self.needs_odds and not router.judges:
+            fix = f"the {router.name} router's score is no logit: use --mod.decider threshold or predictor"
+            raise UserError("mod.decider", self.name, fix)
 
     def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         """One sublayer's."""
         return Nothing()
 
     def logits(
-        self, own: nnx.Module, x: Float[Array, "B T D"], scores: Float[Array, "B T"], cut: Float[Array, ""]
+        self,
+        own: nnx.Module,
+        router: Router,
+        x: Float[Array, "B T D"],
+        scores: Float[Array, "B T"],
+        cut: Float[Array, ""],
     ) -> Float[Array, "B T"]:
         """Float32, from what the sublayer reads, the router's score and the average cut, lowered by its margin."""
         raise NotImplementedError
+
+    def loss(
+        self, logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]
+    ) -> Float[Array, " B"]:
+        """Each sequence's, of a decider that is trained: cross-entropy against "was in the top k"."""
+        return cross_entropy(logits, chosen, real)
 
 
 def cross_entropy(

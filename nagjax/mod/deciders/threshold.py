@@ -20,5 +20,5 @@ class Threshold(Decider):
     trained: ClassVar[bool] = False
     needs_cuts: ClassVar[bool] = True
 
-    def logits(self, own, x, scores, cut):
+    def logits(self, own, router, x, scores, cut):
         return scores - cut

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt32
 
 from nagjax.discovery import classes_by_file, pick
+from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.residual.protocol import Boundary, Nothing, Scheme, Stream
 
@@ -21,11 +22,22 @@ class Router:
     scale: ClassVar[float] = 0.0  # of what cancels in a score near 0, which is then rounded like a number of this size
 
     common: ClassVar[bool] = False  # scores are positive, and those of different sublayers compare
+    factor: ClassVar[bool] = False  # a factor made from the score stands before the update: the router learns by it
+    judges: ClassVar[bool] = False  # the score says by itself whether a token runs: `odds`
+    passes: ClassVar[float] = 1.0  # over its own matrix products in training, in forward passes
 
     weight: str = "score"  # `ModConfig.weight`, for a router whose score is a factor
 
     def check(self, scheme: Scheme) -> None:
         """Raises UserError for a scheme the router cannot score."""
+        if self.factor and scheme.scale_free:
+            own = f"use --mod.router {scheme.router}"
+            fix = f"{scheme.name} normalises every update, so a factor on it has no gradient: {own}"
+            raise UserError("mod.router", self.name, fix)
+
+    def products(self, width: int, gate: float) -> float:
+        """Multiply-adds of one token's score at a sublayer whose gate takes `gate`; width 0: another one scores."""
+        return 0.0
 
     def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         """One sublayer's."""
@@ -54,6 +66,10 @@ class Router:
     ) -> Float[Array, "B T"]:
         """The same for a block whose attention and MLP run for the same tokens, from the stream before both."""
         return self.score(scheme, stream, own, at[0], where, noise)
+
+    def odds(self, scores: Float[Array, "*B"]) -> Float[Array, "*B"]:
+        """Float32 logarithms of the odds that a token runs, of a router that `judges`."""
+        raise NotImplementedError
 
     def weigh(self, update: Float[Array, "B k D"], scores: Float[Array, "B k"]) -> Float[Array, "B k D"]:
         """The update that is committed; a router with parameters gets its gradient here."""

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nagjax.errors import UserError
 from nagjax.mod.routers import Router
 from nagjax.residual.protocol import gate_parameter
 
@@ -34,15 +33,18 @@ class LinearRouter(Router):
 
     name: ClassVar[str] = "linear"
     scale: ClassVar[float] = 1.0
-
-    def check(self, scheme):
-        if scheme.scale_free:
-            own = f"use --mod.router {scheme.router}"
-            fix = f"{scheme.name} normalises every update, so a factor on it has no gradient: {own}"
-            raise UserError("mod.router", self.name, fix)
+    factor: ClassVar[bool] = True
+    judges: ClassVar[bool] = True
+    passes: ClassVar[float] = 3.0  # it learns by the update it weighs
 
     def parameters(self, width, rngs):
         return Direction(width, rngs)
+
+    def products(self, width, gate):
+        return float(width)
+
+    def odds(self, scores):
+        return scores
 
     def score(self, scheme, stream, own, at, where, noise):
         x = scheme.read(stream)

@@ -25,6 +25,9 @@ class NAGRouter(Router):
             fix = f"scheme {scheme.name} has no rotation angle to route by: use --mod.router linear, or --scheme nag"
             raise UserError("mod.router", self.name, fix)
 
+    def products(self, width, gate):
+        return gate
+
     def score(self, scheme, stream, own, at, where, noise):
         return scheme.turn(stream, at)
 
