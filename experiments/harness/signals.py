@@ -1,0 +1,244 @@
+"""What the pairs of a token and a sublayer of a trained NAG model could be chosen by besides angles: the loss's gain.
+
+A sublayer adds `e^s t n` to a token's residual. If it were added m times, the first-order gain of adding it would be
+`-dL/dm` at m = 1, L the sum of all targets' losses: the inner product of the loss's gradient with the update, or the
+angle's tangent times what the loss gains by it. It looks at the labels, those of later tokens too: an oracle, which no
+sampling can ask. Its averages over training text, and functions of the state that are fitted to it there, can be asked.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from experiments.harness.skipping import CLOSE, Point
+from nagjax.measure.interventions import residual
+from nagjax.mod.costs import costs
+from nagjax.model.transformer import BlockCall, Transformer
+from nagjax.residual.sublayer import kept
+from nagjax.runs.opening import OpenRun
+from nagjax.train.loss import Batch, cross_entropy
+
+RIDGE = 0.1  # of the mean square of a direction's features, which is 1
+ALONE = ((0.0, 1.0), (1.0, 0.0))  # rates at which a block runs its attention only, or its MLP
+TRIES = 8  # at a threshold
+
+
+class Signal(NamedTuple):
+    """Scores `turns t + weights r + offsets + known` of tangent t and direction r by sublayer; `known` is by pair, one
+    for each batch that is run."""
+
+    turns: Float[np.ndarray, "L 2"]
+    weights: Float[np.ndarray, "L 2 D"]
+    offsets: Float[np.ndarray, "L 2"]
+
+
+class Seen(NamedTuple):
+    """Of all pairs of a batch: first-order gain (nats), tangent, and the direction that the sublayer reads."""
+
+    gains: Float[Array, "L 2 B T"]
+    turns: Float[Array, "L 2 B T"]
+    directions: Float[Array, "L 2 B T D"]
+
+
+class Scored(NamedTuple):
+    """Of a batch: sums over its targets, who ran, and all scores."""
+
+    nats: Float[Array, ""]
+    correct: Float[Array, ""]
+    count: Float[Array, ""]
+    ran: Float[Array, "L 2"]
+    scores: Float[Array, "L 2 B T"]
+
+
+class Signals:
+    """A dense NAG run of which pairs are skipped whose score is below one threshold. All signals share a program.
+
+    Keys and values are there for all tokens, of whatever sublayer runs at all.
+    """
+
+    def __init__(self, run: OpenRun):
+        self.run = run
+        graph, self.params = nnx.split(self.run.model)
+        self._see = jax.jit(functools.partial(_see, graph, self.run.progress))
+        self._score = jax.jit(functools.partial(_score, graph, self.run.progress))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.run.config.model.depth, 2
+
+    def see(self, text: Sequence[Batch]) -> list[Seen]:
+        """What the dense model does and gains on each batch."""
+        return [jax.device_get(self._see(self.params, batch)) for batch in text]
+
+    def nothing(self) -> Signal:
+        """Scores of zero."""
+        return Signal(np.zeros(self.shape), np.zeros((*self.shape, self.run.config.model.width)), np.zeros(self.shape))
+
+    @property
+    def gate(self) -> int:
+        """Multiply-adds of a tangent."""
+        return self.run.config.model.width * self.run.config.scheme.directions
+
+    def flops(self, ran: Float[np.ndarray, "L 2"]) -> float:
+        """Forward FLOPs per token by the library's closed form, with these shares of the tokens run; no scores."""
+        shares = [tuple(map(float, pair)) for pair in ran]
+        return costs(self.run.config.model, self.run.blueprint.parameters, "random", "threshold", shares=shares).forward
+
+    def saved(self) -> Float[np.ndarray, "L 2"]:
+        """Forward FLOPs that a token saves by skipping a sublayer, as a share of all."""
+        everyone = np.ones(self.shape)
+        half, whole = [np.where(np.arange(2) == kind, 0.5, everyone) for kind in (0, 1)], self.flops(everyone)
+        kinds = [(whole - self.flops(own)) / (0.5 * self.shape[0] * whole) for own in half]
+        return everyone * kinds
+
+    def worth(self, gains: Float[Array, "L 2 *n"]) -> Float[np.ndarray, "L 2 *n"]:
+        """Gains per share of the FLOPs that skipping saves."""
+        return np.asarray(gains) / np.expand_dims(self.saved(), tuple(range(2, np.ndim(gains))))
+
+    def mean_gain(self, seen: Sequence[Seen]) -> Float[np.ndarray, "L 2"]:
+        """Nats."""
+        return _mean([s.gains for s in seen])
+
+    def least(self, seen: Sequence[Seen], rate: float) -> Float[np.ndarray, "L 2"]:
+        """1 for the sublayers of least mean gain per FLOP, so many as make up the rate."""
+        ranks = np.argsort(np.argsort(self.worth(self.mean_gain(seen)), axis=None)).reshape(self.shape)
+        return (ranks < round(rate * ranks.size)).astype(float)
+
+    def turned(self) -> Signal:
+        """The angle."""
+        return self.nothing()._replace(turns=np.ones(self.shape))
+
+    def scaled(self, seen: Sequence[Seen]) -> Signal:
+        """The angle, in units of what it is worth at its sublayer: mean gain per FLOP over mean tangent."""
+        return self.nothing()._replace(turns=self.worth(self.mean_gain(seen)) / _mean([s.turns for s in seen]))
+
+    def fitted(self, seen: Sequence[Seen], text: Sequence[Batch]) -> Signal:
+        """The gain per FLOP as a linear function of the direction, by ridge regression at each sublayer."""
+        real = np.concatenate([np.asarray(batch.segment_ids).ravel() > 0 for batch in text])
+        x, y = (_rows(part)[:, :, real] for part in ([s.directions for s in seen], [s.gains for s in seen]))
+        middle, mean = x.mean(axis=2, keepdims=True), y.mean(axis=2, keepdims=True)
+        x, y = x - middle, self.worth(y - mean)
+        covariance = np.einsum("lsnd,lsne->lsde", x, x) / x.shape[2] + RIDGE * np.eye(x.shape[-1])
+        weights = np.linalg.solve(covariance, np.einsum("lsnd,lsn->lsd", x, y)[..., None] / x.shape[2])[..., 0]
+        offsets = self.worth(mean)[..., 0] - np.einsum("lsd,lsd->ls", weights, middle[:, :, 0])
+        return self.nothing()._replace(weights=weights, offsets=offsets)
+
+    def correlation(self, signal: Signal, seen: Sequence[Seen]) -> float:
+        """Of its scores, where nothing is skipped, with the gains: mean over sublayers."""
+        x, turns, gains = (_rows([getattr(s, name) for s in seen]) for name in ("directions", "turns", "gains"))
+        scores = signal.turns[..., None] * turns + np.einsum("lsnd,lsd->lsn", x, signal.weights)
+        scores, gains = (part - part.mean(axis=2, keepdims=True) for part in (scores, gains))
+        norms = np.sqrt((scores**2).sum(axis=2) * (gains**2).sum(axis=2))
+        return float(np.mean((scores * gains).sum(axis=2) / np.maximum(norms, 1e-30)))
+
+    def score(self, signal: Signal, cut: float, text: Sequence[Batch], known=None) -> list[Scored]:
+        known = [np.zeros((*self.shape, *batch.tokens.shape)) for batch in text] if known is None else known
+        signal = Signal(*(np.float32(part) for part in signal))
+        passes = zip(text, known, strict=True)
+        return [jax.device_get(self._score(self.params, signal, np.float32(cut), b, np.float32(k))) for b, k in passes]
+
+    def threshold(self, signal: Signal, rate: float, text: Sequence[Batch], known=None) -> float:
+        """At which this share of the pairs is skipped: a quantile of the dense model's scores, moved by what it misses,
+        since what is skipped early changes the scores that come later."""
+        scores = np.concatenate([s.scores.ravel() for s in self.score(signal, -np.inf, text, known)])
+        level = rate
+        for _ in range(TRIES):
+            cut = float(np.quantile(scores, np.clip(level, 0.0, 1.0)))
+            miss = rate - (1.0 - _mean([s.ran for s in self.score(signal, cut, text, known)]).mean())
+            if abs(miss) < CLOSE:
+                break
+            level += miss
+        return cut
+
+    def points(
+        self, signal: Signal, rates, text, held_out, *, known=None, products: float = 0.0
+    ) -> list[tuple[Point, Float[np.ndarray, "L 2"]]]:
+        """Skipped at these rates, and the shares of the tokens that ran; `products` multiply-adds make a score.
+
+        `known`: of the batches of `text`, and then of `held_out`."""
+        ours, theirs = (known[: len(text)], known[len(text) :]) if known else (None, None)
+        cuts = [self.threshold(signal, rate, text, ours) for rate in rates]
+        return [self._point(self.score(signal, cut, held_out, theirs), products) for cut in cuts]
+
+    def without(self, gone: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
+        """All tokens skip the sublayers that are 1, and no others."""
+        return self._point(self.score(self.nothing()._replace(offsets=-gone), -0.5, held_out), 0.0)
+
+    def others(self, ran: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
+        """These shares of the tokens run each sublayer, drawn at random."""
+        noise = np.random.default_rng(0)
+        known = [noise.random((*self.shape, *batch.tokens.shape)) for batch in held_out]
+        return self._point(self.score(self.nothing()._replace(offsets=ran - 1.0), 0.0, held_out, known), 0.0)
+
+    def _point(self, found: Sequence[Scored], products: float) -> tuple[Point, Float[np.ndarray, "L 2"]]:
+        ran = np.mean([s.ran for s in found], axis=0)
+        nats, correct, count = (sum(float(getattr(s, name)) for s in found) for name in ("nats", "correct", "count"))
+        flops = self.flops(ran) + 2 * ran.size * products
+        return Point(float(1.0 - ran.mean()), flops, nats / count, float(correct / count)), ran
+
+
+def _rows(parts: Sequence[Float[np.ndarray, "L 2 B T ..."]]) -> Float[np.ndarray, "L 2 N ..."]:
+    """All tokens of all batches."""
+    return np.concatenate([part.reshape(*part.shape[:2], -1, *part.shape[4:]) for part in parts], axis=2)
+
+
+def _mean(parts: Sequence[Float[np.ndarray, "L 2 ..."]]) -> Float[np.ndarray, "L 2"]:
+    return np.mean([np.asarray(part, np.float64).reshape(*part.shape[:2], -1).mean(axis=-1) for part in parts], axis=0)
+
+
+def _by_sublayer(model: Transformer, stream, call: BlockCall, advance):
+    """The stream behind a block whose sublayers are run by `advance(i, at, before, after)`, and what that notes."""
+    notes, layer = [], call.layer
+    for i, own in enumerate((layer.block.attention, layer.block.mlp)):
+        entry = layer.block.mlp.entry if i == 0 else layer.entry
+        at = model.boundary(own.gate, entry, layer.index[i], layer.following[i], call.ctx.progress)
+        after = model.sublayers(stream, *call._replace(rates=ALONE[i]))[i].stream
+        stream, note = advance(i, at, stream, after)
+        notes.append(note)
+    return stream, jax.tree.map(lambda *pair: jnp.stack(pair), *notes)
+
+
+def _see(graph, progress, params, batch: Batch) -> Seen:
+    def nats(amounts):
+        model = nnx.merge(graph, params)
+
+        def advance(i, at, before, after, call):
+            h, added = (residual(model.scheme, s) for s in (before, after))
+            added = h + amounts[call.layer.block_index, i][..., None] * (added - h)
+            notes = model.scheme.turn(before, at), model.scheme.read(before)
+            return model.scheme.rebuild(added.astype(model.config.stream_dtype), at, model.ends), notes
+
+        def intervene(model, stream, call):
+            return _by_sublayer(model, stream, call, functools.partial(advance, call=call))
+
+        output = model(batch.tokens, batch.where, intervene=intervene, progress=progress)
+        return cross_entropy(model.logits(output), batch).nats, output.seen
+
+    depth = nnx.merge(graph, params).config.depth
+    slopes, seen = jax.grad(nats, has_aux=True)(jnp.ones((depth, 2, *batch.tokens.shape)))
+    return Seen(-slopes, *seen)
+
+
+def _score(graph, progress, params, signal: Signal, cut, batch: Batch, known) -> Scored:
+    model = nnx.merge(graph, params)
+
+    def intervene(model, stream, call):
+        here = jax.tree.map(lambda part: part[call.layer.block_index], (*signal, known))
+
+        def advance(i, at, before, after):
+            turns, weights, offsets, pairs = (part[i] for part in here)
+            scores = turns * model.scheme.turn(before, at) + model.scheme.read(before) @ weights + offsets + pairs
+            ran = scores >= cut
+            return jax.tree.map(kept(ran), after, before), (jnp.mean(ran.astype(jnp.float32)), scores)
+
+        return _by_sublayer(model, stream, call, advance)
+
+    output = model(batch.tokens, batch.where, intervene=intervene, progress=progress)
+    sums = cross_entropy(model.logits(output), batch)
+    return Scored(sums.nats, sums.correct, sums.count, *output.seen)

@@ -1,0 +1,233 @@
+"""What should a trained model skip? Signals for it at equal FLOPs, and what training changes in them.
+
+Claim: Fitted to the loss's gain, a linear function of the state tells better than NAG's angle, and than chance, what to
+  skip.
+Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; first-order gains: Molchanov et al. 2017, arXiv:1611.06440,
+  who prune whole channels by them; gains by token and sublayer, and their fit, are this project's
+Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
+  figures published)
+Hardware: smoke and cpu: 2 CPU cores; h200: one GPU
+Time: smoke under a minute; cpu and h200 not measured
+Command: python -m experiments.mod_signals --processes 2
+
+Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs whose score is below one threshold for
+the whole network, searched on training text. Nothing is trained further. What may be asked when sampling:
+
+- angle: NAG's tangent t of the coming rotation.
+- scaled: t times its sublayer's mean gain over its mean t. A gain is what the loss would rise by without the update, to
+  first order (`harness/signals.py`); all gains are per FLOP that skipping the sublayer saves.
+- learned: a linear function of the direction that the sublayer reads, fitted to the gains by ridge regression.
+- sublayers: whole sublayers of least mean gain, for all tokens; nothing is scored.
+- random.
+
+What may not: oracle, the gains themselves, which look at the labels of the very text that is judged; it bounds what a
+first-order signal could do. `tokens` controls tell what the choice of tokens is worth: as many of each sublayer as the
+signal takes, drawn at random. All are read at equal forward FLOPs, their scores' included (the oracle's are free),
+linearly between points. Means are over training text, of which thresholds see the first batches.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from experiments.harness.figures import COLORS, panels, with_spread
+from experiments.harness.jobs import Record, Training, looked_at, seeded
+from experiments.harness.results import Summary
+from experiments.harness.settings import brief
+from experiments.harness.signals import Signals
+from experiments.harness.skipping import Point, on_curve
+from experiments.harness.statistics import mean_interval
+from experiments.harness.verdicts import Gap, ahead_of_all
+from nagjax.data import DataConfig, open_dataset
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig
+from nagjax.runs.opening import open_run
+from nagjax.train.evaluator import Evaluator
+
+RATES = (0.1, 0.2, 0.3)  # shares of the (token, sublayer) pairs
+READ = (0.85, 0.8)  # shares of the FLOPs at which losses are compared
+SEARCHED = 2  # batches of training text that thresholds are searched on
+WAYS = {
+    "angle": "by angle",
+    "angle_tokens": "other tokens, as many by sublayer as by angle",
+    "scaled": "by angle times its sublayer's gain",
+    "learned": "by the fitted gain",
+    "learned_tokens": "other tokens, as many by sublayer as by the fitted gain",
+    "sublayers": "sublayers of least gain",
+    "random": "at random",
+    "oracle": "by the gain itself (oracle)",
+}
+RIVALS = ("angle", "angle_tokens", "learned_tokens")  # of the fitted gain
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    depth: int
+    width: int
+    context: int
+    batch: int
+    steps: tuple[int, ...]  # of the runs, ascending; the claim is about the longest
+    seeds: int
+    fitted: int = 16  # batches of training text that gains are averaged over and fitted on
+    eval_batches: int = 12
+    data: str = "stdlib"  # or a folder made by nagjax data prepare
+
+
+SIZES = {
+    "smoke": Settings(2, 16, 16, 8, (4,), 1, fitted=2, eval_batches=1),
+    "cpu": Settings(12, 64, 128, 8, (200, 1000), 3),
+    "h200": Settings(24, 512, 512, 64, (600, 3000, 12_000), 5),
+}
+
+
+def plan(settings: Settings) -> list[Training]:
+    return [
+        Training(
+            f"{steps}-s{seed}",
+            {"steps": steps, "seed": seed},
+            seeded(_config(settings, steps), seed),
+            Skipped(settings.fitted),
+        )
+        for seed in range(settings.seeds)  # whole comparisons first, should time run out
+        for steps in settings.steps
+    ]
+
+
+def _config(settings: Settings, steps: int) -> RunConfig:
+    model = ModelConfig(depth=settings.depth, width=settings.width, context=settings.context)
+    train = looked_at(steps, settings.batch, settings.eval_batches, times=4)
+    return RunConfig(find_scheme("nag")(), model, train=train, data=DataConfig(path=settings.data))
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """Measures a run's folder: curves by way, each a list of `Point`s that begins with nothing skipped; correlations
+    with the gains of held-out text, of pairs, mean over sublayers."""
+
+    fitted: int
+
+    def __call__(self, folder: Path) -> dict:
+        run = open_run(folder, calibrated=False)
+        signals, validation = Signals(run), Evaluator(run.blueprint)
+        text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).batches(self.fitted))
+        held_out = list(validation.batches(run.config.train.eval_batches))
+        seen, there = signals.see(text), signals.see(held_out)
+        learned, scaled = signals.fitted(seen, text), signals.scaled(seen)
+        search = text[:SEARCHED]
+        known = [signals.worth(s.gains) for s in (*seen[:SEARCHED], *there)]
+        found = {
+            "angle": signals.points(signals.turned(), RATES, search, held_out, products=signals.gate),
+            "scaled": signals.points(scaled, RATES, search, held_out, products=signals.gate),
+            "learned": signals.points(learned, RATES, search, held_out, products=run.config.model.width),
+            "oracle": signals.points(signals.nothing(), RATES, search, held_out, known=known),
+            "sublayers": [signals.without(signals.least(seen, rate), held_out) for rate in RATES],
+            "random": [signals.others(np.full(signals.shape, 1.0 - rate), held_out) for rate in RATES],
+        }
+        for way in ("angle", "learned"):
+            found[f"{way}_tokens"] = [signals.others(ran, held_out) for _, ran in found[way]]
+        full, _ = signals.without(np.zeros(signals.shape), held_out)
+        return {
+            "curves": {way: [full, *(point for point, _ in own)] for way, own in found.items()},
+            "executed": {way: np.round([ran.ravel() for _, ran in own], 4).tolist() for way, own in found.items()},
+            "gains": np.round(signals.mean_gain(seen).ravel(), 8).tolist(),
+            "correlation": {
+                name: round(signals.correlation(signal, there), 4)
+                for name, signal in (("angle", signals.turned()), ("learned", learned))
+            },
+        }
+
+
+def added(records: Sequence[Record], steps: int, way: str, share: float) -> dict[int, float]:
+    """By seed: loss over the dense model's, at this share of its forward FLOPs."""
+    found = {}
+    for record in records:
+        if record.labels["steps"] == steps and record.metrics["loss"] is not None:
+            points = record.metrics["curves"][way]
+            dense = Point(*points[0])
+            found[record.labels["seed"]] = on_curve(points, share * dense.flops) - dense.loss
+    return found
+
+
+def gaps(records: Sequence[Record], steps: int) -> list[Gap]:
+    """What the fitted gain's rivals lose more than it does, at equal FLOPs."""
+    return [
+        Gap.of(f"{WAYS[way]}, {share:.0%}", added(records, steps, way, share), added(records, steps, "learned", share))
+        for share in READ
+        for way in RIVALS
+    ]
+
+
+def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
+    rows = [_row(settings, records, steps, way) for steps in settings.steps for way in WAYS]
+    told = []
+    for steps in settings.steps:
+        loss = mean_interval(list(added(records, steps, "learned", READ[0]).values()))
+        against = ", ".join(f"{gap.name} {gap}" for gap in gaps(records, steps))
+        agree = ", ".join(f"{name} {np.mean(own):.2f}" for name, own in _correlations(records, steps).items())
+        tokens = brief(_tokens(settings, steps))
+        told.append(
+            f"{tokens} tokens: by the fitted gain +{loss} at {READ[0]:.0%}; against it {against}; "
+            f"correlation with the gain: {agree}"
+        )
+    last = gaps(records, settings.steps[-1])
+    nearest = min(last, key=lambda gap: gap.interval.estimate)
+    head = f"{nearest.name}, against the fitted gain: {nearest} nats"
+    text = f"{'; '.join(told)} (nats per token, 95% over {settings.seeds} seeds)"
+    return Summary(text, ahead_of_all(last), rows, headline=head)
+
+
+def _tokens(settings: Settings, steps: int) -> int:
+    return steps * settings.batch * settings.context
+
+
+def _correlations(records: Sequence[Record], steps: int) -> dict[str, list[float]]:
+    own = [r.metrics["correlation"] for r in records if r.labels["steps"] == steps and r.metrics["loss"] is not None]
+    return {name: [found[name] for found in own] for name in ("angle", "learned")}
+
+
+def _row(settings: Settings, records: Sequence[Record], steps: int, way: str) -> dict:
+    row = {"tokens": brief(_tokens(settings, steps)), "skipped": WAYS[way]}
+    return row | {
+        f"+ at {share:.0%} of the FLOPs": str(mean_interval(list(added(records, steps, way, share).values())))
+        for share in READ
+    }
+
+
+def draw(settings: Settings, records: Sequence[Record]) -> Figure:
+    figure, axes = panels(len(settings.steps) + 1, "What to skip after training: dense NAG, nothing is trained further")
+    colors = dict(zip(WAYS, COLORS, strict=False))
+    for ax, steps in zip(axes, settings.steps, strict=False):
+        for way in WAYS:
+            own = [r.metrics for r in records if r.labels["steps"] == steps and r.metrics["loss"] is not None]
+            points = np.array([metrics["curves"][way] for metrics in own])  # [seed, point, field]
+            if len(points):
+                flops, loss = points[..., 1] / points[:, :1, 1], points[..., 2] - points[:, :1, 2]
+                style = {"linestyle": ":" if way.endswith("_tokens") else "-", "color": colors[way], "label": WAYS[way]}
+                ax.plot(flops.mean(axis=0), loss.mean(axis=0), marker="o", markersize=4, **style)
+        ax.set_title(f"{brief(_tokens(settings, steps))} tokens")
+        ax.set_xlabel("forward FLOPs of the dense model that are left")
+        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        ax.invert_xaxis()
+    axes[0].set_ylabel("loss added (nats per token)")
+    axes[0].legend(frameon=False, fontsize=7)
+    for way in WAYS:
+        values = [list(added(records, steps, way, READ[1]).values()) for steps in settings.steps]
+        if all(values):
+            tokens = [_tokens(settings, steps) for steps in settings.steps]
+            style = {"linestyle": ":" if way.endswith("_tokens") else "-", "color": colors[way]}
+            with_spread(axes[-1], tokens, values, markersize=4, **style)
+    axes[-1].set_xscale("log")
+    axes[-1].set_title(f"at {READ[1]:.0%} of the FLOPs")
+    axes[-1].set_xlabel("tokens trained")
+    return figure
+
+
+if __name__ == "__main__":
+    from experiments.harness.command import main
+
+    main(__file__)
