@@ -117,12 +117,13 @@ def test_nothing_is_learned_from_a_batch_without_text():
     assert float(same.cut) == pytest.approx(0.3) and float(same.debt) == pytest.approx(0.1)
 
 
-def test_training_on_text_holds_the_rate():
+@pytest.mark.parametrize("name, router", [("nag", "nag"), ("plain", "skip_class")])
+def test_training_on_text_holds_the_rate(name, router):
     """A hundred steps: the average over all sublayers and tokens within half a point, sublayers unlike each other. The
     rate of a step is that counted by hand, short rows and two parts included, and one program serves all sizes."""
-    mod = ModConfig(rate=(0.3,), capacity="adaptive", skip="mlp")
+    mod = ModConfig(rate=(0.3,), capacity="adaptive", skip="mlp", router=router)
     given = dict(depth=2, width=16, context=16, vocab=257, train=dict(batch=16, steps=100, accumulate=2))
-    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), mod=mod, **given))
+    bp = tiny.blueprint(tiny.run_config(find_scheme(name)(), mod=mod, **given))
     step, state, text = (
         jit_train_step(bp),
         bp.create(),
