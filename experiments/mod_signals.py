@@ -1,9 +1,9 @@
 """What should a trained model skip? Signals for it at equal FLOPs, and what training changes in them.
 
-Claim: Fitted to the loss's gain, a linear function of the state tells better than NAG's angle, and than chance, what to
-  skip.
-Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; first-order gains: Molchanov et al. 2017, arXiv:1611.06440,
-  who prune whole channels by them; gains by token and sublayer, and their fit, are this project's
+Claim: Fitted to the loss's squared gain, a linear function of the state tells better than NAG's angle, and than chance,
+  what to skip.
+Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; gains and their squares: Molchanov et al. 2017 and 2019,
+  arXiv:1611.06440 and arXiv:1906.10771, who prune channels by them; by token and sublayer, and fitted, this project's
 Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
   figures published)
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU
@@ -14,10 +14,11 @@ Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs
 the whole network, searched on training text. Nothing is trained further. What may be asked when sampling:
 
 - angle: NAG's tangent t of the coming rotation.
-- scaled: t times its sublayer's mean gain over its mean t. A gain is what the loss would rise by without the update, to
-  first order (`harness/signals.py`); all gains are per FLOP that skipping the sublayer saves.
-- learned: a linear function of the direction that the sublayer reads, fitted to the gains by ridge regression.
-- sublayers: whole sublayers of least mean gain, for all tokens; nothing is scored.
+- scaled: t times the root of its sublayer's mean squared gain over its mean t^2. A gain is what the loss would rise by
+  without the update, to first order (`harness/signals.py`); gains and squares are per FLOP that the skipping saves.
+- learned: a linear function of the direction that the sublayer reads, fitted to the logarithm of the squared gain.
+- first: the same, fitted to the gain.
+- sublayers: whole sublayers of least mean squared gain, for all tokens; nothing is scored.
 - random.
 
 What may not: oracle, the gains themselves, which look at the labels of the very text that is judged; it bounds what a
@@ -56,13 +57,14 @@ WAYS = {
     "angle": "by angle",
     "angle_tokens": "other tokens, as many by sublayer as by angle",
     "scaled": "by angle times its sublayer's gain",
-    "learned": "by the fitted gain",
-    "learned_tokens": "other tokens, as many by sublayer as by the fitted gain",
-    "sublayers": "sublayers of least gain",
+    "learned": "by the fitted squared gain",
+    "learned_tokens": "other tokens, as many by sublayer as by the fitted square",
+    "first": "by the fitted gain",
+    "sublayers": "sublayers of least squared gain",
     "random": "at random",
     "oracle": "by the gain itself (oracle)",
 }
-RIVALS = ("angle", "angle_tokens", "learned_tokens")  # of the fitted gain
+RIVALS = ("angle", "angle_tokens", "learned_tokens")  # of the fitted squared gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _config(settings: Settings, steps: int) -> RunConfig:
 @dataclasses.dataclass(frozen=True)
 class Skipped:
     """Measures a run's folder: curves by way, each a list of `Point`s that begins with nothing skipped; correlations
-    with the gains of held-out text, of pairs, mean over sublayers."""
+    with the log squared gains of held-out text, mean over sublayers; mean squared gains by sublayer."""
 
     fitted: int
 
@@ -117,13 +119,14 @@ class Skipped:
         text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).batches(self.fitted))
         held_out = list(validation.batches(run.config.train.eval_batches))
         seen, there = signals.see(text), signals.see(held_out)
-        learned, scaled = signals.fitted(seen, text), signals.scaled(seen)
+        scaled, learned, first = signals.scaled(seen), signals.fitted(seen, text), signals.first_order(seen, text)
         search = text[:SEARCHED]
         known = [signals.worth(s.gains) for s in (*seen[:SEARCHED], *there)]
         found = {
             "angle": signals.points(signals.turned(), RATES, search, held_out, products=signals.gate),
             "scaled": signals.points(scaled, RATES, search, held_out, products=signals.gate),
             "learned": signals.points(learned, RATES, search, held_out, products=run.config.model.width),
+            "first": signals.points(first, RATES, search, held_out, products=run.config.model.width),
             "oracle": signals.points(signals.nothing(), RATES, search, held_out, known=known),
             "sublayers": [signals.without(signals.least(seen, rate), held_out) for rate in RATES],
             "random": [signals.others(np.full(signals.shape, 1.0 - rate), held_out) for rate in RATES],
@@ -134,7 +137,7 @@ class Skipped:
         return {
             "curves": {way: [full, *(point for point, _ in own)] for way, own in found.items()},
             "executed": {way: np.round([ran.ravel() for _, ran in own], 4).tolist() for way, own in found.items()},
-            "gains": np.round(signals.mean_gain(seen).ravel(), 8).tolist(),
+            "squares": [float(f"{value:.4g}") for value in signals.mean_square(seen).ravel()],
             "correlation": {
                 name: round(signals.correlation(signal, there), 4)
                 for name, signal in (("angle", signals.turned()), ("learned", learned))
@@ -154,7 +157,7 @@ def added(records: Sequence[Record], steps: int, way: str, share: float) -> dict
 
 
 def gaps(records: Sequence[Record], steps: int) -> list[Gap]:
-    """What the fitted gain's rivals lose more than it does, at equal FLOPs."""
+    """What the fitted square's rivals lose more than it does, at equal FLOPs."""
     return [
         Gap.of(f"{WAYS[way]}, {share:.0%}", added(records, steps, way, share), added(records, steps, "learned", share))
         for share in READ
@@ -171,12 +174,12 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         agree = ", ".join(f"{name} {np.mean(own):.2f}" for name, own in _correlations(records, steps).items())
         tokens = brief(_tokens(settings, steps))
         told.append(
-            f"{tokens} tokens: by the fitted gain +{loss} at {READ[0]:.0%}; against it {against}; "
-            f"correlation with the gain: {agree}"
+            f"{tokens} tokens: by the fitted square +{loss} at {READ[0]:.0%}; against it {against}; "
+            f"correlation with the log square: {agree}"
         )
     last = gaps(records, settings.steps[-1])
     nearest = min(last, key=lambda gap: gap.interval.estimate)
-    head = f"{nearest.name}, against the fitted gain: {nearest} nats"
+    head = f"{nearest.name}, against the fitted square: {nearest} nats"
     text = f"{'; '.join(told)} (nats per token, 95% over {settings.seeds} seeds)"
     return Summary(text, ahead_of_all(last), rows, headline=head)
 

@@ -4,6 +4,10 @@ A sublayer adds `e^s t n` to a token's residual. If it were added m times, the f
 `-dL/dm` at m = 1, L the sum of all targets' losses: the inner product of the loss's gradient with the update, or the
 angle's tangent times what the loss gains by it. It looks at the labels, those of later tokens too: an oracle, which no
 sampling can ask. Its averages over training text, and functions of the state that are fitted to it there, can be asked.
+
+On average it says little: a sublayer's step size is trained until the sum of its gains is about zero. What leaving an
+update out adds to the loss is then of second order, half its square times the loss's curvature, which the square of the
+gradient stands for (the empirical Fisher: Molchanov et al. 2019, arXiv:1906.10771): the square of the gain.
 """
 
 import functools
@@ -24,6 +28,7 @@ from nagjax.residual.sublayer import kept
 from nagjax.runs.opening import OpenRun
 from nagjax.train.loss import Batch, cross_entropy
 
+LEAST = 1e-10  # square of a gain, nats^2, of which a logarithm is taken
 RIDGE = 0.1  # of the mean square of a direction's features, which is 1
 ALONE = ((0.0, 1.0), (1.0, 0.0))  # rates at which a block runs its attention only, or its MLP
 TRIES = 8  # at a threshold
@@ -101,13 +106,13 @@ class Signals:
         """Gains per share of the FLOPs that skipping saves."""
         return np.asarray(gains) / np.expand_dims(self.saved(), tuple(range(2, np.ndim(gains))))
 
-    def mean_gain(self, seen: Sequence[Seen]) -> Float[np.ndarray, "L 2"]:
-        """Nats."""
-        return _mean([s.gains for s in seen])
+    def mean_square(self, seen: Sequence[Seen]) -> Float[np.ndarray, "L 2"]:
+        """Of the gains, nats^2."""
+        return _mean([s.gains**2 for s in seen])
 
     def least(self, seen: Sequence[Seen], rate: float) -> Float[np.ndarray, "L 2"]:
-        """1 for the sublayers of least mean gain per FLOP, so many as make up the rate."""
-        ranks = np.argsort(np.argsort(self.worth(self.mean_gain(seen)), axis=None)).reshape(self.shape)
+        """1 for the sublayers of least mean squared gain per FLOP, so many as make up the rate."""
+        ranks = np.argsort(np.argsort(self.worth(self.mean_square(seen)), axis=None)).reshape(self.shape)
         return (ranks < round(rate * ranks.size)).astype(float)
 
     def turned(self) -> Signal:
@@ -115,25 +120,36 @@ class Signals:
         return self.nothing()._replace(turns=np.ones(self.shape))
 
     def scaled(self, seen: Sequence[Seen]) -> Signal:
-        """The angle, in units of what it is worth at its sublayer: mean gain per FLOP over mean tangent."""
-        return self.nothing()._replace(turns=self.worth(self.mean_gain(seen)) / _mean([s.turns for s in seen]))
+        """The angle in units of what it is worth at its sublayer: the root of mean squared gain per FLOP over mean
+        squared tangent."""
+        return self.nothing()._replace(
+            turns=np.sqrt(self.worth(self.mean_square(seen)) / _mean([s.turns**2 for s in seen]))
+        )
+
+    def first_order(self, seen: Sequence[Seen], text: Sequence[Batch]) -> Signal:
+        """The gain per FLOP as a linear function of the direction."""
+        return self._fitted(seen, text, [self.worth(s.gains) for s in seen])
 
     def fitted(self, seen: Sequence[Seen], text: Sequence[Batch]) -> Signal:
-        """The gain per FLOP as a linear function of the direction, by ridge regression at each sublayer."""
+        """The logarithm of the squared gain per FLOP as a linear function of the direction."""
+        return self._fitted(seen, text, [np.log(self.worth(s.gains**2 + LEAST)) for s in seen])
+
+    def _fitted(self, seen, text, wanted: Sequence[Float[np.ndarray, "L 2 B T"]]) -> Signal:
+        """By ridge regression at each sublayer, on tokens that are no padding."""
         real = np.concatenate([np.asarray(batch.segment_ids).ravel() > 0 for batch in text])
-        x, y = (_rows(part)[:, :, real] for part in ([s.directions for s in seen], [s.gains for s in seen]))
+        x, y = (_rows(part)[:, :, real] for part in ([s.directions for s in seen], wanted))
         middle, mean = x.mean(axis=2, keepdims=True), y.mean(axis=2, keepdims=True)
-        x, y = x - middle, self.worth(y - mean)
+        x, y = x - middle, y - mean
         covariance = np.einsum("lsnd,lsne->lsde", x, x) / x.shape[2] + RIDGE * np.eye(x.shape[-1])
         weights = np.linalg.solve(covariance, np.einsum("lsnd,lsn->lsd", x, y)[..., None] / x.shape[2])[..., 0]
-        offsets = self.worth(mean)[..., 0] - np.einsum("lsd,lsd->ls", weights, middle[:, :, 0])
+        offsets = mean[..., 0] - np.einsum("lsd,lsd->ls", weights, middle[:, :, 0])
         return self.nothing()._replace(weights=weights, offsets=offsets)
 
     def correlation(self, signal: Signal, seen: Sequence[Seen]) -> float:
-        """Of its scores, where nothing is skipped, with the gains: mean over sublayers."""
+        """Of its scores, where nothing is skipped, with the logarithms of squared gains: mean over sublayers."""
         x, turns, gains = (_rows([getattr(s, name) for s in seen]) for name in ("directions", "turns", "gains"))
         scores = signal.turns[..., None] * turns + np.einsum("lsnd,lsd->lsn", x, signal.weights)
-        scores, gains = (part - part.mean(axis=2, keepdims=True) for part in (scores, gains))
+        scores, gains = (part - part.mean(axis=2, keepdims=True) for part in (scores, np.log(gains**2 + LEAST)))
         norms = np.sqrt((scores**2).sum(axis=2) * (gains**2).sum(axis=2))
         return float(np.mean((scores * gains).sum(axis=2) / np.maximum(norms, 1e-30)))
 

@@ -73,13 +73,17 @@ def test_a_linear_gain_is_found(signals, text):
         x = noise.normal(size=(2, 2, *batch.tokens.shape, width))
         gains = np.einsum("lsbtd,lsd->lsbt", x, truth) + 0.5
         seen.append(Seen(gains, np.ones(gains.shape), x))
-    found = signals.fitted(seen, text * 40)
+    found = signals.first_order(seen, text * 40)
     np.testing.assert_allclose(found.weights * saved[..., None] * 1.1, truth, atol=0.15)  # the ridge's share
     np.testing.assert_allclose(found.offsets * saved, 0.5, atol=0.1)
-    assert signals.correlation(found, seen) > 0.99
-    worth = signals.mean_gain(seen) / saved
+    roots = [s._replace(gains=np.exp(0.5 * s.gains)) for s in seen]
+    found = signals.fitted(roots, text * 40)
+    np.testing.assert_allclose(found.weights * 1.1, truth, atol=0.15)
+    np.testing.assert_allclose(found.offsets, 0.5 - np.log(saved), atol=0.1)
+    assert signals.correlation(found, roots) > 0.99
+    worth = signals.mean_square(seen) / saved
     assert signals.least(seen, 0.25).sum() == 1 and signals.least(seen, 0.25).ravel()[np.argmin(worth)] == 1
-    np.testing.assert_allclose(signals.scaled(seen).turns, worth)
+    np.testing.assert_allclose(signals.scaled(seen).turns, np.sqrt(worth))
 
 
 def test_a_sublayer_saves_what_it_costs(run, signals):
@@ -107,7 +111,7 @@ def records(learned: float, seeds: int = 3, steps=(200, 1000)) -> list[Record]:
 def test_verdicts():
     assert added(records(0.5), 200, "learned", 0.8) == pytest.approx({0: 0.1, 1: 0.102, 2: 0.104})
     won = summarise(SIZES["cpu"], records(0.5))
-    assert won.verdict == "supported" and "205k tokens: by the fitted gain +0.0765" in won.measured
+    assert won.verdict == "supported" and "205k tokens: by the fitted square +0.0765" in won.measured
     assert len(won.table) == 2 * len(WAYS) and len(gaps(records(0.5), 1000)) == 3 * len(READ)
     assert summarise(SIZES["cpu"], records(1.5)).verdict == "not supported"
     assert summarise(SIZES["cpu"], records(1.0)).verdict == "undecided"
