@@ -7,7 +7,7 @@ Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; gains and their squ
 Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
   figures published)
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU
-Time: smoke under a minute; cpu and h200 not measured
+Time: smoke under a minute; cpu with --steps 200 about 10 min, its 1000 steps and h200 not measured
 Command: python -m experiments.mod_signals --processes 2
 
 Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs whose score is below one threshold for
@@ -202,10 +202,13 @@ def _row(settings: Settings, records: Sequence[Record], steps: int, way: str) ->
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
-    figure, axes = panels(len(settings.steps) + 1, "What to skip after training: dense NAG, nothing is trained further")
-    colors = dict(zip(WAYS, COLORS, strict=False))
+    several = len(settings.steps) > 1
+    figure, axes = panels(
+        len(settings.steps) + several, "What to skip after training, by what can be asked when sampling"
+    )
+    colors = {way: color for way, color in zip(WAYS, COLORS, strict=False) if way != "oracle"}
     for ax, steps in zip(axes, settings.steps, strict=False):
-        for way in WAYS:
+        for way in colors:
             own = [r.metrics for r in records if r.labels["steps"] == steps and r.metrics["loss"] is not None]
             points = np.array([metrics["curves"][way] for metrics in own])  # [seed, point, field]
             if len(points):
@@ -218,15 +221,16 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
         ax.invert_xaxis()
     axes[0].set_ylabel("loss added (nats per token)")
     axes[0].legend(frameon=False, fontsize=7)
-    for way in WAYS:
+    for way in colors if several else ():
         values = [list(added(records, steps, way, READ[1]).values()) for steps in settings.steps]
         if all(values):
             tokens = [_tokens(settings, steps) for steps in settings.steps]
             style = {"linestyle": ":" if way.endswith("_tokens") else "-", "color": colors[way]}
             with_spread(axes[-1], tokens, values, markersize=4, **style)
-    axes[-1].set_xscale("log")
-    axes[-1].set_title(f"at {READ[1]:.0%} of the FLOPs")
-    axes[-1].set_xlabel("tokens trained")
+    if several:
+        axes[-1].set_xscale("log")
+        axes[-1].set_title(f"at {READ[1]:.0%} of the FLOPs")
+        axes[-1].set_xlabel("tokens trained")
     return figure
 
 
