@@ -1,7 +1,6 @@
 """What should a trained model skip? Signals for it at equal FLOPs, and what training changes in them.
 
-Claim: Fitted to the loss's squared gain, a linear function of the state tells better than NAG's angle, and than chance,
-  what to skip.
+Claim: A linear fit to the loss's squared gain tells what to skip better than NAG's angle and than chance.
 Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; gains and their squares: Molchanov et al. 2017 and 2019,
   arXiv:1611.06440 and arXiv:1906.10771, who prune channels by them; by token and sublayer, and fitted, this project's
 Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
@@ -203,9 +202,7 @@ def _row(settings: Settings, records: Sequence[Record], steps: int, way: str) ->
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     several = len(settings.steps) > 1
-    figure, axes = panels(
-        len(settings.steps) + several, "What to skip after training, by what can be asked when sampling"
-    )
+    figure, axes = panels(len(settings.steps) + several, "What to skip after training, told when sampling")
     colors = {way: color for way, color in zip(WAYS, COLORS, strict=False) if way != "oracle"}
     for ax, steps in zip(axes, settings.steps, strict=False):
         for way in colors:
