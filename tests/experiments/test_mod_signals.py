@@ -121,5 +121,5 @@ def test_verdicts():
 
 def test_every_length_is_a_run_of_its_own():
     jobs = plan(SIZES["cpu"])
-    assert [job.name for job in jobs][:3] == ["200-s0", "1000-s0", "200-s1"]
+    assert [job.name for job in jobs][:3] == ["200-s1", "1000-s1", "200-s2"]
     assert {job.run_config.train.steps for job in jobs} == {200, 1000}
