@@ -30,7 +30,7 @@ def temporary_bytes(vocab: int, batch: int, chunk: int | None) -> int:
 def table() -> str:
     """Markdown: a row for each vocabulary and batch."""
     lines = [
-        "| vocabulary | tokens | float32 logits | step, logits whole | step, in chunks | of it |",
+        "| vocabulary | tokens | float32 logits | step, all logits at once | step, in chunks | ratio |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for vocab, batch in CASES:
