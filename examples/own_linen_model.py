@@ -1,9 +1,9 @@
-"""A residual network of one's own in Flax Linen, with NAG between its branches, on points of two spirals.
+"""A residual network of your own in Flax Linen, with NAG between its branches, on points of two spirals.
 
     python examples/own_linen_model.py [STEPS]
 
-Of nagjax: `nagjax.linen.NAG` where the `+` was, and `nagjax.optimizer`, which reads the roles of the parameters from
-their boxes (as `init` returns them, before `nn.unbox`).
+It uses two things from nagjax: `nagjax.linen.NAG` in place of the additions, and `nagjax.optimizer`, which reads the
+roles of the parameters from their boxes (as `init` returns them, before `nn.unbox`).
 """
 
 import sys
@@ -34,7 +34,7 @@ class Network(nn.Module):
 
 
 def batch(seed: int, size: int = 256):
-    """Points [N, 2] on two spirals, one in the other, and which of the two."""
+    """Points [N, 2] on two interleaved spirals, and the spiral that each is on."""
     turn, kind, noise = jax.random.split(jax.random.key(seed), 3)
     angle, labels = 1 + 6 * jax.random.uniform(turn, (size,)), jax.random.bernoulli(kind, shape=(size,))
     way = angle + jnp.pi * labels

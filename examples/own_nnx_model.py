@@ -1,8 +1,9 @@
-"""An MLP-mixer of one's own in Flax NNX, with NAG between its branches: which bar is in a noisy picture?
+"""An MLP-mixer of your own in Flax NNX, with NAG between its branches: which bar is in a noisy picture?
 
     python examples/own_nnx_model.py [STEPS]
 
-Of nagjax: `nagjax.NAG` in `__init__`, one call of it in `__call__`, `nagjax.optimizer` around an optax chain.
+It uses two things from nagjax: `nagjax.NAG`, made in `__init__` and called once in `__call__`, and `nagjax.optimizer`
+around an optax chain.
 """
 
 import sys
@@ -26,7 +27,7 @@ class MLP(nnx.Module):
 
 
 class Across(MLP):
-    """Mixes patches, feature by feature; an MLP as it is mixes features, patch by patch."""
+    """Mixes patches for each feature; a plain MLP mixes features for each patch."""
 
     def __call__(self, x):
         return super().__call__(x.mT).mT
@@ -48,7 +49,7 @@ class Mixer(nnx.Module):
 
 
 def batch(seed: int, size: int = 64):
-    """Pictures [B, 16, 16] of a bar across (0) or down (1), at any place."""
+    """Pictures [B, 16, 16] of a horizontal (0) or vertical (1) bar at a random place."""
     kinds, places, noise = jax.random.split(jax.random.key(seed), 3)
     labels, place = jax.random.randint(kinds, (size,), 0, 2), jax.random.randint(places, (size, 1, 1), 0, 16)
     bars = jnp.mgrid[:16, :16][labels] == place

@@ -1,9 +1,9 @@
-"""A training loop of one's own over plain arrays: Review Residuals, its start factors, and any optax chain.
+"""A training loop of your own over plain arrays: Review Residuals, its start factors, and any optax chain.
 
     python examples/own_optimizer.py [STEPS]
 
-The task: what is the sum of two of the numbers 0 .. 12, modulo 13? What the scheme asks beside its forward pass is
-asked for by name: the start of output projections (`nagjax.start_factors`), and no decay on gates (`nagjax.optimizer`).
+The task is to add two of the numbers 0 .. 12 modulo 13. The loop calls by name what the scheme needs beside its forward
+pass: start factors of output projections (`nagjax.start_factors`), and no decay on gates (`nagjax.optimizer`).
 """
 
 import sys
