@@ -1,4 +1,4 @@
-"""The tests under other instruction sets, numbers of threads and loop emitters than are this machine's: `make
+"""Runs the tests under other instruction sets, thread counts and loop emitters than this machine's: `make
 test-any-cpu`. Numbers differ by rounding between them, verdicts may not.
 
 Four runs have every value of each factor and all pairs of threads and emitters; --all makes the sixteen of the product.
@@ -37,7 +37,7 @@ class Case(NamedTuple):
     emitters: str
 
     def environment(self) -> dict[str, str]:
-        """This process' own, with what tests/conftest.py and XLA read."""
+        """This process' environment, with the variables that tests/conftest.py and XLA read."""
         flags = [os.environ.get("XLA_FLAGS", "")] + ([] if self.isa == "own" else [f"--xla_cpu_max_isa={self.isa}"])
         own = {"XLA_FLAGS": " ".join(flags).strip(), "EMITTERS": self.emitters}
         return {"ONE_PER_STREAM": "1"} | os.environ | own
@@ -47,7 +47,7 @@ COVER = (Case("own", 2, "old"), Case("AVX2", 2, "new"), Case("AVX512", 1, "new")
 
 
 def run(case: Case, number: int, tests: list[str]) -> bool:
-    """One run of pytest; what it printed is shown when it is over."""
+    """One run of pytest; its output is shown when it has ended."""
     began, cpus = time.perf_counter(), []
     if hasattr(os, "sched_setaffinity"):
         usable = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""The runs of `make test-any-cpu`, and what numbers the tests allow to differ by."""
+"""The runs of `make test-any-cpu`, and the tolerance that the tests allow for numbers."""
 
 import itertools
 

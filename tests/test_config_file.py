@@ -1,4 +1,4 @@
-"""Options in a file say what they say on the command line, and nothing else is taken."""
+"""Options in a file mean the same as on the command line, and anything else is refused."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def test_comments_are_the_defaults(file):
 
 
 def test_schemes_have_no_option_called_name():
-    """It would be taken for the scheme's."""
+    """It would be confused with the scheme's name."""
     assert not [s for s in scheme_names() if "scheme.name" in {o.name for o in run_options(s)}]
 
 
@@ -67,7 +67,7 @@ def test_the_command_replaces_the_file(file):
 
 
 def test_train_takes_a_file(file, monkeypatch, capsys):
-    """Options of the command win; the file's name is the run's; a scheme of the file's has its options."""
+    """Options of the command override the file's; the run has the file's name; a scheme in the file has its options."""
     seen = []
     monkeypatch.setattr(nagjax.train.loop, "train", lambda config, folder, **_: seen.append((config, folder)))
     path = file("scheme: review\nscheme.rank: 4\nsteps: 5\nwidth: 32\n")

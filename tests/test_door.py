@@ -1,4 +1,4 @@
-"""What `import nagjax` gives: everything by its name, and nothing before it is asked for."""
+"""`import nagjax` offers every name, and imports what is behind it only on first use."""
 
 import resource
 import subprocess
@@ -16,7 +16,7 @@ CHECK = "import sys, nagjax; sys.exit(any(name in sys.modules for name in ('jax'
 
 
 def test_import_alone_is_quick_and_brings_no_jax():
-    """Under 0.3 s of a processor beside Python's own start, the best of a few: the time on an idle machine."""
+    """Under 0.3 s of CPU time beyond Python's own start, as the best of a few tries."""
 
     def seconds(code: str) -> float:
         found = []
@@ -42,7 +42,7 @@ def test_names():
 
 
 def test_the_stubs_are_what_would_be_written():
-    """Else: python -m nagjax.residual.stubs"""
+    """If they differ, run python -m nagjax.residual.stubs."""
     for path, text in stubs().items():
         assert path.read_text(encoding="utf-8") == text, path.name
     assert (Path(nagjax.__file__).parent / "py.typed").exists()

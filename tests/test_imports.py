@@ -1,4 +1,4 @@
-"""The house's one direction: no file imports from above, no two import each other, and no file holds two things."""
+"""Layers of packages: no file imports from a higher one, no two import each other, and no file does two things."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted(p for package in ("pallas_kernels", "nagjax", "experiments") for p in (ROOT / package).rglob("*.py"))
 
-# The parts of the house from the ground up: each may import itself, what its line names, and all that those may. A
+# The layers from the lowest up: each may import itself, what its line names, and all that those may. A
 # module belongs to the part with the longest name that its own begins with.
 LINES = {
     "pallas_kernels": [],
@@ -63,7 +63,7 @@ def below(part: str) -> frozenset[str]:
 
 
 def part_of(module: str) -> str | None:
-    """The part of the house a module belongs to; None for other people's."""
+    """The layer that a module belongs to; None for other libraries."""
     names = module.split(".")
     prefixes = [".".join(names[:n]) for n in range(len(names), 0, -1)]
     return next((prefix for prefix in prefixes if prefix in LINES), None)
@@ -117,7 +117,7 @@ def test_every_package_has_its_line():
 
 
 def test_no_two_modules_import_each_other():
-    """Not even by way of others, or in a function."""
+    """Neither through other modules nor inside a function."""
     graph = {module: imports(path) & MODULES.keys() - {module} for module, path in MODULES.items()}
     done: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""The one reader of JSON: its limits, its types, and that nothing in nagjax goes round it."""
+"""The one reader of JSON: its limits, its types, and that no code of nagjax bypasses it."""
 
 import ast
 import io

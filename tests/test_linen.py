@@ -16,7 +16,7 @@ from nagjax.residual.module import module_of
 
 
 class Mixer(nn.Module):
-    """Three ways through the same branches."""
+    """Three ways to run the same branches."""
 
     scheme: str
     way: str = "whole"

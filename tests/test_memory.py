@@ -33,7 +33,7 @@ print(faults(3) * resource.getpagesize() / (3 * size))
 
 
 def touched_again(how: str) -> float:
-    """Share of a freed and asked-for again buffer's pages that the kernel had to bring."""
+    """Of a buffer that was freed and allocated again, the share of pages that the kernel had to map."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")

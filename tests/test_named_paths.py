@@ -1,4 +1,4 @@
-"""What the pages for contributors name is there."""
+"""Every path that the pages for contributors name exists."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
-TO_BE_WRITTEN = {"NAME", "VERB"}  # stand for names of the reader's own
+TO_BE_WRITTEN = {"NAME", "VERB"}  # placeholders for the reader's own names
 
 
 def tree(text: str) -> list[str]:

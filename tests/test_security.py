@@ -1,4 +1,4 @@
-"""What others give us is data: no checkpoint, shard, manifest or config can run code or lead out of its folder."""
+"""Files from others are only data: no checkpoint, shard, manifest or config can run code or lead out of its folder."""
 
 import ast
 import io
@@ -82,7 +82,7 @@ def test_nothing_in_the_sources_can_turn_data_into_code():
 
 
 class Bomb:
-    """Unpickling it leaves a file behind."""
+    """Unpickling it creates a file."""
 
     def __init__(self, path):
         self.path = path
@@ -241,7 +241,7 @@ def files(folder):
 
 
 def test_a_pickle_in_the_place_of_any_file_of_a_checkpoint_runs_nothing(saved, tmp_path):
-    """Not even if whoever put it there has renewed the manifest."""
+    """Not even if the manifest was renewed to match."""
     folder, abstract = saved
     for path in files(folder / "1"):
         content = path.read_bytes()

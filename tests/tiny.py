@@ -1,4 +1,4 @@
-"""Models, batches and training small enough that compiling is all they cost."""
+"""Models, batches and training so small that compiling is nearly all they cost."""
 
 import functools
 
@@ -21,7 +21,7 @@ STEP = {"terms": 64, "chain": 72}
 
 
 def steps(count: int) -> dict[str, int]:
-    """`STEP` behind so many updates."""
+    """`STEP` after so many updates."""
     return STEP | {"chain": count * STEP["chain"]}
 
 
@@ -83,14 +83,14 @@ def step_of(scheme: Scheme, mesh: tuple[int, ...]):
 
 @functools.cache
 def start(scheme: Scheme):
-    """A state where no gradient is nothing but rounding, of which Adam makes steps of full size."""
+    """A state where every gradient is more than rounding noise, which Adam would turn into steps of full size."""
     state = jax.device_get(created(scheme))
     return state._replace(params=jax.device_get(moved(state.params)))
 
 
 @functools.cache
 def created(scheme: Scheme):
-    """Start values by small programs that all schemes share: the one that a run is born by costs as much as a step."""
+    """Start values from small programs that all schemes share; the one that creates a run costs as much as a step."""
     return fresh(blueprint(run_config(scheme)))
 
 

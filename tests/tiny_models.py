@@ -1,4 +1,4 @@
-"""Tiny models of every scheme, with parameters that hide nothing."""
+"""Tiny models of every scheme, with random parameters, so that no difference is hidden."""
 
 import functools
 

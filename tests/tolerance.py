@@ -24,7 +24,7 @@ SPREAD = 8.0
 
 
 def relative(terms: int, chain: int = 1, dtype=np.float32) -> float:
-    """Of a value of the size of what was added up."""
+    """The relative tolerance of a value as large as the terms that were added up."""
     return SPREAD * float(jnp.finfo(dtype).eps) * math.sqrt(terms * chain)
 
 
@@ -46,6 +46,6 @@ def assert_close(got, want, terms: int, chain: int = 1, scale: float = 0.0, dtyp
 
 
 def close_to(want: float, terms: int, chain: int = 1, scale: float = 0.0, dtype=np.float32):
-    """A number to compare another with by `==`."""
+    """A number that `==` compares within the tolerance."""
     allowed = limits(want, terms, chain, scale, dtype)
     return pytest.approx(float(want), rel=allowed["rtol"], abs=allowed["atol"])

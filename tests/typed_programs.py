@@ -14,7 +14,7 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
 
 
 def programs(name: str, rate: float):
-    """What to trace of a scheme, by name: of the usual ones all, of the others the training step."""
+    """What to trace for a scheme, by name: everything for the usual ones, the training step for the others."""
     import jax
     import jax.numpy as jnp
     import tiny
@@ -54,14 +54,14 @@ def programs(name: str, rate: float):
 
 
 def main(names: list[str]) -> int:
-    """Prints what is annotated otherwise than it runs; how many programs that was."""
+    """Prints annotations that differ from what runs, and the number of programs traced."""
     wrong = 0
     for name in names:
         for rate in (0.0, 0.5):
             for program, run in programs(name, rate):
                 try:
                     run()
-                except Exception as error:  # the checker's error is what is asked for; any other must not pass for none
+                except Exception as error:  # only the checker's error counts; any other must not look like success
                     wrong += 1
                     print(f"{program} of {name}, rate {rate}: {type(error).__name__}: {error}")
     return wrong

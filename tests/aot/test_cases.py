@@ -1,4 +1,4 @@
-"""What is listed for compilation, and that faults in a compiled program are found. Needs no compiler wheels."""
+"""The cases listed for compilation, and the checks of compiled programs for faults. Needs no compiler wheels."""
 
 import jax
 import jax.numpy as jnp

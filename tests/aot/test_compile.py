@@ -9,7 +9,7 @@ from pallas_kernels.aot.targets import TARGETS, missing
 
 @pytest.mark.parametrize("name", ["v5e"])
 def test_a_block_beyond_the_chip_is_refused_by_its_compiler(name, monkeypatch):
-    """The check that a program fits is the compiler's own: a budget it does not have ends in its error."""
+    """The compiler itself checks that a program fits: a larger memory budget than the chip's ends in its error."""
     target = TARGETS[name]
     if reason := missing(target):
         pytest.skip(reason)

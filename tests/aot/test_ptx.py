@@ -1,4 +1,4 @@
-"""Programs of an assembler's language, by hand: one it takes and one it does not."""
+"""PTX programs written by hand: one that the assembler accepts and one that it refuses."""
 
 import pytest
 

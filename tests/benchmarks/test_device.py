@@ -39,7 +39,7 @@ def case(name, outcome):
 
 def test_a_part_that_was_killed_goes_on_behind_its_last_case(tmp_path):
     later = time.monotonic() + 60
-    with pytest.raises(KeyboardInterrupt):  # as a kill does, it leaves a case that was begun
+    with pytest.raises(KeyboardInterrupt):  # as after a kill, one case was begun and not finished
         Rows("part", tmp_path, later).run([case("a", 1), case("b", KeyboardInterrupt())])
     with (tmp_path / "part.jsonl").open("a") as file:
         file.write('{"case": {"ca')

@@ -1,4 +1,4 @@
-"""Every kind of bad input: one line that names field, value and fix, exit code 2, and nothing saved is damaged."""
+"""Every kind of bad input gives one line with field, value and fix, and exit code 2, and damages nothing saved."""
 
 import json
 import os
@@ -14,7 +14,7 @@ TINY = "--scheme nag --depth 2 --width 16 --context 32 --batch 8 --eval-batches 
 
 
 def fails(capsys, args, *words):
-    """Runs the command; it must fail with one line holding all the words, after what it was about to do at most."""
+    """Runs the command, which must fail with one line that holds all the words; at most one line may precede it."""
     capsys.readouterr()
     assert main([str(a) for a in args]) == 2
     *before, error = capsys.readouterr().err.strip().splitlines()
@@ -199,7 +199,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def limited(args, limit):
-    """The command in a process whose files may not pass `limit` bytes: writing fails as on a full disk."""
+    """Runs the command in a process whose files may not exceed `limit` bytes: writing fails as on a full disk."""
     command = [sys.executable, "-c", LIMITED, str(limit), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 

@@ -1,4 +1,4 @@
-"""The commands end to end on tiny models: the demo, and what reads the runs it leaves."""
+"""The commands end to end on tiny models: the demo, and the commands that read the runs it leaves."""
 
 import json
 import shutil

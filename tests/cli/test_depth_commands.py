@@ -45,7 +45,7 @@ def test_a_routed_run_records_what_it_skips(runs):
 
 
 def test_a_routed_run_is_judged_by_its_causal_decider(runs, capsys):
-    """By the log's reader, by what `eval` says of its last checkpoint, and by the checkpoint's own score."""
+    """This holds for the log's reader, for `eval` of the last checkpoint, and for the score in the checkpoint."""
     lines = [json.loads(line) for line in (runs / "routed" / "metrics.jsonl").read_text().splitlines()]
     line = [line for line in lines if line["kind"] == "eval"][-1]
     run = load_run(runs / "routed")

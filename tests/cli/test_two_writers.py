@@ -1,4 +1,4 @@
-"""Two real commands in one run's folder: the second is refused whatever it wants, and the first loses nothing."""
+"""Two real commands in one run's folder: the second is refused whatever it would do, and the first loses nothing."""
 
 import json
 import signal

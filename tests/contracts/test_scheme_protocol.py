@@ -1,4 +1,4 @@
-"""What a scheme owes the Transformer, Mixture-of-Depths and telemetry, for every scheme there is."""
+"""What the Transformer, Mixture-of-Depths and telemetry require of a scheme, checked for every scheme."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ def forward(scheme, observed):
 
 
 def test_scan_equals_unrolled_with_telemetry_of_every_sublayer(scheme):
-    """Sublayer after sublayer by the four verbs alone, each with the parameters that are its own."""
+    """Calls the scheme's methods sublayer after sublayer, each with its own parameters."""
     model, batch = model_of(scheme), tiny.packed_batch()
     logits, depth = forward(scheme, observed=True)
     assert logits.shape == (tiny.BATCH, tiny.TOKENS, tiny.VOCAB) and logits.dtype == jnp.float32
@@ -107,7 +107,7 @@ def test_scan_equals_unrolled_with_telemetry_of_every_sublayer(scheme):
 
 
 def test_the_module_around_the_same_branches_is_the_transformer(scheme):
-    """`nagjax.NAG` and its like: the parameters in another order, one implementation."""
+    """For `nagjax.NAG` and the other modules: the parameters are ordered differently, the implementation is one."""
     model, tokens = model_of(scheme), tiny.packed_batch().tokens
     where = Where.whole(*tokens.shape)  # no padding, which the model's telemetry leaves out and the module cannot know
 
@@ -130,7 +130,7 @@ def test_the_module_around_the_same_branches_is_the_transformer(scheme):
 
 
 def test_advance_is_per_token(scheme):
-    """Any rows, in any order and number, advance as they would among all others."""
+    """Any subset of rows, in any order, advances as it does among all rows."""
     model = model_of(scheme)
     block = jax.tree.map(lambda x: x[1], model.blocks)
     at = Boundary(
@@ -166,7 +166,7 @@ def test_lanes_are_a_direction_and_a_log_norm(scheme):
 
 
 def test_telemetry_costs_nothing_when_off(scheme):
-    """The compiled block has as many instructions as one whose scheme never computes what only telemetry reads."""
+    """The compiled block has as many instructions as one whose scheme computes nothing for telemetry."""
 
     class Muted(type(scheme)):
         def advance(self, stream, update, at):

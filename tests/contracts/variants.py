@@ -1,4 +1,4 @@
-"""Every scheme there is, found by itself, and the options that change its parameters. With ONE_PER_STREAM in the
+"""Every scheme, found automatically, with the options that change its parameters. With ONE_PER_STREAM in the
 environment, one scheme for every kind of stream."""
 
 import os

@@ -20,7 +20,7 @@ def content(folder):
 
 
 def in_this_process(monkeypatch):
-    """The workers' part, one after the other, without Beam."""
+    """Runs the workers' part in this process, one worker after the other, without Beam."""
 
     def run(todo, work, options):
         for one in todo:
@@ -32,7 +32,7 @@ def in_this_process(monkeypatch):
 
 @pytest.fixture(scope="module")
 def inputs(texts, tmp_path_factory):
-    """Files of several kinds, one of them without a word in it, and one that is held out."""
+    """Files of several kinds, of which one is empty and one is held out."""
     folder = tmp_path_factory.mktemp("inputs")
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     (folder / "a.jsonl").write_text("".join(lines[:20]) + '{"text": ""}\n')

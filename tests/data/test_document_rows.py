@@ -48,7 +48,7 @@ def test_packed_rows_waste_only_the_end(corpus):
 
 
 def test_documents_of_a_mixture(corpus, bpe_corpus, tmp_path):
-    """Each corpus a document a row, all in one batch's shape."""
+    """Each corpus has one document per row, and all have the shape of one batch."""
     import shutil
 
     shutil.copytree(corpus, tmp_path / "same")

@@ -65,7 +65,7 @@ def test_long_text_is_cut_at_lines_and_loses_nothing(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_no_file_is_on_both_sides(tmp_path, suffix):
-    """A long text file is several documents and one draw; lines of JSON are drawn each."""
+    """A long text file is several documents on one side; each line of JSON is drawn by itself."""
     for book in range(12):
         text = "".join(f"book {book} line {i} of many\n" for i in range(4_000))
         (tmp_path / f"{book}.txt{suffix}").write_bytes(PACK[suffix](text.encode()))
@@ -154,7 +154,7 @@ def test_a_bomb_takes_no_more_memory_than_one_document_may(tmp_path, suffix):
 
 
 def test_a_table_of_large_rows_is_held_row_by_row(tmp_path):
-    """A few hundred bytes of Parquet can be as many rows of megabytes each."""
+    """A few hundred bytes of Parquet can hold hundreds of rows of megabytes each."""
     path, rows, size = tmp_path / "a.parquet", 60, 4 << 20
     places = pyarrow.array([0] * rows, pyarrow.int32())
     column = pyarrow.DictionaryArray.from_arrays(places, pyarrow.array(["x" * size]))

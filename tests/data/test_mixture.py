@@ -1,4 +1,4 @@
-"""Several corpora as one: what every batch holds follows from the config and its number alone."""
+"""Several corpora as one: the content of a batch follows from the config and the batch's number alone."""
 
 from collections import Counter
 from itertools import islice
@@ -34,7 +34,7 @@ def config(corpora, weights=("0.7", "0.3"), **options):
 
 
 def origins(batch):
-    """Of every row: 0 where it is of digits, 1 of letters."""
+    """For every row: 0 if it consists of digits, 1 if of letters."""
     found = []
     for targets, weights in zip(batch["targets"], batch["weights"], strict=True):
         text = bytes(t for t, w in zip(targets.tolist(), weights, strict=True) if w and t < 256)
@@ -86,7 +86,7 @@ def test_workers_make_the_same_batches(corpora):
 
 
 def test_every_corpus_has_its_own_epochs(corpora):
-    """Each row of a corpus once before any a second time, and then in another order."""
+    """Each row of a corpus is read once before any is read again, and the second time in another order."""
     dataset = open_dataset(config(corpora))
     rows = [corpus.rows(32) for corpus in dataset.corpora]
     seen = [[], []]

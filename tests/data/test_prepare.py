@@ -215,7 +215,7 @@ def test_held_out_inputs_go_to_validation_whole(jsonl, texts, tmp_path):
 
 @pytest.mark.parametrize("runner", ["local", "beam"])
 def test_nothing_held_out_is_trained_on(jsonl, texts, tmp_path, monkeypatch, runner):
-    """A file among the inputs, a copy under another name, and single documents of theirs."""
+    """This covers a file among the inputs, a copy under another name, and single documents of both."""
     if runner == "beam":
         in_this_process(monkeypatch)
     folder = tmp_path / "in"

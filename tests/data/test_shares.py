@@ -1,4 +1,4 @@
-"""Weights to rows: every corpus gets its share of every stretch of the training, and a row's place needs no history."""
+"""From weights to rows: a corpus has its share in every stretch of the training; a row's place needs no history."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ MIXES = [
 
 
 def owed(mix, rows, count):
-    """Of each corpus in the first `count` rows, by adding up the normalised weights at a fine grid of places."""
+    """Rows of each corpus among the first `count`, by summing the normalised weights on a fine grid."""
     parts = parse_mix(mix)
     places = sorted({0.0, 1.0, *(place for part in parts for place, _ in part.points)})
     weights = np.array([[part.weight(place) for place in places] for part in parts])
@@ -42,7 +42,7 @@ def test_rows_follow_the_shares_and_number_themselves(mix):
 
 
 def test_a_place_far_into_a_long_training():
-    """Numbers follow each other wherever one begins, in a training of 10^11 rows as well."""
+    """Row numbers are consecutive from any starting point, even in a training of 10^11 rows."""
     rows = 10**11
     apportionment = Apportionment(parse_mix(["a=0.9@0,0.5@0.8", "b=0.1", "c=3@0.2,0@1"]), rows)
     for begin in (0, 1, rows // 3, rows - 10, rows + 5):

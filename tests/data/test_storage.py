@@ -1,4 +1,4 @@
-"""Corpora behind URLs, through Arrow's file systems; `file://` takes the way of `gs://` and `s3://`."""
+"""Corpora behind URLs, through Arrow's file systems; `file://` uses the same code as `gs://` and `s3://`."""
 
 import json
 import pickle

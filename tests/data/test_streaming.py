@@ -19,7 +19,7 @@ from tests.data.test_batches import take
 
 
 class Reads:
-    """What is read of a file system in memory: (name, start, stop) by range, (name, None, None) as a whole."""
+    """Records reads from a file system in memory: (name, start, stop), or (name, None, None) for a whole file."""
 
     def __init__(self, monkeypatch):
         self.seen, self.at_once, self.most, self.wait = [], 0, 0, 0.0

@@ -21,7 +21,7 @@ BLOCKS = [1, 1, 2, 2, 3, 3]  # of the sublayers
 
 @pytest.fixture
 def recipe():
-    """Loaded here and not above: it registers schemes, which tests that enumerate the library's must not meet."""
+    """Imported here, because it registers schemes that tests which list the library's schemes must not see."""
     from experiments import curse_of_depth
 
     return curse_of_depth

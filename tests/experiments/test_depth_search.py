@@ -1,4 +1,4 @@
-"""The search: what is drawn, what is chosen, and that the confirmation is of what was chosen."""
+"""The search: what is drawn, what is chosen, and that the chosen setting is the one confirmed."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def test_a_space_with_fewer_trials_is_searched_whole():
 
 
 class Trial:
-    """Leaves a loss behind without training."""
+    """Writes a loss without training."""
 
     def __init__(self, name, loss, shift=0.0):
         self.name, self.labels, self.loss, self.shift = name, {}, loss, shift

@@ -33,7 +33,7 @@ def section(title: str) -> str:
 
 
 def test_results_are_told_by_generated_lines_only():
-    """Between the findings' markers; the prose around them has no measured number of its own."""
+    """Results stand between the findings' markers; the prose around them has no measured number."""
     prose = re.sub(r"<!-- findings.*?<!-- end of findings -->", "", section("What is measured"), flags=re.DOTALL)
     about = prose.split("What the [experiments]")[1].split("Apache")[0]
     assert NUMBER.findall(about) == []
@@ -94,7 +94,7 @@ def test_every_result_file_named_exists():
 
 
 def numbers(value) -> set[float]:
-    """All in a JSON value, those in its texts included."""
+    """All numbers in a JSON value, including those in its strings."""
     if isinstance(value, dict):
         return set().union(*map(numbers, [*value.values(), *value]))
     if isinstance(value, list):

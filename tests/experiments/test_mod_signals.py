@@ -51,7 +51,7 @@ def test_signals_and_the_library_skip_the_same(run, signals, text):
 
 
 def test_gains_are_what_skipping_adds_to_first_order(run, signals, text):
-    """Of one sublayer's update made smaller for all tokens: its step size is."""
+    """Compared with the slope of the loss when one sublayer's step size changes for all tokens."""
     (seen,) = signals.see(text[:1])
     assert seen.gains.shape == seen.turns.shape == (2, 2, *text[0].tokens.shape)
     count, losses = float(np.sum(np.asarray(text[0].weights))), []
@@ -87,7 +87,7 @@ def test_a_linear_gain_is_found(signals, text):
 
 
 def test_a_sublayer_saves_what_it_costs(run, signals):
-    """An MLP its matrices; attention all but its keys and values."""
+    """An MLP saves all its matrices; attention saves everything except keys and values."""
     saved = signals.saved() * model_costs(run.blueprint).forward
     model = run.config.model
     gate = 2 * signals.gate

@@ -23,7 +23,7 @@ def test_where_to_look_next():
 
 @dataclasses.dataclass(frozen=True)
 class Fake:
-    """A training whose loss is a parabola in the rate's logarithm, best at 8; above 16 it diverges."""
+    """A stand-in for training: the loss is a parabola in the rate's logarithm, best at 8; above 16 it diverges."""
 
     factor: float
     seed: int = 0

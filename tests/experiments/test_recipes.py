@@ -1,4 +1,4 @@
-"""Every recipe there is, found by its file: it says what it must, and its smoke size runs to the end."""
+"""Every recipe, found by its file: its docstring is complete, and its smoke size runs to the end."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
 
 
 def goes_on_in(folder, recipe):
-    """Whether a comparison of nothing but trainings can take those of its runs that are there."""
+    """Whether a comparison that consists only of training runs can reuse those that exist."""
     comparison = getattr(recipe.plan, "__self__", None)
     if not isinstance(comparison, Comparison) or comparison.after is not None:
         return False

@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 
 
 def on_four_bits(run: OpenRun) -> dict:
-    """The run's parameters with branch matrices of which every column is whole numbers up to 7."""
+    """The run's parameters, with branch matrices whose columns are whole numbers up to 7."""
     noise = np.random.default_rng(0)
 
     def planted(described, x):

@@ -80,7 +80,7 @@ SETTINGS = Settings((4, 8, 16), 3, 8, 8, 1.0, factors=(0.5, 1.0, 2.0), regimes=(
 
 
 def record(kind: str, power: float, spread: float = 0.05) -> Record:
-    """Losses that fall with depth by powers spread over the teachers, at the best rate; at others they are tenfold."""
+    """Losses that fall with depth, by another power for each teacher; at other rates than the best, tenfold."""
     powers = power + spread * np.array([-1.0, 0.0, 1.0])
     losses = {str(d): [[10.0 * d**-p, d**-p, 10.0 * d**-p] for p in powers] for d in SETTINGS.depths}
     return Record("", {"regime": "independent", "student": kind}, {}, {"losses": losses})

@@ -1,4 +1,4 @@
-"""Jobs are done once, by whoever is free, and a record is of one experiment only."""
+"""Each job is done once, by any free worker, and a record belongs to one experiment only."""
 
 import dataclasses
 import fcntl

@@ -13,7 +13,7 @@ LEVEL = {1: 0.1, 2: -0.1, 3: 0.2, 4: -0.2, 5: 0.01}
 
 
 def against(gap: dict[int, float | None]) -> Gap:
-    """Of a rival that is so far behind an arm with loss 2."""
+    """The comparison with a rival that is this far behind an arm with loss 2."""
     return Gap.of("rival", {s: None if g is None else 2 + g for s, g in gap.items()}, dict.fromkeys(gap, 2.0))
 
 

@@ -32,7 +32,7 @@ Value = object
 
 
 def places(value: Value, at: tuple = ()) -> list[tuple]:
-    """The way to every value inside, the whole one first."""
+    """The path to every value inside, starting with the whole."""
     found = [at]
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -44,7 +44,7 @@ def places(value: Value, at: tuple = ()) -> list[tuple]:
 
 
 def changed(value: Value, at: tuple, change: Callable[[Value], Value]) -> Value:
-    """A copy in which the value at that place is another."""
+    """A copy with another value at that path."""
     if not at:
         return change(value)
     copy = value.copy()
@@ -53,7 +53,7 @@ def changed(value: Value, at: tuple, change: Callable[[Value], Value]) -> Value:
 
 
 def mutated_json(rng: random.Random, value: Value) -> str:
-    """The text of a value that was changed in one place."""
+    """The JSON text of the value after one change."""
     at = rng.choice(places(value))
     how = rng.choice(("hostile", "hostile", "hostile", "remove", "add", "scale", "deep", "twice", "swap", "number"))
     if how == "remove" and at:
@@ -126,7 +126,7 @@ def json_lines(rng: random.Random, path: Path) -> None:
 
 
 def safetensors(rng: random.Random, path: Path) -> None:
-    """Its header changed, its weights no numbers, or its bytes changed."""
+    """Changes its header, makes a weight NaN or infinite, or adds or removes bytes."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header, body = content[8 : 8 + length], bytearray(content[8 + length :])
@@ -147,7 +147,7 @@ def safetensors(rng: random.Random, path: Path) -> None:
 
 
 def replaced(rng: random.Random, path: Path) -> None:
-    """By nothing, by a folder, by a link, by a pipe, by a file of 8 GiB."""
+    """Replaces the file by nothing, a folder, a link, a pipe, or a file of 8 GiB."""
     outside = path.parent.parent / "outside"
     how = rng.choice(("lost", "folder", "link", "dangling", "circle", "pipe", "forbidden", "huge"))
     if how == "huge" and path.suffix not in (".json", ".safetensors", ".tokens", ".documents"):

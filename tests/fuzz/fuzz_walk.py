@@ -1,4 +1,4 @@
-"""Damages one file after the other, lets each verb that reads it run, and notes what came of it."""
+"""Damages one file after the other, runs each verb that reads it, and records the outcome."""
 
 import random
 import resource
@@ -25,7 +25,7 @@ class TooLong(BaseException):
 
 @dataclass
 class Outcome:
-    """Of the mutations of one file of one target."""
+    """The outcome of the mutations of one file of one target."""
 
     refused: int = 0
     accepted: int = 0
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def walk(targets: list[Target], numbers: Iterable[int], seed: int, scratch: Path, tell=lambda text: None) -> dict:
-    """Mutations by number, in turn over the kinds of files of all targets; outcomes by target and kind."""
+    """Runs mutations by number, in turn over the kinds of files of all targets; returns outcomes by target and kind."""
     found: dict[tuple[str, str], Outcome] = {}
     files: dict[tuple[str, str], list[tuple[Target, str]]] = {}
     for target in targets:
@@ -64,7 +64,7 @@ def walk(targets: list[Target], numbers: Iterable[int], seed: int, scratch: Path
 
 
 def _kind(name: str) -> str:
-    """Files that differ by a number alone are one."""
+    """Files whose names differ only in a number are of one kind."""
     parts = Path(name).parts
     if parts[0] == "checkpoints" and parts[-1] != "manifest.json":
         return "checkpoints/N/..."
@@ -85,7 +85,7 @@ def once(
     how = damage(rng, folder / name)
     began, before = time.monotonic(), _memory()
     room = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (ROOM, room[1]))  # a bomb must not take the machine along
+    resource.setrlimit(resource.RLIMIT_AS, (ROOM, room[1]))  # a decompression bomb must not exhaust the machine
     old = signal.signal(signal.SIGALRM, _alarm)
     signal.alarm(LIMIT)
     try:
@@ -132,7 +132,7 @@ traceback, another code, more than {limit} seconds, or a gigabyte of memory more
 
 
 def page(found: dict, seed: int, seconds: float) -> str:
-    """What `make fuzz` writes into the docs."""
+    """The page that `make fuzz` writes into the docs."""
     from pallas_kernels.origin import commit
 
     total = sum(o.refused + o.accepted + len(o.failures) for o in found.values())

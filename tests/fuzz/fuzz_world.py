@@ -42,7 +42,7 @@ class Target(NamedTuple):
     verbs: dict[str, Callable[[Path, Path], int]]
 
     def readers(self, name: str) -> list[str]:
-        """The verbs that read a file."""
+        """The verbs that read this file."""
         return sorted(READERS.get(name, self.verbs.keys()) & self.verbs.keys())
 
     def files(self) -> list[str]:
@@ -60,7 +60,7 @@ def command(*words: str) -> Callable[[Path, Path], int]:
 
 
 def function(read: Callable[[Path], object]) -> Callable[[Path, Path], int]:
-    """What several verbs begin with, under the command's own handling of errors."""
+    """Runs what several verbs begin with, with the command's own error handling."""
 
     def run(folder: Path, out: Path) -> int:
         kept, cli.run = cli.run, lambda args: read(folder)
@@ -73,7 +73,7 @@ def function(read: Callable[[Path], object]) -> Callable[[Path, Path], int]:
 
 
 def open_model(folder: Path) -> None:
-    """As generate, eval, map and diagnose do."""
+    """Opens the model as generate, eval, map and diagnose do."""
     from nagjax.interop.load import load
 
     run = load(folder)
@@ -83,7 +83,7 @@ def open_model(folder: Path) -> None:
 
 
 def resume(folder: Path) -> None:
-    """What train reads besides, where the run is not finished."""
+    """Reads what train also reads if the run is not finished."""
     from nagjax.runs.metrics import JsonLines
     from nagjax.runs.names import METRICS
     from nagjax.train.batches import Skipped
@@ -217,7 +217,7 @@ def _model(folder: Path, corpus: Path) -> Path:
 
 
 def _log(run: Path, corpus: Path) -> None:
-    """What training would have left in an imported run."""
+    """The log that training would have left in an imported run."""
     lines = []
     for step in (1, 2, 3, 4):
         numbers = {"step": step, "tokens": 32 * step, "loss": 5.0 - step, "bits_per_byte": 2.0}
@@ -251,11 +251,11 @@ def _documents(folder: Path) -> None:
 
 
 class Stop(Exception):
-    """Ends a preparation in its midst."""
+    """Ends a preparation in the middle."""
 
 
 def _stopped(folder: Path, documents: int | None = None) -> None:
-    """A preparation that ends after so many documents, or goes on to its end."""
+    """A preparation that stops after this many documents, or runs to its end."""
     from nagjax.data.prepare import prepare
 
     def stop(done: int, tokens: int) -> None:

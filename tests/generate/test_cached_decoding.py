@@ -48,7 +48,7 @@ def test_learned_positions_and_a_prompt_that_fills_the_context():
 
 
 def test_experts_drop_nothing_when_sampling():
-    """Whatever room they have in training."""
+    """This holds for every capacity in training."""
     moe = MoEConfig(4, 2, shared=1, hidden=16, dispatch="capacity", capacity=0.25)
     model = make_model(NAG(), moe=moe)
     full, stepwise = full_logits(model, ROWS), stepwise_logits(model, ROWS)

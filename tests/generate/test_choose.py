@@ -1,4 +1,4 @@
-"""The distribution tokens are drawn from."""
+"""The distribution from which tokens are drawn."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_nucleus_includes_the_crossing_token_and_breaks_ties_by_id():
 
 
 def allowed(scaled, top_k, top_p, min_p):
-    """Which of one row's tokens may be drawn, float64: filters one behind the other, each on what the last one left."""
+    """Which of one row's tokens may be drawn, float64: each filter works on what the last one left."""
     likeliest = sorted(range(scaled.size), key=lambda i: (-scaled[i], i))[: top_k or scaled.size]
     left = np.where(np.isin(np.arange(scaled.size), likeliest), scaled, -np.inf)
     left = np.where(nucleus_by_hand(left[None], top_p)[0], left, -np.inf)

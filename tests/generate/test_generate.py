@@ -1,4 +1,4 @@
-"""What generate promises beside the right logits: seeds, stopping, compilation, errors."""
+"""Properties of generate other than correct logits: seeds, stopping, compilation, errors."""
 
 import jax
 import numpy as np
@@ -107,7 +107,7 @@ def test_rows_of_different_lengths_are_read_apart_and_written_together(model, mo
 
 
 def test_rows_that_are_done_leave_the_batch(model, monkeypatch):
-    """Of eight rows six are done after one token: the others are written on as two, as they would have been."""
+    """Six of eight rows end after one token: the other two continue as a batch of two, with the same tokens."""
     monkeypatch.setattr(batching, "OFTEN", 2)
     sizes, write = [], batching.write
 
@@ -125,7 +125,7 @@ def test_rows_that_are_done_leave_the_batch(model, monkeypatch):
 
 
 def by_full_passes(model, prompt, tokens):
-    """Greedy continuation by the rule of the window, each token by a pass without a cache."""
+    """Greedy continuation in a sliding window, each token by a pass without a cache."""
     ids, context = list(prompt), model.config.context
     for _ in range(tokens):
         window = ids[window_start(len(ids), context) :]

@@ -31,7 +31,7 @@ def model(request):
 
 
 def forward(model, rows, cuts):
-    """Logits and who ran, by one pass over padded rows."""
+    """Logits, and which tokens ran, by one pass over padded rows."""
     padded, lengths = np.zeros((len(rows), 48), np.int32), np.array([len(row) for row in rows])
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
@@ -56,7 +56,7 @@ def middle_cuts(model):
 
 
 def test_greedy_equals_one_pass_under_the_same_rule(model, monkeypatch):
-    """While prompts are read and tokens written, only those who run are computed, in batches of a few sizes."""
+    """While prompts are read and tokens written, only tokens that run are computed, in batches of a few sizes."""
     monkeypatch.setattr(ragged, "WORTH_IT", {"rows": 2, "tokens": 4})
     monkeypatch.setattr(ragged, "PARTS", 3)
     cuts = middle_cuts(model)
@@ -142,7 +142,7 @@ def test_a_full_cache_lets_nobody_in():
 
 
 def test_a_sublayer_nobody_enters_is_not_run():
-    """With thresholds nothing reaches, a NaN in every branch's parameters is never read."""
+    """With thresholds that no score reaches, NaNs in every branch's parameters are never read."""
     model = make_model(find_scheme("nag")(), mod=ModConfig(rate=(0.5,), kv="selected"))
     graph, params = nnx.split(model)
     pure = nnx.to_pure_dict(params)

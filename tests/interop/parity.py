@@ -1,4 +1,4 @@
-"""What two programs' logits may differ by, and how nagjax computes them."""
+"""How much the logits of two programs may differ, and how nagjax computes them."""
 
 import functools
 

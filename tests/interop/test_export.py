@@ -1,4 +1,4 @@
-"""Exported models as transformers loads them, and what plain formats refuse."""
+"""Exported models as transformers loads them, and runs that no Hugging Face format can express."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The harness' questions to a run, against sums of logits; and a task of four rows through the command."""
+"""The harness' requests to a run, against sums of logits; and a task of four rows through the command."""
 
 import json
 import sys

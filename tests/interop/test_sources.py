@@ -1,4 +1,4 @@
-"""What is wrong with a model's files is named; what is right is read without a second copy of it. Needs no PyTorch."""
+"""Faults in a model's files are named, and sound files are read without a second copy. Needs no PyTorch."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What "auto" attention takes on a machine that is not this one."""
+"""Which implementation "auto" attention chooses on other machines."""
 
 import jax
 import jax.numpy as jnp

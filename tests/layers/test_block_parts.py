@@ -69,7 +69,7 @@ def test_rotary_on_a_part_leaves_the_rest():
 
 
 def test_llama3_frequencies():
-    """Short waves stay, long ones are divided by the factor, and the share in between is linear in the frequency."""
+    """High frequencies stay, low ones are divided by the factor; between them the share is linear in the frequency."""
     rope = RopeConfig("llama3", factor=8.0, low=1.0, high=4.0, original=64)
     plain = np.asarray(frequencies(16, 1e4), float)
     got, turns = np.asarray(frequencies(16, 1e4, rope), float), 64 * plain / (2 * np.pi)

@@ -1,4 +1,4 @@
-"""Experts against a loop over tokens in numpy, by every way of dispatching, and what keeps them balanced."""
+"""Experts against a loop over tokens in numpy, for every kind of dispatch, and their balancing."""
 
 import dataclasses
 import functools

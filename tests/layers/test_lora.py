@@ -79,7 +79,7 @@ def test_a_target_that_is_not_there():
 
 @pytest.mark.parametrize("scheme", ["plain", "ngpt"])
 def test_start_values_are_those_without_adapters(scheme):
-    """The matrices are drawn as if there were none, and at the start their products are nothing."""
+    """The matrices are drawn as without adapters, and the adapters' products are 0 at the start."""
     bp = blueprint(scheme)
     plain = tiny.blueprint(without_adapters(bp.config))
     params, want = (tiny.fresh(one).params for one in (bp, plain))

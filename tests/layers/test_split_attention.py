@@ -20,7 +20,7 @@ TOKENS, HEADS, KEYS, WIDTH = 256, 2, 2, 128
 
 
 def outputs(implementation, mesh=None):
-    """What attention gives, and the gradients of its inputs."""
+    """The output of attention, and the gradients of its inputs."""
     q, k, v, weights = 0.5 * np.random.default_rng(0).standard_normal((4, 2, TOKENS, HEADS, WIDTH)).astype(np.float32)
     segments = jnp.asarray(np.array([[1] * 100 + [2] * 156, [1] * 200 + [2] * 40 + [0] * 16]))
     first = jnp.array([[0] * 100 + [100] * 156, [0] * 200 + [200] * 40 + [240] * 16])

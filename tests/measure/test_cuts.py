@@ -16,7 +16,7 @@ from tests.tiny import model_config, packed_batch
 
 @pytest.mark.parametrize("name", ["plain", "lns", "nag"])
 def test_a_cut_model_is_one_whose_sublayers_are_removed(name):
-    """The other way to remove them: Mixture-of-Depths at rate 1. Both leave the others at their place in depth."""
+    """Mixture-of-Depths at rate 1 removes them too. Both leave the others at their place in depth."""
     config, scheme, batch = model_config(depth=4), find_scheme(name)(), packed_batch()
     model = Transformer(config, scheme, nnx.Rngs(0))
 

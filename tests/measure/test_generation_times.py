@@ -1,4 +1,4 @@
-"""Time and FLOPs of reading and writing: what ran is counted as a loop over the tokens would."""
+"""Time and FLOPs of reading and writing: the tokens that ran are counted as in a loop over tokens."""
 
 import json
 

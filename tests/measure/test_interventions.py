@@ -1,4 +1,4 @@
-"""Interventions on a pass, each against a second way to do it."""
+"""Interventions on a forward pass, each against a second way to compute the same."""
 
 import jax
 import jax.numpy as jnp

@@ -26,7 +26,7 @@ SOME = 12
 
 @functools.cache
 def looked_at(name):
-    """A model, and all that the probe sees of it."""
+    """A model, and everything that the probe returns for it."""
     plan = blueprint(run_config(find_scheme(name)()))
     model = plan.model(moved(plan.create().params))
     return model, probe(model, packed_batch(), full=True, sample=SOME)
@@ -89,7 +89,7 @@ def test_an_attention_row_of_the_probe_is_the_model_s():
 
 
 def test_a_probe_on_a_mesh_with_routed_tokens():
-    """Two devices over the batch see what one sees; skipped tokens are told, and their residual stands still."""
+    """Two devices that split the batch give what one gives; skipped tokens are marked, their residual unchanged."""
     changes = {"mod": ModConfig(rate=(0.5,), router="linear"), "depth": 2}
     config = run_config(find_scheme("plain")(), **changes)
     one, two = blueprint(config), blueprint(config, data=2)

@@ -1,4 +1,4 @@
-"""Small routed models with parameters that hide nothing, and the same sublayers written out without any gathering."""
+"""Small routed models with random parameters, and the same sublayers written without gathering rows."""
 
 import functools
 

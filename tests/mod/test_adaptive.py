@@ -1,4 +1,4 @@
-"""Adaptive depth: the threshold finds its rate and holds it, and what runs is what the causal rule lets in."""
+"""Adaptive depth: the threshold finds and holds its rate, and the tokens that run are those of the causal rule."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ CASES = {
 
 @functools.cache
 def passes(case: str):
-    """Training's pass and the causal one: loss, gradients, logits and who ran, of a batch with padding."""
+    """The training pass and the causal one on a batch with padding: loss, gradients, logits and which tokens ran."""
     name, mod = CASES[case]
     model, batch = make(find_scheme(name)(), mod, depth=2), tiny.packed_batch()
     graph, params = nnx.split(model)
@@ -73,7 +73,7 @@ def test_training_runs_what_sampling_runs(case):
 
 
 def _routing(grads):
-    """The routers' gradients: of those that have parameters."""
+    """The gradients of the routers that have parameters."""
     blocks = nnx.to_pure_dict(grads)["blocks"]
     return [blocks[kind].get("routing", {}).get("router", {}) for kind in ("attention", "mlp")]
 

@@ -1,4 +1,4 @@
-"""Causal deciders: nothing of the future, and what they decide by."""
+"""Causal deciders: they read nothing of the future, and their decisions are as defined."""
 
 import dataclasses
 import itertools
@@ -30,7 +30,7 @@ def fits(find, *what) -> bool:
 
 
 def scheme_of(router: str):
-    """The first that it can score."""
+    """The first scheme that this router can score."""
     schemes = map(find_scheme, {"random": ("lns",)}.get(router, ("plain", "nag")))
     return next(scheme() for scheme in schemes if fits(find_router, router, scheme()))
 
@@ -74,7 +74,7 @@ def causal(model, tokens, cuts):
     "mod", list(cases()), ids=lambda m: f"{m.unit} {m.router} {m.decider} {m.kv} {m.capacity} {m.every}"
 )
 def test_the_past_does_not_move(mod):
-    """To the bit: leakage is zero."""
+    """Bit for bit: nothing leaks from later tokens."""
     model = make(scheme_of(mod.router), mod, depth=2)
     tokens = jnp.asarray(tiny.packed_batch().tokens)
     run = causal(model, tokens, cuts_of(model, tokens))
@@ -89,7 +89,7 @@ def test_the_past_does_not_move(mod):
 
 
 def test_top_k_does_look_ahead():
-    """What makes a causal rule necessary: under top-k the past moves."""
+    """This makes a causal rule necessary: under top-k, later tokens change earlier outputs."""
     model = make(find_scheme("nag")(), ModConfig(rate=(0.5,)))
     tokens, (graph, params) = jnp.asarray(tiny.packed_batch().tokens), nnx.split(model)
     run = jax.jit(lambda p, x: nnx.merge(graph, p)(x, Where.whole(*x.shape), mapped=True).paths["ran"])

@@ -1,4 +1,4 @@
-"""Who is gathered of a batch in which some run, and where the results go."""
+"""Which rows of a batch are gathered if only some run, and where their results go."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -21,7 +21,7 @@ def factors(weight: str, scores=SCORES):
 
 @pytest.mark.parametrize("rate", [0.125, 0.25, 0.5])
 def test_no_update_changes_its_sign(rate):
-    """Of the tokens that run; the raw score turned two in five of them at an eighth skipped, and still offers to."""
+    """For tokens that run. The raw score, still an option, changed the sign for two in five when an eighth skipped."""
     keep = int((1 - rate) * SCORES.shape[1])
     chosen = jax.lax.top_k(SCORES, keep)[0]
     for weight in ("tanh", "sigmoid"):
@@ -30,7 +30,7 @@ def test_no_update_changes_its_sign(rate):
 
 
 def test_factors_at_the_start():
-    """1 + tanh leaves an update as it is on average, the sigmoid halves it."""
+    """1 + tanh leaves an update unchanged on average; the sigmoid halves it."""
     assert ModConfig().weight == "sigmoid"
     assert factors("tanh").mean() == pytest.approx(1.0, abs=0.01)
     assert factors("sigmoid").mean() == pytest.approx(0.5, abs=0.01)
@@ -45,7 +45,7 @@ def test_the_router_learns_by_its_factor(weight):
 
 
 def test_an_earlier_run_has_the_factor_it_was_trained_with():
-    """Only where there was one: other runs go on under the options they would be given today."""
+    """Only runs that had a factor keep theirs: others continue under today's options."""
 
     def opened(scheme, **mod):
         values = to_dict(tiny.run_config(find_scheme(scheme)(), mod=ModConfig(**mod)))

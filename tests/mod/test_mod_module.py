@@ -1,4 +1,4 @@
-"""Mixture-of-Depths around branches that are not ours."""
+"""Mixture-of-Depths around branches of a user's own."""
 
 import warnings
 
@@ -26,7 +26,7 @@ def tanh(x):
 
 
 class Average:
-    """A branch whose tokens read each other: everybody's mean, which is the same whoever asks."""
+    """A branch whose tokens read each other: it returns the mean over all tokens, the same for each."""
 
     def keys_values(self, x, where):
         return jnp.mean(x, axis=1, keepdims=True) + 0.0 * x
@@ -51,7 +51,7 @@ def test_chosen_tokens_run_as_without_routing_and_the_others_pass(name):
 
 
 def test_it_is_the_transformers():
-    """Our own branches, through our own model and around the module."""
+    """nagjax's own branches, in its Transformer and in the module."""
     model, batch = make(find_scheme("nag")(), ModConfig(rate=(0.25,))), tiny.packed_batch()
     own = MixtureOfDepths(residual_of(model), 0.25)
 

@@ -1,4 +1,4 @@
-"""Rows that are short, rows that are filler: they are no text, so no mean, threshold or loss may count them."""
+"""Padding in short rows and filler rows is no text, so no mean, threshold or loss may count it."""
 
 import functools
 
@@ -25,7 +25,7 @@ LENGTHS = (8, 8, 6, 2, 4, 7, 0, 0)  # of the rows; K of them are needed for a cu
 
 
 def ragged(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Batch:
-    """No token twice in a row: equal rows of a stream tie. Not every token's target counts."""
+    """No token occurs twice in a row, since equal tokens tie. Not every token's target counts."""
     batch, noise = tiny.packed_batch(seed, len(lengths)), np.random.default_rng(seed)
     place = np.arange(tiny.TOKENS)
     segments = (place < np.array(lengths)[:, None]).astype(np.int32)
@@ -41,7 +41,7 @@ def config(name="nag", mod=HALF, **options):
 
 @functools.cache
 def mapped(name: str, mod: ModConfig):
-    """A model, its output on the ragged batch, who ran [S, B, T], scores [S, B, T] and real tokens, float64."""
+    """A model, its output on the ragged batch, tokens that ran [S, B, T], scores [S, B, T] and real tokens, float64."""
     model, batch = make(find_scheme(name)(), mod), ragged()
     output, _ = run(model, batch, mapped=True, observed=True, cuts=jnp.full(6, 0.3))
     ran = np.asarray(output.paths["ran"])
@@ -102,7 +102,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_evaluation_weighs_its_batches_by_tokens(rule):
-    """Over two batches of 35 tokens and of 3: what is reported is what is counted by hand, to 1e-6."""
+    """Over two batches, of 35 tokens and of 3: the report equals a count by hand, to 1e-6."""
     mod, causal = RULES[rule]
     bp = tiny.blueprint(config(mod=mod, train={"batch": 8}))
     evaluator = object.__new__(Evaluator)
@@ -149,7 +149,7 @@ def test_a_threshold_outlives_short_rows():
 @pytest.mark.parametrize("steps", [0, 5])
 @pytest.mark.parametrize("broken", [-np.inf, np.nan])
 def test_a_broken_threshold_heals(broken, steps):
-    """As older runs saved it, and as a run that starts from one finds it: at a decay of 0 and later."""
+    """As older runs saved it, and as a run that starts from one finds it: at a decay of 0, and at later steps."""
     guard = new_guard()._replace(good=jnp.int32(steps))
     state = TrainState(None, None, None, None, {"cuts": jnp.array([broken, 0.5])}, guard)
     none = _averaged(state, {"cuts": Cuts(jnp.zeros(2), jnp.zeros(2))}, ModConfig())["cuts"]

@@ -78,7 +78,7 @@ def _restore(into: dict, values: dict) -> None:
 
 @pytest.mark.parametrize("name", schemes())
 def test_skipped_tokens_keep_their_residual(name):
-    """No router's weight, no copy through another dtype, touches the skip path."""
+    """Neither a router's weight nor a conversion of dtype touches the residual of a skipped token."""
     kind = "stages, one kind removed" if (name, "stages, one kind removed") in CASES else "half"
     output, _ = run(make(find_scheme(name)(), SOME[kind]), mapped=True)
     skipped = ~np.asarray(output.paths["ran"])

@@ -31,7 +31,7 @@ def config(name="nag", mod=HALF, **options):
 
 
 def distinct_batch(seed: int):
-    """No token twice in a row: equal rows tie, and a rounding would say which of them runs."""
+    """No token occurs twice in a row: equal tokens tie, and rounding would decide which of them runs."""
     batch = tiny.packed_batch(seed)
     noise = np.random.default_rng(seed)
     rows = [noise.permutation(tiny.VOCAB)[: tiny.TOKENS] for _ in range(tiny.BATCH)]

@@ -18,7 +18,7 @@ def choose(scores, k, segments=None):
 
 
 def test_ties_do_not_cost_a_token():
-    """A strict comparison with the k-th score would keep fewer; the earlier of two equals goes first."""
+    """A strict comparison with the k-th score would keep fewer than k; of two equal scores the earlier is taken."""
     chosen = choose([[1.0, 2.0, 2.0, 2.0, 0.0], [3.0, 3.0, 3.0, 3.0, 3.0]], 2)
     np.testing.assert_array_equal(chosen.indices, [[1, 2], [0, 1]])
     np.testing.assert_array_equal(chosen.cut, [2.0, 3.0])

@@ -17,7 +17,7 @@ BALANCE = find_decider("balance", ROUTER)
 
 
 class Plain:
-    """A scheme of which only `read` is asked."""
+    """A scheme of which only `read` is called."""
 
     @staticmethod
     def read(stream):

@@ -1,4 +1,4 @@
-"""Parameters carry Flax's own sharding metadata: names of axes, or mesh axes where rules say so."""
+"""Parameters carry Flax's own sharding metadata: logical axis names, or mesh axes if there are rules."""
 
 import flax.linen
 import pytest

@@ -1,4 +1,4 @@
-"""A float32 residual beside branches in bfloat16, of every scheme."""
+"""A float32 residual beside branches in bfloat16, for every scheme."""
 
 import jax
 import jax.numpy as jnp

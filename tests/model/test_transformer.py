@@ -36,7 +36,7 @@ def logits(model, tokens, where):
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 @pytest.mark.parametrize("scheme", ["plain", "nag"])
 def test_a_document_packed_behind_another_is_as_alone(scheme, positions):
-    """Three rows: documents a and b packed; b alone; a and other padding."""
+    """Three rows: documents a and b packed; b alone; a with other padding."""
     a, b = [5, 9, 2], [7, 1, 30, 4]
     tokens = np.array([a + b + [0], b + [0, 0, 0, 0], a + [31, 30, 29, 28, 27]])
     segments = np.array([[1] * 3 + [2] * 4 + [0], [1] * 4 + [0] * 4, [1] * 3 + [0] * 5])

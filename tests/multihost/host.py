@@ -29,7 +29,7 @@ def connect(job: dict) -> None:
 
 
 def losses(scheme, start, steps: int = 3) -> list[tuple[float, float]]:
-    """Loss and gradient norm of a few steps, this host holding half of each batch."""
+    """Loss and gradient norm of a few steps; this host holds half of each batch."""
     import jax
     import numpy as np
     import tiny

@@ -1,4 +1,4 @@
-"""Where a process stands among the others, from options and environment; what is wrong is named."""
+"""A process' index among the hosts, from options and environment; wrong settings are named."""
 
 import socket
 import types

@@ -54,7 +54,7 @@ def close(one, other):
 
 
 def of(notes, folder, what):
-    """What each host noted of a run."""
+    """What each host recorded of a run."""
     return [[note for note in host if note.get("out") == str(folder) and what in note] for host in notes]
 
 
@@ -118,7 +118,7 @@ def first_life(hosts, config, alone, tmp_path_factory):
 
 @pytest.fixture
 def lives(hosts, config, alone, first_life):
-    """What was noted in each life of the run that is killed: the second one loses the first host as it saves."""
+    """The records of each life of the run that is killed: in the second one the first host is lost as it saves."""
     folder, stopped = first_life[0], alone[0] / "stopped"
     found = [first_life[1]]
     for faults in ({0: {"at": 6, "during": "save", "signal": signal.SIGKILL}}, {}):

@@ -1,4 +1,7 @@
-"""The committed notebooks: run, whole, small, and free of the machine they ran on. `make notebooks` executes them."""
+"""The committed notebooks: executed, complete, small, and without paths of the machine they ran on.
+
+`make notebooks` executes them.
+"""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What a lowered program calls when a kernel of ours is in it, and how kernels are interpreted."""
+"""The custom calls of lowered programs that contain one of the kernels, and how kernels are interpreted."""
 
 from jax.experimental.pallas import tpu as pltpu
 

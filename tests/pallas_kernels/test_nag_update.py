@@ -90,7 +90,7 @@ def test_edges_match_float64_and_stay_finite(name, edge):
 
 @pytest.mark.parametrize("name", ("reference", "xla", *INTERPRETERS))
 def test_no_update_does_not_rule_the_gradient(name):
-    """A row that proposes nothing has a gradient no larger than what comes in, and not none: it can learn."""
+    """A row with a zero update has a gradient that is no larger than the incoming one and not 0: it can learn."""
     (r, s, u, t), cotangents = nag_oracle.inputs(8, 128, "float32")
     t = 0.1 + jnp.abs(t)
     u = u.at[0].set(0.0).at[1].set(1e-8 * u[1]).at[2].set(3.0)

@@ -129,7 +129,7 @@ def test_lowers_to_its_kernel(lower, platform, name):
 
 
 def test_gate_and_update_in_two_steps_on_a_gpu():
-    """What `composed` does is tested at one shape: its parts are XLA's gate and the kernel of `nag_update`."""
+    """`composed` is tested at one shape: its parts are XLA's gate and the kernel of `nag_update`."""
     primals, cotangents = inputs(7, 96, "float32")
     with interpreting():
         got = nag_oracle.with_gradients(implementation("composed"), primals, cotangents)

@@ -62,7 +62,7 @@ def test_edge_rows(implementation):
 
 
 def test_closed_and_open_gates():
-    """Logits far outside: the update is dropped or taken whole, and the gate's gradients are zero."""
+    """For very large or small logits the update is taken whole or dropped, and the gate's gradients are zero."""
     h, u = jnp.ones((2, 64)), jnp.full((2, 64), 2.0)
     ones, vector = jnp.ones((2, 64)), jnp.ones(64)
     far = jnp.array([[-1e4], [1e4]]) * ones

@@ -1,4 +1,4 @@
-"""What `auto` becomes, what is filled in, and what is refused before any compiler starts."""
+"""How `auto` is resolved, which options are filled in, and what is refused before any compiler starts."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Names of machines, and what is said of names that are none."""
+"""Names of machines, and the errors for unknown names."""
 
 import pytest
 

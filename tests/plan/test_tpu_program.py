@@ -1,4 +1,4 @@
-"""What only TPU programs have, on text written as their compiler prints it."""
+"""Features that only TPU programs have, on text in the form that their compiler prints."""
 
 from nagjax.plan.account import account
 from pallas_kernels.hlo import parse

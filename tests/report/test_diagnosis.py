@@ -1,4 +1,4 @@
-"""A diagnosis end to end, on a model whose blocks are known to do nothing or something."""
+"""A diagnosis end to end, on a model in which it is known which blocks do nothing."""
 
 import json
 import re

@@ -28,7 +28,7 @@ def drawn(runs):
 
 
 def shows(png: bytes, color: str) -> bool:
-    """Whether the picture has pixels of that very colour."""
+    """Whether the picture has pixels of exactly that colour."""
     pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
     return bool((np.abs(pixels - np.round(255 * np.array(to_rgb(color)))).max(axis=-1) <= 1).any())
 

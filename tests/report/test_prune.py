@@ -1,4 +1,4 @@
-"""A pruned run: what it says, what it computes, and that it is a run like any."""
+"""A pruned run: its record, its losses, and that every command opens it."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def test_an_imported_model_is_pruned(tmp_path):
 
 @pytest.mark.parametrize("name", ["lns", "nag"])
 def test_blocks_that_stay_keep_their_place_and_their_routing(name):
-    """The other way: the whole model, whose forward pass leaves the blocks out."""
+    """Compared with the whole model when its forward pass leaves the blocks out."""
     mod = ModConfig(rate=(0.5,), every=2, router="random")
     plan = blueprint(run_config(find_scheme(name)(), depth=DEPTH, mod=mod))
     state, batch = plan.create(), packed_batch()

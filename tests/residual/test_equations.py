@@ -132,7 +132,7 @@ def test_nag(progress):
 
 
 def test_telemetry_is_what_it_says():
-    """telemetry() of one update against the vectors themselves."""
+    """telemetry() of one update against the same measures of the vectors."""
     from nagjax.residual.protocol import telemetry
 
     embedding, updates, _ = inputs()

@@ -60,7 +60,7 @@ def test_reordered():
 
 
 def test_epsilon_is_an_option_of_plain():
-    """A residual of zeros keeps its norm's gain out of the result only by epsilon."""
+    """Plain normalises with the epsilon it is given, and values out of range are refused."""
     embedding, updates, _ = inputs()
     loose, tight = (find_scheme("plain")(epsilon=epsilon) for epsilon in (0.5, 1e-6))
     stack = build(loose, width=WIDTH, sublayers=SUBLAYERS)

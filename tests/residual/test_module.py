@@ -1,4 +1,4 @@
-"""Schemes as modules around branches that are not ours. That they are the Transformer's schemes: tests/contracts."""
+"""Schemes as modules around branches of a user's own. That they are the Transformer's schemes: tests/contracts."""
 
 import inspect
 import pickle
@@ -63,7 +63,7 @@ def test_scanned_unrolled_and_in_a_scan_of_ones_own_are_the_same(name):
 @pytest.mark.parametrize("name", ["nag", "hyper_connections"])
 @pytest.mark.parametrize("lead", [(), (6,), (1, 2, 3)], ids=str)
 def test_any_axes_in_front_of_the_features(name, lead):
-    """And a branch sees the shape that x has."""
+    """A branch gets the same shape as x."""
     own, stack, x = residual(name), stacked(), normal(0, 6, WIDTH)
     seen = []
     whole = own(x, apart(stack), progress=1.0)

@@ -20,7 +20,7 @@ def rms(x):
 
 
 def wide_open(stack):
-    """Every modulator at one: m = 1, whatever it reads."""
+    """Sets every modulator to m = 1, whatever it reads."""
     for gate in stack.gates:
         gate.bias = nnx.Param(jnp.full_like(gate.bias[...], 200.0))
     return stack

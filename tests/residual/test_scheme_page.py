@@ -27,7 +27,7 @@ def load():
 
 @pytest.fixture(scope="module")
 def sections() -> dict[str, str]:
-    """What the page has for each scheme, and under "" what stands before."""
+    """The page's section for each scheme, and under "" the text before them."""
     parts = re.split(r"^## .* \{ #(\w+) \}$", load().page(FOLDER), flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
 

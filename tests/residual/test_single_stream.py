@@ -159,7 +159,7 @@ def test_factors_of_the_start_by_depth():
 
 
 def test_starts_reach_the_matrices_they_are_for():
-    """DeepNorm divides values, outputs and up projections, and neither queries, keys nor the gate inside SwiGLU."""
+    """DeepNorm divides values, outputs and up projections, but not queries, keys or the gate inside SwiGLU."""
     config = ModelConfig(depth=3, width=64, heads=2, vocab=7, context=4)
     blocks = Transformer(config, find_scheme("deepnorm")(), nnx.Rngs(0)).blocks
     for sublayer, divided in ((blocks.attention, ("value", "out")), (blocks.mlp, ("up", "down"))):

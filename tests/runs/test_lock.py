@@ -1,4 +1,4 @@
-"""One writer of a run's folder: between processes, between machines, and after a death."""
+"""Only one writer of a run's folder: between processes, between machines, and after a process or machine died."""
 
 import json
 import os
@@ -26,7 +26,7 @@ with WriterLock(sys.argv[1], "train"):
 
 
 def hold(folder: Path, seconds: float = 60.0) -> subprocess.Popen:
-    """A process that holds the folder, as of when this returns."""
+    """Starts a process that holds the folder by the time this returns."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder), str(seconds)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     return process
@@ -70,7 +70,7 @@ def test_of_many_at_once_one_gets_it(tmp_path):
 
 
 def elsewhere(folder: Path, token: str = "theirs", beat: str = "1") -> None:
-    """What a writer on another machine leaves."""
+    """The lock file of a writer on another machine."""
     holder = {"pid": 7, "host": "far", "boot": "other", "started": "2030-01-01", "doing": "train"}
     content = json.dumps(holder | {"token": token, "beat": beat}).ljust(511) + "\n"
     file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # in place and at once, as a writer does
@@ -103,7 +103,7 @@ def test_another_machine_that_does_not_loses_it(tmp_path, quick, capsys):
 
 @pytest.mark.parametrize("shift", [-1e6, 1e6], ids=["long ago", "in the future"])
 def test_clocks_may_be_wrong(tmp_path, quick, shift):
-    """A file of long ago is nobody's at once; one of the future is waited for, not for ever."""
+    """A lock of long ago is free at once; one from the future is waited for, but not for ever."""
     elsewhere(tmp_path)
     os.utime(tmp_path / LOCK, (time.time() + shift,) * 2)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A folder that is there when it is whole, and not at all before; nothing stands in the way of another attempt."""
+"""A new folder appears only when it is complete, and a failed attempt does not block another."""
 
 import subprocess
 import sys

@@ -60,7 +60,7 @@ def test_a_bundle_gives_the_logits_of_its_run(unpacked):
 
 
 def test_a_run_goes_on_as_it_went(unpacked):
-    """Its optimizer, cuts, place in the data and log: losses of the steps behind its checkpoint."""
+    """Optimizer, cuts, position in the data and log are right if the losses after its checkpoint are the same."""
     unpacked("corpus")
     folder = unpacked("nag")
     expected = np.load(folder / "expected.npz")["train_loss"]

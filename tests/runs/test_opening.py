@@ -58,7 +58,7 @@ def test_complete_is_generate_through_the_tokenizer(run):
 
 
 def test_a_stop_text_ends_its_row(run):
-    """Before its first occurrence, though it is found only some tokens later."""
+    """The row ends before the text's first occurrence, although it is found only some tokens later."""
     prompts, options = ["document 1", "is"], {"tokens": 24, "temperature": 0.0}
     whole = complete(run, prompts, **options)
     stop = whole[0][3:5]

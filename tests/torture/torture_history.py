@@ -41,7 +41,7 @@ class Variant:
 
 @dataclass
 class Tally:
-    """What was injected, and what came of it."""
+    """What was injected, and the outcomes."""
 
     injected: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -54,14 +54,14 @@ class Tally:
 
 
 class Process(NamedTuple):
-    """A command that runs, and where what it says is read."""
+    """A running command, and the pipe from which its output is read."""
 
     pid: int
     output: int
 
 
 class Lost(Exception):
-    """Something that must hold after a fault does not."""
+    """A condition that must hold after a fault does not hold."""
 
 
 class History:
@@ -101,7 +101,7 @@ class History:
         return self.end(process), time.monotonic() - began
 
     def begin(self, argv: list[str], prepare=lambda: None) -> "Process":
-        """The command in a fork, as of when its training has begun (or the process has ended)."""
+        """Runs the command in a fork and returns when its training has begun (or the process has ended)."""
         self.tally.processes += 1
         begun, begin = os.pipe()
         output, sink = os.pipe()  # not a file: its size may be limited
@@ -220,7 +220,7 @@ class History:
     # ---- what must hold
 
     def check_reference(self) -> None:
-        """What can be said of the run without faults."""
+        """Checks the run without faults; here there is nothing to check."""
 
     def compare(self) -> None:
         """A finished run must equal the unbroken one; the next fault starts a new one."""
@@ -305,7 +305,7 @@ def run_in_fork(argv, sink: int, poison, prepare, begin: int) -> None:
 
 
 def leave_the_others() -> None:
-    """What the interpreter's end would do, which does not come."""
+    """Does what the interpreter's exit would do, because the fork ends without one."""
     import jax
 
     if jax.distributed.is_initialized():

@@ -22,6 +22,6 @@ def other_losses(history, records: list[dict], wanted: list[dict]) -> str:
 
 
 def losses(records: list[dict]) -> dict[tuple, float]:
-    """Of every sound step and evaluation."""
+    """Losses of every good step and evaluation."""
     kept = [record for record in records if "loss" in record and not record.get("skipped")]
     return {(record["kind"], record["step"]): record["loss"] for record in kept}

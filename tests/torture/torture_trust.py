@@ -22,7 +22,7 @@ LINKED = (names.METRICS, names.CONFIG, names.CORPUS, names.IDENTITY, names.INFO)
 
 
 def under_way(history) -> int:
-    """Brings the run to where it has a checkpoint, and is not finished; the step of the newest one."""
+    """Trains until the run has a checkpoint and is not finished; returns the step of the newest one."""
     while not (steps := history.steps()) or steps[-1] == history.last:
         history.attempt("terminate in a step")
     return steps[-1]
@@ -72,7 +72,7 @@ def second_writer(history) -> None:
 
 
 def link(history) -> None:
-    """A file of the run, or its newest checkpoint, is a link out of the folder."""
+    """A file of the run, or its newest checkpoint, becomes a link out of the folder."""
     step = under_way(history)
     name = history.rng.choice([*LINKED, f"{names.CHECKPOINTS}/{step}"])
     path, outside = history.run / name, history.folder / "outside"
@@ -153,7 +153,7 @@ def damaged_json(history) -> None:
 
 
 def clock_backwards(history) -> None:
-    """The clock goes back by up to a day in the midst of the run."""
+    """The clock goes back by up to a day in the middle of the run."""
     at, back, now = history.rng.randint(1, 60), history.rng.uniform(1, 86_400), time.time
     calls = itertools.count()
 

@@ -97,7 +97,7 @@ def test_progress_is_told_now_and_then(monkeypatch):
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_while_it_compiles_ends_it_soon(tmp_path, number, code):
-    """The compiler does not come back to Python: it stands here for a call that never does."""
+    """The compiler does not return to Python; here a call that never returns stands in for it."""
     script = tmp_path / "run.py"
     script.write_text(HANGING)
     run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

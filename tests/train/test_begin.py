@@ -1,4 +1,4 @@
-"""Training that begins with another run's parameters."""
+"""Training that starts from another run's parameters."""
 
 import json
 
@@ -26,7 +26,7 @@ def first(tmp_path_factory):
 
 
 def test_a_run_goes_on_from_another(first, tmp_path):
-    """The first evaluation is the other run's last one; model and scheme are the other run's; it resumes."""
+    """The first evaluation equals the other run's last one; model and scheme are that run's; the new run resumes."""
     second = tmp_path / "second"
     again = RunConfig(find_scheme("plain")(), train=OPTIONS, start=str(first))
     train(again, second)

@@ -71,7 +71,7 @@ def whole(run_of, tmp_path_factory):
 
 
 def test_a_resumed_run_is_the_unbroken_one(whole, run_of, tmp_path, monkeypatch):
-    """Killed behind its fourth step, and gone on with: parameters, moments, average and metrics to the bit."""
+    """Killed after its fourth step and continued: parameters, moments, average and metrics are equal bit for bit."""
     shutil.copytree(whole, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / "6")
     config = run_of(ema=DECAY, keep=3)
@@ -89,7 +89,7 @@ def test_a_resumed_run_is_the_unbroken_one(whole, run_of, tmp_path, monkeypatch)
 
 
 def test_what_is_opened_is_the_average(whole, run_of, tmp_path):
-    """Its loss is the one that the run's own last evaluation found; the parameters of the last step are others'."""
+    """Its loss is that of the run's own last evaluation; the parameters of the last step give another."""
     run = open_run(whole)
     abstract = {"params": run.blueprint.abstract_params(), "average": run.blueprint.abstract_params()}
     saved = restore_parts(whole / names.CHECKPOINTS, abstract)

@@ -1,4 +1,4 @@
-"""Counted against what is there: parameters, bytes, and XLA's own count of the forward pass' FLOPs."""
+"""Counts against the real arrays and programs: parameters, bytes, and XLA's count of the forward pass' FLOPs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Bad steps: judged on the device, changing nothing; and what a run does about them by policy."""
+"""Bad steps are detected on the device and change nothing; and what a run does about them under each policy."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_a_gradient_alone_is_enough(routed):
 
 
 def poison(monkeypatch, numbers, key="weights"):
-    """From now on these batches are bad whenever they are taken; returns the numbers as they are taken."""
+    """From now on these batches are bad whenever they are used; returns a list of the numbers used so far."""
     take, taken = TrainBatches.take, []
 
     def bad(self, number):

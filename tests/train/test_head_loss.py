@@ -29,7 +29,7 @@ WIDTH, BATCH, TOKENS = 16, 8, 8
 
 @dataclasses.dataclass
 class Table:
-    """A model of which only the head is left."""
+    """A model that consists only of its head."""
 
     table: jax.Array
 

@@ -1,4 +1,4 @@
-"""A run trains, writes what it promises, and goes on bit for bit after a kill."""
+"""A run trains, writes all its files, and continues bit for bit after a kill."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a run does when it is asked for something odd, and how it treats the host's time."""
+"""How a run handles unusual settings, and that the host does not wait inside the loop."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""A run on a mixture whose weights change: over eight devices, stopped anywhere, it ends as if it never had."""
+"""A run on a mixture whose weights change: on eight devices, stopped anywhere, it ends as if never stopped."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def whole(mixed, tmp_path_factory):
 
 @pytest.fixture
 def half(whole, tmp_path):
-    """As it was after two of its six steps."""
+    """The run as it was after two of its six steps."""
     shutil.copytree(whole, tmp_path / "half")
     for step in ("4", "6"):
         shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / step)

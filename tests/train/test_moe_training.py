@@ -124,7 +124,7 @@ def test_every_kind_of_stream_trains(name):
 
 
 def test_the_biases_follow_the_load_of_the_whole_batch():
-    """In parts or at once, and they have no gradient, moment or decay."""
+    """With the batch in parts or whole; the biases have no gradient, moment or decay."""
     moe = dataclasses.replace(CONFIGS["capacity"], dispatch="dropless", load_weight=0.0)
     whole, parts = (steps("nag", moe, 1, train={"accumulate": n})[0] for n in (1, 2))
     own = lambda state: state.params["blocks"]["mlp"]["branch"]["balance"]  # noqa: E731
@@ -137,7 +137,7 @@ def test_the_biases_follow_the_load_of_the_whole_batch():
 
 
 def test_balancing_balances():
-    """Biases alone, from ones that prefer an expert."""
+    """By biases alone, starting from some that prefer one expert."""
     moe = MoEConfig(4, 1, hidden=16, weights="score", load_weight=0.0, z_weight=0.0, bias_rate=0.05)
     bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), moe=moe, depth=2, optimizer={"lr": 1e-6}))
     state, step, entropy = tiny.fresh(bp), jit_train_step(bp), []
@@ -171,7 +171,7 @@ def test_staged_with_mixture_of_depths(mod):
 
 
 def test_integrated_with_mixture_of_depths():
-    """A token whose choices are all nothing skips the sublayer: its residual does not change."""
+    """A token whose choices all do nothing skips the sublayer: its residual does not change."""
     moe = MoEConfig(2, 2, hidden=16, skips=3)
     bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=moe, depth=2))
     params, batch = start("nag", moe).params, tiny.packed_batch(0)
@@ -196,7 +196,7 @@ def test_a_lone_expert_needs_a_scheme_that_sees_its_weight():
 
 
 def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path):
-    """Eight devices, capacity and balancing biases: killed behind its fourth step, and gone on with."""
+    """Eight devices, capacity and balancing biases: killed after its fourth step, and continued."""
     config = run_of(keep=3, batch=8, mesh=MeshConfig(data=2, expert=4))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, moe=CONFIGS["capacity"]))
     whole = train(config, tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""Models and optimizers that are not ours, with a residual that is."""
+"""Models and optimizers of a user's own around a residual of nagjax."""
 
 import dataclasses
 import warnings
@@ -47,7 +47,7 @@ class OwnViT(nnx.Module):
 
 
 def pictures(seed: int) -> Batch:
-    """As our trainer is handed them: only the last patch has a target, the picture's class."""
+    """Batches in the form of nagjax's trainer: only the last patch has a target, the picture's class."""
     colours = np.random.default_rng(seed).integers(0, 8, (tiny.BATCH, tiny.TOKENS), dtype=np.int32)
     targets, weights = np.zeros_like(colours), np.zeros(colours.shape, np.float32)
     targets[:, -1], weights[:, -1] = colours[:, :4].sum(1) % CLASSES, 1.0
@@ -118,7 +118,7 @@ class Own(nnx.Module):
 
 
 def steps_of(tx, model, grads=1.0):
-    """The first update of every parameter for gradients all alike, by path."""
+    """The first update of every parameter when all gradients are equal, by path."""
     own = optimizer(tx, model)
     params = nnx.state(model, nnx.Param)
     updates, _ = own.update(jax.tree.map(lambda p: jnp.full_like(p, grads), params), own.init(params), params)

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, kept by policy, and never believed when they failed or were damaged."""
+"""Checkpoints: complete or absent, kept by policy, and never used after a failed save or damage."""
 
 import errno
 import os

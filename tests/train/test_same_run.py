@@ -1,4 +1,4 @@
-"""A run goes on as itself only: its settings, its text, its checkpoints; what changes no batch may change."""
+"""A run continues only with its own settings, text and checkpoints; settings that change no batch may differ."""
 
 import dataclasses
 import json
@@ -226,7 +226,7 @@ def test_a_checkpoint_removed_by_hand_stops_nothing(whole, run_of, tmp_path, mon
 
 
 def test_the_log_is_never_replaced(whole, half, run_of):
-    """Who follows it sees the same file."""
+    """A process that follows it sees the same file."""
     with (half / names.METRICS).open() as follower:
         before = os.fstat(follower.fileno()).st_ino
         train(run_of(keep=3), half)

@@ -55,7 +55,7 @@ def test_accumulation_in_parts_is_the_gradient_of_the_whole():
 
 
 def test_a_stream_kept_on_the_host_changes_nothing():
-    """Two steps on two devices: what comes back from there is what went."""
+    """Two steps on two devices: what is read back from the host is what was written."""
     bp = tiny.blueprint(tiny.run_config(NAG, remat="offload"), data=2)
     state, step = jax.device_put(tiny.start(NAG), bp.shardings()), jit_train_step(bp)
     for seed, want in enumerate(tiny.trained(NAG)[0][:2]):

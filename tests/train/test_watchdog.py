@@ -1,4 +1,4 @@
-"""The watchdog tells where every thread is when a step hangs, and keeps quiet otherwise."""
+"""The watchdog shows where every thread is when a step hangs, and is silent otherwise."""
 
 import io
 import threading
