@@ -9,6 +9,7 @@ CPU without a mesh (whose products are fused over several matrices), are summed 
 
 import copy
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -61,6 +62,7 @@ def adapters(kind: str, branch: nnx.Module, config: LoRAConfig, rngs: nnx.Rngs) 
     return Adapters(branch, tuple(names), config.rank, rngs) if names else None
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])
 @dataclasses.dataclass(frozen=True)
 class LowRank:
     """`W + s A B` as it stands on the right of a product; it takes the place of a parameter in `nagjax.layers`."""

@@ -9,7 +9,7 @@ from tolerance import assert_close
 from nagjax.errors import UserError
 from nagjax.layers.config import LoRAConfig, MoEConfig
 from nagjax.layers.lora import LowRank, merged, summed
-from nagjax.mod import ModConfig
+from nagjax.mod import ModConfig, adaptive
 from nagjax.residual import find_scheme
 from nagjax.runs.weights import without_adapters
 
@@ -27,6 +27,15 @@ def test_apart_and_summed_are_one_matrix_in_value_and_gradient():
     whole = lambda x, a, b: ((x @ summed(weight, a, b, 3.0)) ** 2).sum()  # noqa: E731
     want, got = (jax.value_and_grad(f, argnums=(0, 1, 2))(x, a, b) for f in (whole, apart))
     assert_close(got, want, terms=100, chain=4)
+
+
+def test_gradients_reach_adapters_through_a_branch_that_is_an_operand():
+    """Of adaptive depth, whose branches of a switch take sublayers as operands."""
+    x, weight, a, b = (jax.numpy.asarray(NOISE.standard_normal(s)) for s in ((2, 3), (3, 4), (3, 1), (1, 4)))
+    own = lambda a, b: LowRank(weight, a, b, 3.0)  # noqa: E731
+    chosen = lambda a, b: adaptive.switch(jax.numpy.int32(0), [lambda own: x @ own], own(a, b)).sum()  # noqa: E731
+    want = jax.grad(lambda a, b: (x @ own(a, b)).sum(), argnums=(0, 1))(a, b)
+    assert_close(jax.grad(chosen, argnums=(0, 1))(a, b), want, terms=12, chain=4)
 
 
 MODELS = {
