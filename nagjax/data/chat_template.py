@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nagjax.data.conversation import ANSWERS, Message, shortened
+from nagjax.data.conversation import ANSWERS, MARKS, Message, shortened
 from nagjax.errors import UserError
 from nagjax.files import has_file, read_bytes
 from nagjax.json_reader import parse_json
@@ -38,7 +38,7 @@ DEFAULT = """\
 {% endif %}
 """
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # around answers; no characters, so no text has them
+_OPEN, _CLOSE = MARKS  # around answers
 _GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr", "urlize", "pprint")
 
@@ -53,6 +53,8 @@ class ChatTemplate:
         self.text, self.name, self.tokens = text, name, dict(tokens or {})
         if len(text) > LARGEST:
             raise self._error(f"has more than {LARGEST:,} characters: it is no chat template")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise self._error("has half a surrogate pair: give a template in UTF-8")
         _ = self._program
 
     def _error(self, why: str) -> UserError:
@@ -60,25 +62,22 @@ class ChatTemplate:
 
     @cached_property
     def _program(self) -> Any:
-        import jinja2
-
         try:
             return _environment().from_string(self.text)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a stranger's program: Jinja's own errors, Python's of what Jinja makes, its limits
             raise self._error(f"is no Jinja template ({error}): give another one with --template") from None
 
     def _rendered(self, messages: list[Message], ask: bool) -> str:
-        import jinja2
-
         parts, size = [], 0
         try:
             for part in self._program.generate(messages=messages, add_generation_prompt=ask, **self.tokens):
+                part.encode()  # half a surrogate pair is no text
                 parts.append(part)
                 if (size := size + len(part)) > LONGEST:
                     raise self._error(f"makes more than {LONGEST:,} characters of one conversation")
         except UserError:
             raise
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        except Exception as error:  # a stranger's program may raise any
             fix = f"cannot show the conversation {shortened(str(messages))} ({error}): change it, or give --template"
             raise self._error(fix) from None
         return "".join(parts)
@@ -90,7 +89,10 @@ class ChatTemplate:
         """
         text = self._rendered(messages, ask)
         if _OPEN in text:
-            return _between_marks(text)
+            plain, spans = _between_marks(text)
+            if any(mark in plain for mark in MARKS):
+                raise self._error("has {% generation %} inside of another: close each before the next")
+            return plain, spans
         if ask:
             return text, []
         spans = []

@@ -8,6 +8,8 @@ from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
 
 ANSWERS = "assistant"  # the role whose messages are learnt
+ROLES = ("system", "developer", "user", ANSWERS, "tool", "function", "observation", "ipython")  # that templates know
+MARKS = "\ufdd0", "\ufdd1"  # no characters by Unicode: a template's tags put them around answers
 Message = dict[str, Any]  # with `role` and `content`, and what else its template may want
 _FIX = 'a conversation is {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": ..., "response": ...}'
 
@@ -15,7 +17,7 @@ _FIX = 'a conversation is {"messages": [{"role": "user", "content": "..."}, ...]
 def conversation_of(record: Any, where: str) -> str:
     """The messages of one JSON object as a document: their JSON, the same for the same conversation.
 
-    Raises UserError naming `where`: neither form, a message that is not text, or none of the assistant's.
+    Raises UserError naming `where`: neither form, a message that is not text, none of the assistant's, or a mark.
     """
     messages = record.get("messages") if isinstance(record, dict) else None
     if messages is None and isinstance(record, dict) and {"prompt", "response"} <= record.keys():
@@ -30,7 +32,10 @@ def conversation_of(record: Any, where: str) -> str:
             raise UserError("inputs", where, f"message {number} has no text as role and content: {_FIX}")
     if not any(message["role"] == ANSWERS and message["content"] for message in messages):
         raise UserError("inputs", where, f"no message of the role {ANSWERS}: there is nothing to learn in it")
-    return json.dumps(messages, ensure_ascii=False, sort_keys=True)
+    document = json.dumps(messages, ensure_ascii=False, sort_keys=True)
+    if any(mark in document for mark in MARKS):
+        raise UserError("inputs", where, "has U+FDD0 or U+FDD1, which are no characters: remove them")
+    return document
 
 
 def messages_of(document: str) -> list[Message]:
@@ -38,9 +43,14 @@ def messages_of(document: str) -> list[Message]:
     return parse_json(document, lenient=True)
 
 
-def refuse_special(document: str, special: re.Pattern | None) -> None:
-    """Raises UserError for a conversation that spells a special token of the template, which would end its turn."""
-    if special is not None and (found := special.search(document)):
+def refuse_special(document: str, messages: list[Message], special: re.Pattern | None) -> None:
+    """Raises UserError for a conversation that spells a special token of the template, which would end its turn; or has
+    a role that becomes one between <| and |>, as templates write it."""
+    if special is None:
+        return
+    roles = {message["role"] for message in messages}.difference(ROLES)
+    spelled = "".join(f"<|{role}|>" for role in sorted(roles))
+    if found := special.search(document) or special.search(spelled):
         fix = f"spells the special token {found[0]}, which would end its turn: change it, or leave this one out"
         raise UserError("inputs", shortened(document), fix)
 

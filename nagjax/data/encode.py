@@ -35,8 +35,8 @@ def encode_conversations(
     for batch in _batches(documents):
         shown, last = [], []
         for document, _ in batch:
-            refuse_special(document, special)
             messages = messages_of(document)
+            refuse_special(document, messages, special)
             shown.append(template.render(messages))
             last.append(messages[-1]["role"] == ANSWERS)
         encoded = tokenizer.encode_templated([text for text, _ in shown])
@@ -44,9 +44,9 @@ def encode_conversations(
             counted = np.zeros(len(ids) + 1, bool)
             for begin, stop in spans:
                 counted[:-1] |= (starts >= begin) & (starts < stop)
-            counted[-1] = ends
             if len(ids) and ids[-1] == tokenizer.end_of_text:  # the template's own; every document gets one
                 ids, counted = ids[:-1], counted[:-1]
+            counted[-1] = ends
             table = tokenizer.token_bytes
             yield split, Document(ids, len(text.encode()) if table is None else int(table[ids].sum()), counted)
 

@@ -126,16 +126,16 @@ class TokenStream:
         return self.read_counted(start, stop)[0]
 
     def read_counted(self, start: int, stop: int) -> tuple[Int32[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-        """The tokens, and which of them count as targets."""
-        out = np.empty(stop - start, np.int32)
+        """The tokens, and which of them count as targets: all, but for those that a signed type has below 0."""
+        out, counted = np.empty(stop - start, np.int32), np.ones(stop - start, bool)
         shard = int(np.searchsorted(self._starts, start, "right")) - 1
         at = start
         while at < stop:
             until = min(stop, int(self._starts[shard + 1]))
             begin = int(self._starts[shard])
-            out[at - start : until - start] = self._read(shard, at - begin, until - begin)
+            here, found = slice(at - start, until - start), self._read(shard, at - begin, until - begin)
+            out[here], counted[here] = found, found >= 0
             at, shard = until, shard + 1
-        counted = out >= 0
         return np.where(counted, out, ~out), counted
 
     def __getstate__(self) -> dict:
