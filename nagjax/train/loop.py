@@ -29,7 +29,7 @@ from nagjax.train.safety.watchdog import Watchdog
 from nagjax.train.setup import set_up
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
-from nagjax.train.warm_start import begin
+from nagjax.train.warm_start import begin, check_start
 
 
 def train(
@@ -62,6 +62,7 @@ def train(
     folder = Path(folder)
     setup = together(lambda: set_up(config))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
+    together(lambda: check_start(config, folder, fresh))
     finished = options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
     if not (force or finished):
         together(lambda: check_memory(blueprint))

@@ -8,9 +8,10 @@ from nagjax.errors import UserError
 from nagjax.files import has_file, inside
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
-from nagjax.runs.names import TOKENIZER
+from nagjax.runs.names import CHECKPOINTS, TOKENIZER
 from nagjax.runs.trained import with_part
 from nagjax.runs.weights import read_weights
+from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
@@ -32,6 +33,18 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     given = {name: value for name, value in given.items() if value != "auto"}
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
+
+
+def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
+    """Raises UserError, before anything in `folder` is deleted or written, where the run to start from is the one in
+    it, or a new run would begin with weights that are not there."""
+    if not config.start:
+        return
+    before, own = Path(config.start) / CHECKPOINTS, folder / CHECKPOINTS
+    if before.resolve() == own.resolve():
+        raise UserError("out", str(folder), "is the run to start from: choose another --out")
+    if (fresh or not steps_saved(own)) and not steps_saved(before):
+        raise UserError("start", config.start, "has no checkpoint yet: train it first, or bring its checkpoints back")
 
 
 def begin(blueprint: Blueprint) -> TrainState:

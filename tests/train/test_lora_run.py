@@ -18,7 +18,7 @@ from nagjax.runs.folder import read_config
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import comparable
 from nagjax.runs.opening import open_run
-from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.loop import train
 from nagjax.train.setup import set_up
 from nagjax.train.warm_start import begin
@@ -81,6 +81,16 @@ def test_an_opened_run_is_the_merged_model(whole, run_of):
     assert blueprint.config.model.lora.rank == 0
     for got, want in zip(*map(jax.tree.leaves, (begin(blueprint).params, run.params)), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_start_that_is_refused_deletes_nothing(base, whole, adapted_config, tmp_path):
+    """--fresh, over the run to start from, and from a run whose checkpoints are gone."""
+    with pytest.raises(UserError, match="out = .*is the run to start from"):
+        train(adapted_config, base, fresh=True)
+    shutil.copytree(base, tmp_path / "bare", ignore=shutil.ignore_patterns(names.CHECKPOINTS))
+    with pytest.raises(UserError, match="start = .*no checkpoint"):
+        train(dataclasses.replace(adapted_config, start=str(tmp_path / "bare")), whole, fresh=True)
+    assert all(6 in steps_saved(folder / names.CHECKPOINTS) for folder in (base, whole))
 
 
 def test_adapters_need_a_model(adapted_config):
