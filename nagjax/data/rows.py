@@ -69,12 +69,15 @@ class WholeRows:
 
 def whole_rows(document_ends: Int64[np.ndarray, "documents"], context: int) -> Int64[np.ndarray, "rows"]:
     """Where the rows of whole documents end, documents being taken in order."""
-    ends, start, done = [], 0, 0
-    while done < len(document_ends):
-        done = max(int(np.searchsorted(document_ends, start + context, "right")), done + 1)
-        start = int(document_ends[done - 1])
-        ends.append(start)
-    return np.array(ends, np.int64)
+    count = len(document_ends)
+    starts = np.append(0, document_ends)[:count]
+    behind = np.searchsorted(document_ends, starts + context, "right")  # a row that begins with each document
+    behind = np.maximum(behind, np.arange(1, count + 1)).tolist()
+    last, done = [], 0
+    while done < count:
+        done = behind[done]
+        last.append(done - 1)
+    return document_ends[np.array(last, np.int64)]
 
 
 def made_row(
