@@ -1,7 +1,7 @@
 """Conversations in JSON lines: messages with roles, or a prompt and its response."""
 
 import json
-import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nagjax.errors import UserError
@@ -43,16 +43,22 @@ def messages_of(document: str) -> list[Message]:
     return parse_json(document, lenient=True)
 
 
-def refuse_special(document: str, messages: list[Message], special: re.Pattern | None) -> None:
+def refuse_special(messages: list[Message], special_in: Callable[[str], str | None]) -> None:
     """Raises UserError for a conversation that spells a special token of the template, which would end its turn; or has
     a role that becomes one between <| and |>, as templates write it."""
-    if special is None:
-        return
     roles = {message["role"] for message in messages}.difference(ROLES)
-    spelled = "".join(f"<|{role}|>" for role in sorted(roles))
-    if found := special.search(document) or special.search(spelled):
-        fix = f"spells the special token {found[0]}, which would end its turn: change it, or leave this one out"
-        raise UserError("inputs", shortened(document), fix)
+    for text in (*_strings(messages), *(f"<|{role}|>" for role in sorted(roles))):
+        if found := special_in(text):
+            fix = f"spells the special token {found}, which would end its turn: change it, or leave this one out"
+            raise UserError("inputs", shortened(json.dumps(messages, ensure_ascii=False)), fix)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _strings(inner)
 
 
 def shortened(document: str, longest: int = 120) -> str:

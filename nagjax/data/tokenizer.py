@@ -151,10 +151,21 @@ class JsonTokenizer:
         return [Templated(np.array(one.ids, np.int32), own) for one, own in zip(found, starts, strict=True)]
 
     @cached_property
-    def special(self) -> re.Pattern | None:
-        """Finds any special token's text."""
-        words = [token.content for token in self._engine.get_added_tokens_decoder().values() if token.special]
+    def _special(self) -> re.Pattern | None:
+        own = [token.content for token in self._engine.get_added_tokens_decoder().values() if token.special]
+        words = {*own, *map(self._normalised, own)} - {""}
         return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
+
+    def _normalised(self, text: str) -> str:
+        return self._engine.normalizer.normalize_str(text) if self._engine.normalizer else text
+
+    def special_in(self, text: str) -> str | None:
+        """The first special token that the text spells, as it is or normalised."""
+        if self._special is None:
+            return None
+        with self._told("cannot normalise this text"):
+            found = self._special.search(text) or self._special.search(self._normalised(text))
+        return found[0] if found else None
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
         with self._told("cannot decode these tokens"):

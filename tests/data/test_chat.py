@@ -207,6 +207,26 @@ def test_special_tokens_are_the_templates_own(tokenizer, tmp_path):
     assert find_template(tokenizer, str(tmp_path / "own.jinja")).render([])[0] == "<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    "word, text", [('<"q\\>', 'a <"q\\> b'), ("<|im_end|>", "\uff1c|im_end|\uff1e"), ("<END>", "<eNd>")]
+)
+def test_special_tokens_are_found_as_the_tokenizer_finds_them(tmp_path, word, text):
+    """Also where JSON escapes them, and where they are there only once the text is normalised."""
+    from tokenizers import AddedToken, Tokenizer, normalizers
+
+    from nagjax.interop.tokenizer_files import byte_level_json
+
+    engine = Tokenizer.from_str(byte_level_json())
+    engine.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    engine.add_special_tokens([AddedToken(word, special=True, normalized=True)])
+    engine.save(str(tmp_path / "tokenizer.json"))
+    encoder = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert 257 in encoder.encode_templated([text])[0].ids
+    talk = json.dumps([{"role": "user", "content": text}, *TALK[1:]], ensure_ascii=False)
+    with pytest.raises(UserError, match="spells the special token"):
+        list(encode_conversations([(talk, "train")], encoder, ChatTemplate(DEFAULT, name="default")))
+
+
 @pytest.mark.parametrize("last, counts", [(0, False), (1, True)])
 def test_the_end_counts_behind_an_answer_wherever_the_template_writes_it(tokenizer, last, counts):
     """Of a template that closes the conversation itself, outside of its marks."""
