@@ -92,8 +92,7 @@ class Signals:
 
     def flops(self, ran: Float[np.ndarray, "L 2"]) -> float:
         """Forward FLOPs per token by the library's closed form, with these shares of the tokens run; no scores."""
-        shares = [tuple(map(float, pair)) for pair in ran]
-        return costs(self.run.config.model, self.run.blueprint.parameters, "random", "threshold", shares=shares).forward
+        return costs(self.run.config.model, self.run.blueprint.parameters, "random", "threshold", shares=ran).forward
 
     def saved(self) -> Float[np.ndarray, "L 2"]:
         """Forward FLOPs that a token saves by skipping a sublayer, as a share of all."""

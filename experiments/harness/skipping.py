@@ -69,8 +69,7 @@ class Skipping:
     def flops(self, ran: Float[np.ndarray, "L 2"], *, by_token: bool) -> float:
         """Forward FLOPs per token by the library's closed form, with these shares of the tokens run."""
         config = (self.run if by_token else self.dense).config.model
-        shares = [tuple(map(float, pair)) for pair in ran]
-        return costs(config, self.run.blueprint.parameters, self.router, "threshold", shares=shares).forward
+        return costs(config, self.run.blueprint.parameters, self.router, "threshold", shares=ran).forward
 
     def factor(self, profile: Float[np.ndarray, "#S"], rate: float, text: Sequence[Batch]) -> float:
         """What the thresholds `profile` have to be multiplied with for this share of the pairs to be skipped, by

@@ -121,8 +121,7 @@ class Dial:
         """Forward, per token; without scoring where nothing is decided by token."""
         mod = dial(0.5) if scored else ModConfig()
         config = dataclasses.replace(self.config, mod=mod)
-        shares = [tuple(map(float, pair)) for pair in executed]
-        return costs(config, self.run.blueprint.parameters, "nag", "threshold", shares=shares).forward
+        return costs(config, self.run.blueprint.parameters, "nag", "threshold", shares=executed).forward
 
     def dense(self) -> dict:
         scores, executed = self._score(self.by_angle, -np.inf, self.held_out)

@@ -28,7 +28,7 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
         raise UserError("top_k", True, "a calibrated run has thresholds only: leave it out")
     ids = run.tokenizer.encode_batch([text])[0].tolist()[: run.config.model.context]
     graph, params = nnx.split(run.model)
-    ran, turn = _paths(
+    ran, turn = paths(
         params, jnp.asarray([ids]), run.mod.get("cuts"), np.float32(run.progress), graph=graph, causal=not top_k
     )
     pieces = [run.tokenizer.decode([i]) for i in ids]
@@ -36,11 +36,13 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "causal"))
-def _paths(params, tokens, cuts, progress, *, graph, causal):
+def paths(params, tokens, cuts, progress, *, graph, causal):
+    """Of one pass over whole rows of tokens [B, T]: which sublayers each token ran, and by how much each turned it,
+    [S, B, T]."""
     model = nnx.merge(graph, params)
     options = {"cuts": cuts, "causal": causal, "progress": progress, "mapped": True}
-    paths = model(tokens, Where.whole(*tokens.shape), **options).paths
-    return paths["ran"], paths["turn"]
+    found = model(tokens, Where.whole(*tokens.shape), **options).paths
+    return found["ran"], found["turn"]
 
 
 def read_text(text: str | None, file: Path | None) -> str:

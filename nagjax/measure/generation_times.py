@@ -4,12 +4,11 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from flax import nnx
 
+from nagjax.generate.paths import paths
 from nagjax.generate.sample import generate
-from nagjax.layers.where import Where
 from nagjax.measure.routing_times import compared
 from nagjax.measure.sampling_times import forward_flops
 from nagjax.measure.step_times import race
@@ -46,10 +45,10 @@ class Generation:
         for text, row in zip(texts, rows, strict=True):
             text[: len(row)] = row
         graph, params = nnx.split(self.run.model)
-        options = {"progress": self.run.progress, "cuts": self.run.mod.get("cuts"), "causal": True, "mapped": True}
-        ran = jax.jit(lambda p: nnx.merge(graph, p)(texts, Where.whole(*texts.shape), **options).paths["ran"])
+        cuts, progress = self.run.mod.get("cuts"), np.float32(self.run.progress)
+        ran, _ = paths(params, texts, cuts, progress, graph=graph, causal=True)
         read = np.arange(texts.shape[1]) < lengths[:, None]
-        return np.asarray(ran(params))[:, read].mean(1).reshape(-1, 2)
+        return np.asarray(ran)[:, read].mean(1).reshape(-1, 2)
 
 
 def generation_times(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: int = 3) -> dict:

@@ -15,7 +15,7 @@ from nagjax.data import batches, open_dataset
 from nagjax.generate import decode
 from nagjax.generate.batching import NO_TOKEN
 from nagjax.generate.choose import Sampling
-from nagjax.layers.where import Where
+from nagjax.generate.paths import paths
 from nagjax.measure.routing_times import Routed, compared, told
 from nagjax.measure.step_times import race, record
 from nagjax.mod import ModConfig
@@ -54,10 +54,10 @@ class Racer:
 
     def executed(self) -> np.ndarray:
         """Share of the timed tokens that run each sublayer, [L, 2], by the causal rule."""
-        options = {"progress": 1.0, "cuts": self.given.cuts, "causal": True, "mapped": True}
-        ran = jax.jit(lambda p: nnx.merge(self.graph, p)(self.texts, Where.whole(*self.texts.shape), **options).paths)
+        given = self.given.cuts, self.given.progress
+        ran, _ = paths(self.params, self.texts, *given, graph=self.graph, causal=True)
         first = self.texts.shape[1] - self.bench.steps if self.bench.phase == "decode" else 0
-        return np.asarray(ran(self.params)["ran"])[:, :, first:].mean((1, 2)).reshape(-1, 2)
+        return np.asarray(ran)[:, :, first:].mean((1, 2)).reshape(-1, 2)
 
     def _read(self) -> decode.Rows:
         slots = self.bench.context
@@ -108,6 +108,5 @@ def forward_flops(blueprint: ModelBlueprint, executed: Float[np.ndarray, "L 2"] 
     tokens that run each sublayer; None: as the rates say."""
     model = blueprint.config.model
     rules = MoD.of(blueprint.config.scheme, model.mod, model.context)
-    shares = None if executed is None else [(attention, mlp) for attention, mlp in executed.tolist()]
     names = rules.router.name, rules.decider.name
-    return costs(model, blueprint.parameters, *names, keys="computed", shares=shares).forward
+    return costs(model, blueprint.parameters, *names, keys="computed", shares=executed).forward

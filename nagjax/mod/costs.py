@@ -1,10 +1,11 @@
 """What a token costs: closed forms of FLOPs, executed parameters and cache, with the skipped sublayers left out."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 from nagjax.mod.config import kept
 from nagjax.mod.routers import routers
@@ -30,7 +31,7 @@ def costs(
     decider: str,
     *,
     keys: Literal["causal", "computed"] = "causal",
-    shares: Sequence[tuple[float, float]] | None = None,
+    shares: Float[np.ndarray, "L 2"] | None = None,
 ) -> Costs:
     """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
 
@@ -59,8 +60,9 @@ def costs(
 
     main = without = scoring = guessing = skipped = slots = 0.0
     nominal = config.mod.rates(config.depth)
-    shares = shares or [tuple(kept(rate, tokens) / tokens for rate in rates) for rates in nominal]
-    for own, rates in zip(shares, nominal, strict=True):
+    planned = [[kept(rate, tokens) / tokens for rate in rates] for rates in nominal]
+    shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
+    for own, rates in zip(shared, nominal, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
             main += share * (products[kind] + more[kind] + gates[kind] + entries[kind])
             without += share * frozen[kind]

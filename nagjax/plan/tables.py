@@ -24,8 +24,7 @@ def standard(results: Iterable[dict]) -> str:
 def _standard_row(result: dict) -> list[str]:
     memory = result["memory"]
     cells = [
-        f"{result['label']} ({result['parameters'] / 1e9:.2f}B)",
-        f"`{result['topology']}`",
+        *_what(result),
         _mesh(result),
         f"{result['tokens_per_step'] / 1024:,.0f} Ki",
         gigabytes(memory["parameters"] + memory["optimizer"]),
@@ -72,11 +71,15 @@ def bills(results: Iterable[dict], tokens_per_parameter: float) -> str:
     return table(head.split(", "), (_bill_row(own, tokens_per_parameter) for own in results if own["fits"]))
 
 
+def _what(result: dict) -> tuple[str, str]:
+    """The model and the machine."""
+    return f"{result['label']} ({result['parameters'] / 1e9:.2f}B)", f"`{result['topology']}`"
+
+
 def _bill_row(result: dict, tokens_per_parameter: float) -> list[str]:
     found = bill(result, tokens_per_parameter * result["parameters"])
     costs = (f"{found[name][part]:,.1f}" for name in ("assumed", "bound") for part in ("hours", "chip_hours"))
-    model = f"{result['label']} ({result['parameters'] / 1e9:.2f}B)"
-    return [model, f"`{result['topology']}`", f"{found['tokens'] / 1e9:,.1f}B", *costs]
+    return [*_what(result), f"{found['tokens'] / 1e9:,.1f}B", *costs]
 
 
 def insert(document: str, name: str, text: str) -> str:

@@ -43,8 +43,9 @@ class Decider:
         scores: Float[Array, "B T"],
         cut: Float[Array, ""],
     ) -> Float[Array, "B T"]:
-        """Float32, from what the sublayer reads, the router's score and the average cut, lowered by its margin."""
-        raise NotImplementedError
+        """Float32, from what the sublayer reads, the router's score and the average cut, lowered by its margin; the
+        router's own odds, unless a decider has another rule."""
+        return router.odds(scores)
 
     def loss(
         self, logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]

@@ -16,6 +16,3 @@ class AuxLoss(Decider):
     name: ClassVar[str] = "aux_loss"
 
     needs_odds: ClassVar[bool] = True
-
-    def logits(self, own, router, x, scores, cut):
-        return router.odds(scores)

@@ -23,9 +23,6 @@ class Balance(Decider):
     name: ClassVar[str] = "balance"
     needs_odds: ClassVar[bool] = True
 
-    def logits(self, own, router, x, scores, cut):
-        return router.odds(scores)
-
     def loss(self, logits, chosen, real):
         count = jnp.maximum(jnp.sum(real, axis=-1), 1)
         share = lambda of: jnp.sum(of * real, axis=-1) / count  # noqa: E731
