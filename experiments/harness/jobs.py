@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import jax
 
+from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.files import write_text
-from nagjax.runs.config import RunConfig, TrainConfig, differences, to_dict
+from nagjax.runs.config import RunConfig, TrainConfig, differences, from_dict, to_dict
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import judged
 from nagjax.runs.names import METRICS
@@ -19,6 +20,8 @@ from nagjax.train.loop import train
 from pallas_kernels.origin import origin
 
 RECORD = "record.json"
+NAMES = {field.name for field in dataclasses.fields(RunConfig)}
+RUN = {"scheme", "model", "optimizer", "train", "data"}  # a run's config has had these from the beginning
 DIVERGED = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors by which training says so
 
 
@@ -120,10 +123,26 @@ def finished(job: Job, folder: Path) -> Record | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    if changed := differences(values["config"], _json(job.config())):
+    if changed := differences(renewed(values["config"]), _json(job.config())):
         listed = ", ".join(f"{key} was {was!r} and is now {now!r}" for key, (was, now) in changed.items())
         raise UserError("out", str(path), f"is of another experiment: {listed}; choose another --out")
     return Record(**values)
+
+
+def renewed(values: Any) -> Any:
+    """A job's config that was written before today's options were there, with what was done without them; what cannot
+    be read today stays as it is."""
+    if not isinstance(values, dict):
+        return values
+    try:
+        if values.keys() >= RUN:
+            run = {name: values[name] for name in values.keys() & NAMES}
+            return {name: renewed(own) for name, own in values.items()} | to_dict(from_dict(RunConfig, run))
+        if isinstance(values.get("data"), dict):
+            values = values | {"data": to_dict(from_dict(DataConfig, values["data"]))}
+    except UserError:
+        return values
+    return {name: renewed(own) for name, own in values.items()}
 
 
 def execute(job: Job, folder: Path) -> Record:

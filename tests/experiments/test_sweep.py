@@ -2,16 +2,27 @@
 
 import dataclasses
 import fcntl
+import json
 from pathlib import Path
 
 import pytest
 
 from experiments.harness import command
-from experiments.harness.jobs import finished
+from experiments.harness.jobs import RECORD, Job, Training, finished
+from experiments.harness.ngram import Floor
+from experiments.harness.puzzles import Solve, Words
+from experiments.harness.rates import AtBest, Tuning
 from experiments.harness.recipe import load
 from experiments.harness.results import Summary, read_result, result_file, write_result
+from experiments.harness.searching import Confirmation
 from experiments.harness.sweep import Shard, collect, settings_from, work, work_in_processes
+from experiments.harness.timed import TimeMatched
+from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.mod import ModConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +75,51 @@ def test_a_record_of_another_config_is_refused(tmp_path):
     work([Count("job", 1)], tmp_path)
     with pytest.raises(UserError, match="value was 1 and is now 2"):
         finished(Count("job", 2), tmp_path)
+
+
+def _jobs(mod: ModConfig) -> list[Job]:
+    """Of each kind whose config holds a run's."""
+    config = RunConfig(find_scheme("plain")(), ModelConfig(mod=mod))
+    training = Training("training", {}, config)
+    tuning = Tuning("tuning", {}, lambda _: training, (1.0,), 64)
+    return [
+        training,
+        tuning,
+        AtBest("best", {}, tuning, lambda _: training),
+        Confirmation("searched", {}, (training,), (training,)),
+        TimeMatched("timed", {}, config, config),
+        Solve("solve", {}, config, Words()),
+        Floor(DataConfig(), 16, 2, 3, 1),
+    ]
+
+
+def _without(values, names):
+    if not isinstance(values, dict):
+        return values
+    return {key: _without(own, names) for key, own in values.items() if key not in names}
+
+
+@pytest.mark.parametrize("job", _jobs(ModConfig()), ids=lambda job: type(job).__name__)
+def test_a_record_from_before_an_option_was_there_is_still_of_its_job(job, tmp_path):
+    written = {
+        "name": job.name,
+        "labels": {},
+        "config": _without(job.config(), ("lora", "freeze", "rows")),
+        "metrics": {},
+    }
+    assert written["config"] != job.config()
+    (tmp_path / job.name).mkdir()
+    (tmp_path / job.name / RECORD).write_text(json.dumps(written))
+    assert finished(job, tmp_path) is not None
+
+
+@pytest.mark.parametrize("job", _jobs(ModConfig(rate=(0.25,)))[:-1], ids=lambda job: type(job).__name__)
+def test_what_an_old_record_did_otherwise_is_told(job, tmp_path):
+    written = {"name": job.name, "labels": {}, "config": _without(job.config(), ("weight",)), "metrics": {}}
+    (tmp_path / job.name).mkdir()
+    (tmp_path / job.name / RECORD).write_text(json.dumps(written))
+    with pytest.raises(UserError, match="mod.weight was 'score'"):
+        finished(job, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["2/2", "-1/2", "1", "a/b", "0/0"])
