@@ -43,7 +43,8 @@ from nagjax.residual import Scheme, find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.loss import Batch, forward
+from nagjax.train.head_loss import head_loss
+from nagjax.train.loss import Batch
 
 PLAIN, JUDGED = "plain", "nag"
 PROBED = 4  # batches that sinks and outliers are looked for in
@@ -191,7 +192,7 @@ def damage(run: OpenRun, text: Sequence[Batch]) -> dict[str, float]:
         model = run.blueprint.model(params)
         model.scheme = Rounding(model.scheme, kind)
         model.mod = dataclasses.replace(model.mod, scheme=model.scheme)
-        found, _ = forward(model, batch, progress=run.progress)
+        _, found = head_loss(model, model(batch.tokens, batch.where, progress=run.progress), batch)
         return found.nats, found.count
 
     matrices = {"float": run.params} | {kind: round_matrices(run, kind) for kind in KINDS[1:]}

@@ -12,7 +12,7 @@ from nagjax.residual.prenorm import PreNormStream
 from nagjax.residual.schemes.review import Review
 from nagjax.runs.opening import open_run
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.loss import forward
+from nagjax.train.head_loss import head_loss
 
 
 @register
@@ -37,8 +37,9 @@ def gradients(folder: Path) -> dict:
     @jax.jit
     def norms(params):
         def mean_loss(params):
-            sums, _ = forward(run.blueprint.model(params), batch, progress=1.0)
-            return sums.nats / sums.count
+            model = run.blueprint.model(params)
+            nats, sums = head_loss(model, model(batch.tokens, batch.where, progress=1.0), batch)
+            return nats / sums.count
 
         blocks = jax.grad(mean_loss)(params)["blocks"]
         branches = [blocks[kind]["branch"] for kind in ("attention", "mlp")]

@@ -26,7 +26,8 @@ from nagjax.mod.costs import costs
 from nagjax.model.transformer import BlockCall, Transformer
 from nagjax.residual.sublayer import kept
 from nagjax.runs.opening import OpenRun
-from nagjax.train.loss import Batch, cross_entropy
+from nagjax.train.head_loss import head_loss
+from nagjax.train.loss import Batch
 
 LEAST = 1e-10  # square of a gain, nats^2, of which a logarithm is taken
 RIDGE = 0.1  # of the mean square of a direction's features, which is 1
@@ -233,7 +234,7 @@ def _see(graph, progress, params, batch: Batch) -> Seen:
             return _by_sublayer(model, stream, call, functools.partial(advance, call=call))
 
         output = model(batch.tokens, batch.where, intervene=intervene, progress=progress)
-        return cross_entropy(model.logits(output), batch).nats, output.seen
+        return head_loss(model, output, batch)[0], output.seen
 
     depth = nnx.merge(graph, params).config.depth
     slopes, seen = jax.grad(nats, has_aux=True)(jnp.ones((depth, 2, *batch.tokens.shape)))
@@ -255,5 +256,5 @@ def _score(graph, progress, params, signal: Signal, cut, batch: Batch, known) ->
         return _by_sublayer(model, stream, call, advance)
 
     output = model(batch.tokens, batch.where, intervene=intervene, progress=progress)
-    sums = cross_entropy(model.logits(output), batch)
+    _, sums = head_loss(model, output, batch)
     return Scored(sums.nats, sums.correct, sums.count, *output.seen)

@@ -17,6 +17,7 @@ from nagjax.generate.sample import mesh_of
 from nagjax.layers.where import Where
 from nagjax.runs.opening import OpenRun
 from nagjax.train.distributed.mesh import BATCH, pin_rows
+from nagjax.train.head_loss import by_token
 from pallas_kernels.placement import shard_rows
 
 STEP = 32  # rows are padded to a power of two times it: few lengths, few compilations
@@ -94,12 +95,16 @@ def _score(
     where = where._replace(segments=(where.positions < end[:, None] - 1).astype(jnp.int32))
     options = {"pin": pin_rows(mesh)} if mesh else {}
     output = model(tokens, where, progress=progress, cuts=cuts, causal=model.config.mod.active, **options)
-    logits = model.logits(output)
-    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+    own, likeliest = by_token(_told, model, output, targets)
     place = where.positions + 1
     counted = (place >= first[:, None]) & (place < end[:, None])
-    greedy = jnp.all((jnp.argmax(logits, axis=-1) == targets) | ~counted, axis=-1)
+    greedy = jnp.all((likeliest == targets) | ~counted, axis=-1)
     return jnp.sum(jnp.where(counted, own, 0.0), axis=-1), greedy
+
+
+def _told(logits, targets):
+    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+    return own, jnp.argmax(logits, axis=-1)
 
 
 def _placed(*arrays, mesh: Mesh | None, **static):

@@ -13,7 +13,8 @@ from nagjax.errors import UserError
 from nagjax.measure.interventions import without
 from nagjax.model.transformer import BlockCall, Output, Transformer
 from nagjax.runs.opening import OpenRun
-from nagjax.train.loss import Batch, cross_entropy
+from nagjax.train.head_loss import head_loss
+from nagjax.train.loss import Batch
 
 RULES = {
     "late": "the deepest blocks",
@@ -114,7 +115,7 @@ class Cutter:
 def _sums(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
     model = nnx.merge(graph, params)
     output: Output = model(batch.tokens, batch.where, intervene=without(stays), **options)
-    sums = cross_entropy(model.logits(output), batch)
+    _, sums = head_loss(model, output, batch)
     return sums.nats, sums.count
 
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from nagjax.measure.norms import norm
 
@@ -34,13 +34,9 @@ def contributing(damage: Float[np.ndarray, " L"]) -> float:
     return float(d.sum() ** 2 / (d**2).sum()) if d.any() else 0.0
 
 
-def output_effect(
-    logits: Float[Array, "*n V"], changed: Float[Array, "*n V"], counted: Bool[Array, " *n"]
-) -> Float[Array, ""]:
-    """Mean of `||softmax(z) - softmax(z')||_2` over the counted tokens, in [0, sqrt 2] (arXiv:2505.13898)."""
-    gap = norm(_softmax(logits) - _softmax(changed))
-    counted = counted.astype(jnp.float32)
-    return jnp.sum(gap * counted) / jnp.maximum(jnp.sum(counted), 1.0)
+def output_effect(logits: Float[Array, "*n V"], changed: Float[Array, "*n V"]) -> Float[Array, " *n"]:
+    """`||softmax(z) - softmax(z')||_2`, in [0, sqrt 2] (arXiv:2505.13898)."""
+    return norm(_softmax(logits) - _softmax(changed))
 
 
 def _softmax(logits):

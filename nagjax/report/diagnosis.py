@@ -17,11 +17,13 @@ from nagjax.measure import angles, damage, gradients, outliers, similarity
 from nagjax.measure.cuts import RULES, Cutter
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, probe
+from nagjax.model.transformer import Output
 from nagjax.report.curve import curve_of
 from nagjax.report.verdict_depth import depth_verdict
 from nagjax.runs.opening import OpenRun
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.loss import Batch, cross_entropy
+from nagjax.train.head_loss import by_token, head_loss
+from nagjax.train.loss import Batch
 
 DIGITS = 5  # significant ones that are kept in the record
 
@@ -106,8 +108,9 @@ def _gradients(graph, options, params, batch: Batch) -> dict[str, Float[Array, "
 
     def loss(params, meters):
         model = nnx.merge(graph, params)
-        sums = cross_entropy(model.logits(model(batch.tokens, batch.where, intervene=tapped(meters), **options)), batch)
-        return sums.nats / jnp.maximum(sums.count, 1.0)
+        output = model(batch.tokens, batch.where, intervene=tapped(meters), **options)
+        nats, sums = head_loss(model, output, batch)
+        return nats / jnp.maximum(sums.count, 1.0)
 
     depth = nnx.merge(graph, params).config.depth
     to_params, squares = jax.grad(loss, argnums=(0, 1))(params, jnp.zeros(depth))
@@ -143,18 +146,23 @@ def _skip(graph, options, params, batch: Batch, block: Int[Array, ""]) -> dict[s
     twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
     where = Where(twice.segment_ids, twice.positions)
     output = model(twice.tokens, where, intervene=skipping(block), **options)
-    logits = model.logits(output)
-    whole, less = cross_entropy(logits[:size], batch), cross_entropy(logits[size:], batch)
+    _, whole = head_loss(model, _rows(output, slice(size)), batch)
+    _, less = head_loss(model, _rows(output, slice(size, None)), batch)
+    effects = by_token(lambda z: damage.output_effect(z[:size], z[size:]), model, output)
     inside = (batch.weights > 0) & (batch.positions > 0)
     effect = jnp.where(inside, output.seen, 0.0)
     return {
         "whole": whole.nats,
         "nats": less.nats,
         "count": whole.count,
-        "output": damage.output_effect(logits[:size], logits[size:], inside),
+        "output": jnp.sum(jnp.where(inside, effects, 0.0)) / jnp.maximum(jnp.sum(inside), 1),
         "effect_max": jnp.max(effect, axis=(1, 2)),
         "effect_mean": jnp.sum(effect, axis=(1, 2)) / jnp.maximum(jnp.sum(inside), 1),
     }
+
+
+def _rows(output: Output, rows: slice) -> Output:
+    return output._replace(hidden=output.hidden[rows], log_scale=output.log_scale[rows])
 
 
 def _mean(records: Sequence[dict]) -> dict:

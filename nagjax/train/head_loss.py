@@ -15,12 +15,13 @@ is float32 until it enters the two products, which take it in hidden's dtype.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from nagjax.model.transformer import Output, Transformer
 from nagjax.train.distributed.mesh import SHARDING_RULES
@@ -87,6 +88,28 @@ def head_loss(
         return sums.nats + z_weight * sums.z, jax.lax.stop_gradient(sums)
     objective, sums = _loss(head, batch.targets, batch.weights.astype(jnp.float32), layout)
     return objective, jax.lax.stop_gradient(sums)
+
+
+def by_token(of: Callable, model: Transformer, output: Output, *others: Shaped[Array, "b T ..."]) -> Any:
+    """`of(logits [B, c, V], *others [b, c, ...])`, a tree of arrays [b', c, ...], for all T tokens, in pieces of c that
+    have at most 256 MiB of logits. No gradient is made for it: a pass back would keep all logits."""
+    (rows, tokens), vocab = output.hidden.shape[:2], model.head_rows().shape[0]
+    count = -(-tokens // max(1, LOGITS // (rows * vocab)))
+    if count == 1:
+        return of(model.logits(output), *others)
+    size = -(-tokens // count)
+
+    def cut(x):
+        padded = jnp.pad(x, [(0, 0), (0, count * size - tokens), *[(0, 0)] * (x.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(x.shape[0], count, size, *x.shape[2:]), 1, 0)
+
+    def one(part):
+        hidden, log_scale, *rest = part
+        return of(model.logits(output._replace(hidden=hidden, log_scale=log_scale)), *rest)
+
+    found = jax.lax.map(one, [cut(x) for x in (output.hidden, output.log_scale, *others)])
+    joined = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], count * size, *x.shape[3:])[:, :tokens]  # noqa: E731
+    return jax.tree.map(joined, found)
 
 
 def _chunk(layout: Layout, vocab: int, tokens: int) -> int | None:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.where import Where
-from nagjax.model.transformer import Output, Transformer
 
 
 class Batch(NamedTuple):
@@ -45,10 +44,3 @@ def cross_entropy(logits: Float[Array, "B T V"], batch: Batch) -> Sums:
         count=jnp.sum(weights),
         correct=jnp.sum(weights * guessed),
     )
-
-
-def forward(model: Transformer, batch: Batch, **options) -> tuple[Sums, Output]:
-    """Loss sums of one batch, and what else the pass tells."""
-    output = model(batch.tokens, batch.where, **options)
-    with jax.named_scope("head"):
-        return cross_entropy(model.logits(output), batch), output

@@ -114,9 +114,9 @@ def test_damage():
     assert np.isnan(damage.depth_score(0 * even))
     assert damage.contributing(np.array([1.0, 1, 1, 0, -5])) == pytest.approx(3)
     assert damage.contributing(np.zeros(3)) == 0
-    surely = np.array([[[100.0, 0]], [[0, 100.0]]])
-    counted = np.array([True, False])
-    assert damage.output_effect(surely, surely[::-1], counted[:, None]) == pytest.approx(np.sqrt(2))
+    logits = np.array([[100.0, 0], [0, 100.0], [1.0, 1.0]])
+    changed = np.array([[0, 100.0], [0, 100.0], [7.0, 7.0]])
+    np.testing.assert_allclose(damage.output_effect(logits, changed), [np.sqrt(2), 0, 0], atol=1e-6)
 
 
 def test_jacobian_of_a_linear_map(rows):

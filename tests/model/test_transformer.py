@@ -13,7 +13,7 @@ from tolerance import assert_close
 from nagjax.layers.attention import Where
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
-from nagjax.train.loss import forward
+from nagjax.train.loss import cross_entropy
 
 NAG = find_scheme("nag")()
 
@@ -55,7 +55,8 @@ def gradient(model, batch):
     graph, params = nnx.split(model)
 
     def loss(params):
-        sums, _ = forward(nnx.merge(graph, params), batch)
+        model = nnx.merge(graph, params)
+        sums = cross_entropy(model.logits(model(batch.tokens, batch.where)), batch)
         return sums.nats / sums.count
 
     value, grads = jax.jit(jax.value_and_grad(loss))(params)

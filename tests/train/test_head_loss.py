@@ -16,9 +16,10 @@ from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Output
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig
+from nagjax.train import head_loss as head_loss_module
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.distributed.mesh import batch_sharding, make_mesh, row_axes
-from nagjax.train.head_loss import FEWEST, LOGITS, chunk_tokens, head_loss
+from nagjax.train.head_loss import FEWEST, LOGITS, by_token, chunk_tokens, head_loss
 from nagjax.train.loss import cross_entropy
 from nagjax.train.step import jit_eval_step, jit_train_step
 from pallas_kernels import hlo
@@ -100,6 +101,25 @@ def test_chunks_are_the_whole(mesh, vocab, chunk, dtype):
     for one, other in zip(by_chunks, by, strict=True):
         assert one.dtype == other.dtype and np.any(np.asarray(other, float))
         assert_close(one, other, **close)
+
+
+@pytest.mark.parametrize("limit", [3 * BATCH * 40, 5 * BATCH * 40, 1])
+def test_numbers_by_token_in_pieces(limit, monkeypatch):
+    """Of pieces that do not fit into the text evenly, and of single tokens; never with more logits than the limit."""
+    (hidden, log_scale, table), batch = problem(40, jnp.float32)
+    model, output, seen = Table(table), Output(hidden, log_scale, None, None), []
+
+    def of(logits, targets):
+        seen.append(logits.size)
+        own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return own, jnp.argmax(logits, axis=-1)[: BATCH // 2]
+
+    whole = jax.jit(lambda: by_token(of, model, output, batch.targets))()
+    monkeypatch.setattr(head_loss_module, "LOGITS", limit)
+    pieces = jax.jit(lambda: by_token(of, model, output, batch.targets))()
+    assert_close(pieces[0], whole[0], **tiny.FORWARD)
+    np.testing.assert_array_equal(pieces[1], whole[1])
+    assert seen[0] == BATCH * TOKENS * 40 and max(seen[1:]) <= max(limit, BATCH * 40)
 
 
 def test_of_equals_the_first_is_the_guess():
