@@ -18,6 +18,7 @@ def load(path, *, devices=None):
 _MODULES = {"linen"}
 _NOTEBOOK = {"fit", "log", "table", "plot", "depth_map", "dial"}
 _ELSEWHERE = {
+    "answer": "nagjax.generate.chat",
     "complete": "nagjax.generate.sample",
     "Transformer": "nagjax.model.transformer",
     "ModelConfig": "nagjax.model.config",

@@ -4,6 +4,7 @@ from typing import ClassVar
 from flax import nnx
 
 from nagjax import linen as linen
+from nagjax.generate.chat import answer as answer
 from nagjax.generate.sample import complete as complete
 from nagjax.interop.load import load as load
 from nagjax.measure.probe import probe as probe

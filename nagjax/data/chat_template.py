@@ -39,6 +39,7 @@ DEFAULT = """\
 """
 
 _OPEN, _CLOSE = MARKS  # around answers
+_SAID = "\ufdd2"  # no character by Unicode: stands for what somebody says
 _GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr", "urlize", "pprint")
 
@@ -107,11 +108,27 @@ class ChatTemplate:
             spans.append((len(before), len(through)))
         return text, spans
 
+    def ending(self, messages: list[Message]) -> str:
+        """What the text has behind an answer to these messages: what ends its turn, or where the template writes
+        nothing there, what begins the user's next one."""
+        said = [*messages, {"role": ANSWERS, "content": _SAID}]
+        after = self.render(said)[0].rpartition(_SAID)[2].strip()
+        if after:
+            return after
+        more = self.render([*said, {"role": "user", "content": _SAID}])[0]
+        return more.split(_SAID)[1].strip()
+
 
 def find_template(tokenizer: str, template: str | None) -> ChatTemplate:
-    """The template in the file `template`; else the one beside the tokenizer.json `tokenizer`, as transformers keeps
-    it; else `DEFAULT`. Raises UserError."""
+    """The template in the file `template`; else the one beside the tokenizer.json `tokenizer`; else `DEFAULT`. Raises
+    UserError."""
     folder = None if tokenizer == "bytes" else Path(tokenizer).parent
+    return template_in(folder, template) or ChatTemplate(DEFAULT, name="nagjax's own")
+
+
+def template_in(folder: Path | None, template: str | None = None) -> ChatTemplate | None:
+    """The template in the file `template`, else in a folder, as transformers keeps it; None: there is none. It may use
+    the special tokens that the folder's tokenizer_config.json names. Raises UserError."""
     settings = _settings(folder / SETTINGS) if folder and has_file(folder / SETTINGS) else {}
     tokens = {name: _token(value) for name, value in settings.items() if name.endswith("_token") and _token(value)}
     if template is not None:
@@ -126,7 +143,7 @@ def find_template(tokenizer: str, template: str | None) -> ChatTemplate:
         own = named.get("default")
     if isinstance(own, str):
         return ChatTemplate(own, name=f"{folder}/{SETTINGS}", tokens=tokens)
-    return ChatTemplate(DEFAULT, name="nagjax's own")
+    return None
 
 
 def _between_marks(text: str) -> tuple[str, list[tuple[int, int]]]:

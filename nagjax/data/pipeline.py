@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,8 +63,8 @@ class DataConfig:
 class Dataset:
     """One split of a corpus, opened: its token stream, tokenizer, and the configuration it came from.
 
-    content: a hash of the whole corpus, both splits and the tokenizer. chat_template: that conversations were prepared
-    with."""
+    content: a hash of the whole corpus, both splits and the tokenizer. chat_template, template_tokens: what
+    conversations were prepared with (`nagjax.data.chat_template`)."""
 
     config: DataConfig
     split: str
@@ -72,6 +72,7 @@ class Dataset:
     stream: TokenStream
     content: str = ""
     chat_template: str = ""
+    template_tokens: dict[str, str] = field(default_factory=dict)
 
     @property
     def token_count(self) -> int:
@@ -159,7 +160,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
     if config.mix:
         return _open_mixture(config, split, tokenizer)
-    template = ""
+    template, tokens = "", {}
     if config.path == STDLIB:
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)
         stream, content = open_stdlib(split, tokenizer)
@@ -170,12 +171,12 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         if tokenizer is not None and tokenizer.fingerprint != own.fingerprint:
             raise UserError("tokenizer", tokenizer.name, f"{config.path} was prepared with {own.name}: use that")
         tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
-        template = str(manifest.source.get("template") or "")
+        template, tokens = str(manifest.source.get("template") or ""), manifest.source.get("template_tokens") or {}
         verify_small(folder, manifest, split)
     if not len(stream):
         fix = "holds no documents (a text file is one): prepare it again with more, another --validation, or --held-out"
         raise UserError("split", f"{config.path}/{split}", fix)
-    return Dataset(config, split, tokenizer, stream, content, template)
+    return Dataset(config, split, tokenizer, stream, content, template, tokens)
 
 
 def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Mixture:
@@ -194,8 +195,9 @@ def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -
             raise UserError("data.mix", " and ".join(names), fix)
     stream = TokenStream.joined([corpus.stream for corpus in corpora])
     content = sha256("".join(corpus.content for corpus in corpora).encode()).hexdigest()
-    template = next((corpus.chat_template for corpus in corpora if corpus.chat_template), "")
-    return Mixture(config, split, first.tokenizer, stream, content, template, tuple(corpora))
+    chat = next((corpus for corpus in corpora if corpus.chat_template), first)
+    told = chat.chat_template, chat.template_tokens
+    return Mixture(config, split, first.tokenizer, stream, content, *told, tuple(corpora))
 
 
 class MixedRows:
@@ -263,9 +265,9 @@ def batches(
     """
     import grain
 
-    for field, value in (("batch", batch), ("context", context), ("process_count", process_count)):
+    for name, value in (("batch", batch), ("context", context), ("process_count", process_count)):
         if value < 1:
-            raise UserError(field, value, "needs to be at least 1")
+            raise UserError(name, value, "needs to be at least 1")
     if start < 0:
         raise UserError("start", start, "needs to be at least 0")
     if batch % process_count:

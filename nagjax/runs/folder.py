@@ -32,6 +32,7 @@ from nagjax.runs.names import (
     ORIGIN,
     SAVING,
     TOKENIZER,
+    TOKENIZER_CONFIG,
     TOKENIZER_FILES,
 )
 from nagjax.train.checkpoint.store import steps_saved
@@ -78,6 +79,8 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
         source = Path(config.start) / name
         if has_file(source) and not has_file(folder / name):  # a model goes on with what it was imported with
             copy(source, folder / name)
+    if corpus.template_tokens and not has_file(folder / TOKENIZER_CONFIG):
+        write_json(folder / TOKENIZER_CONFIG, corpus.template_tokens)
     return named
 
 

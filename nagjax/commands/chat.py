@@ -1,0 +1,68 @@
+"""Talk with a model."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from nagjax.arguments import POSITIONAL
+from nagjax.console import note
+from nagjax.errors import UserError
+from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
+
+
+def main(
+    run: Annotated[Path, POSITIONAL],
+    system: str | None = None,
+    template: str | None = None,
+    tokens: Count = 256,
+    temperature: NonNegative = 0.8,
+    top_k: Natural = 0,
+    top_p: Annotated[float, Range(gt=0, le=1)] = 0.95,
+    min_p: Share = 0.0,
+    seed: Seed = 0,
+) -> None:
+    """Talk with a model: each line of the input is a message, and the model answers it, knowing what was said before.
+
+    An empty line begins a new conversation; the end of the input (Ctrl-D) ends the command. When a conversation is
+    longer than the context, its older half is forgotten.
+
+    Args:
+        run: a run folder, trained on conversations or imported.
+        system: a message that tells the model what to be, before each conversation.
+        template: a file with a Jinja template; by default the one in the run's folder.
+        tokens: of an answer, at most.
+        temperature: 0 takes the likeliest token.
+        top_k: sample from so many likeliest tokens; 0 from all.
+        top_p: of these, from the smallest set of tokens that holds this probability.
+        min_p: of these, from the tokens at least so many times as likely as the likeliest.
+        seed: of the samples.
+    """
+    note(f"opening {run}")
+    from nagjax.generate.chat import answer
+    from nagjax.runs.opening import open_run
+
+    opened = open_run(run)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    start = [{"role": "system", "content": system}] if system else []
+    said = list(start)
+    while (line := _line()) is not None:
+        if not line.strip():
+            said = list(start)
+            continue
+        asked = [*said, {"role": "user", "content": line}]
+        try:
+            text = answer(opened, [asked], template=template, tokens=tokens, slide=True, **sampling)[0]
+        except UserError as error:
+            if error.field != "inputs":  # what this message is refused for
+                raise
+            note(str(error))
+            continue
+        print(text, flush=True)
+        said = [*asked, {"role": "assistant", "content": text}]
+
+
+def _line() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None

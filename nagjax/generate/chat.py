@@ -1,0 +1,54 @@
+"""Answers in a conversation, shown to the model by its chat template."""
+
+from collections.abc import Sequence
+
+from nagjax.data.chat_template import ChatTemplate, template_in
+from nagjax.data.conversation import Message, refuse_special
+from nagjax.errors import UserError
+from nagjax.generate.sample import cut, generate
+from nagjax.runs.opening import OpenRun
+
+
+def answer(
+    run: OpenRun, conversations: Sequence[list[Message]], *, template: str | None = None, tokens: int = 256, **options
+) -> list[str]:
+    """What the model answers to each conversation, a list of {"role": ..., "content": ...} that ends with what it is to
+    answer; all of them in one batch.
+
+    template: a file with a Jinja template; None: the one in the run's folder, which training on conversations and
+    imports leave there. An answer ends where the template ends its turn, with the document, or after `tokens` tokens.
+    `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide.
+
+    Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
+    what `generate` raises.
+    """
+    form = template_in(run.folder, template)
+    if form is None:
+        fix = "has no chat template: give one with --template, or train on conversations (nagjax data chat)"
+        raise UserError("run", str(run.folder), fix)
+    if not conversations:
+        return []
+    asked = [_asked(run, form, messages) for messages in conversations]
+    text = form.ending(conversations[0])
+    ending = run.tokenizer.encode_templated([text])[0].ids.tolist()
+    special = ending[0] if ending and not run.tokenizer.decode(ending[:1]) else None
+    ends = {run.tokenizer.end_of_text, special}
+
+    def said(new: list[int]) -> str:
+        until = next((at for at, token in enumerate(new) if token in ends), len(new))
+        return cut(run.tokenizer.decode(new[:until]), () if special is not None or not text else (text,))
+
+    def over(row: int, new: list[int]) -> bool:
+        return not ends.isdisjoint(new) or said(new) != run.tokenizer.decode(new)
+
+    given = {"progress": run.progress, "cuts": run.mod.get("cuts"), "finished": over}
+    return [said(new).strip() for new in generate(run.model, asked, tokens=tokens, **given, **options)]
+
+
+def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[int]:
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not all(isinstance(message.get(own), str) for own in ("role", "content")):
+            raise UserError("messages", message, f'message {number} is not {{"role": "user", "content": "..."}}')
+    if (special_in := getattr(run.tokenizer, "special_in", None)) is not None:
+        refuse_special(messages, special_in)
+    return run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()

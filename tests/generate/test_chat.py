@@ -1,0 +1,103 @@
+"""Answers: asked for by the run's template, ended where it ends them, and learnt by a run that was trained on some."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from nagjax.cli import main
+from nagjax.data.chat_template import DEFAULT, ChatTemplate
+from nagjax.data.tokenizer import ByteTokenizer, load_tokenizer
+from nagjax.errors import UserError
+from nagjax.generate import chat
+from nagjax.interop.tokenizer_files import byte_level_json
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ASKED = [{"role": "user", "content": "2+2?"}]
+
+
+def with_turns(folder):
+    """A tokenizer of bytes whose special tokens begin and end turns."""
+    spec = json.loads(byte_level_json())
+    extra = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    spec["added_tokens"] += [
+        {"id": 257 + i, "content": f"<|im_{name}|>"} | extra for i, name in enumerate(("start", "end"))
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    return load_tokenizer(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def scripted(monkeypatch, tmp_path):
+    """A model that writes what it is told to, and notes what it was asked; it is told when it may stop."""
+
+    def run(tokenizer, template: str, written: list[int]):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        seen = SimpleNamespace(asked=None, stopped=None)
+
+        def generate(model, prompts, *, finished, **options):
+            seen.asked = prompts
+            seen.stopped = next((n for n in range(len(written)) if finished(0, written[:n])), None)
+            return [written for _ in prompts]
+
+        monkeypatch.setattr(chat, "generate", generate)
+        opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=None, progress=1.0, mod={})
+        return opened, seen
+
+    return run
+
+
+def test_what_ends_an_answer():
+    assert ChatTemplate(CHATML, name="chatml").ending(ASKED) == "<|im_end|>"
+    assert ChatTemplate(DEFAULT, name="default").ending(ASKED) == "<|user|>"
+    bracketed = "{% for m in messages %}{{ '[' ~ m['content'] ~ ']' }}{% endfor %}"
+    assert ChatTemplate(bracketed, name="brackets").ending(ASKED) == "]"
+
+
+def test_an_answer_ends_at_the_token_that_ends_its_turn(scripted, tmp_path):
+    tokenizer = with_turns(tmp_path)
+    run, seen = scripted(tokenizer, CHATML, [*b"4 <|im", 258, *b"more"])
+    assert chat.answer(run, [ASKED]) == ["4 <|im"] and seen.stopped == 7
+    start, end = 257, 258
+    assert seen.asked == [[start, *b"user\n2+2?", end, *b"\n", start, *b"assistant\n"]]
+    run, seen = scripted(tokenizer, CHATML, [*b"4", tokenizer.end_of_text, *b"more"])
+    assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == 2
+
+
+def test_an_answer_ends_where_the_users_turn_begins(scripted):
+    """A template without special tokens writes nothing behind an answer."""
+    run, seen = scripted(ByteTokenizer(), DEFAULT, [*b"4\n<|user|>\n3+3?"])
+    assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == len("4\n<|user|>")
+    assert bytes(seen.asked[0]).decode() == "<|user|>\n2+2?\n<|assistant|>\n"
+
+
+def test_what_is_refused(scripted, tmp_path):
+    run, _ = scripted(with_turns(tmp_path), CHATML, [])
+    with pytest.raises(UserError, match="special token <.im_end.>"):
+        chat.answer(run, [[{"role": "user", "content": "2+2?<|im_end|>"}]])
+    with pytest.raises(UserError, match="message 1"):
+        chat.answer(run, [[{"role": "user"}]])
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="no chat template.*--template"):
+        chat.answer(run, [ASKED])
+    assert chat.answer(run, [], template=__file__) == []
+
+
+def test_a_run_answers_as_it_was_taught(tmp_path, monkeypatch, capsys):
+    """Through the commands: two questions, learnt by heart, then asked in a conversation."""
+    talks = [{"prompt": "red?", "response": "stop"}, {"prompt": "green?", "response": "go on"}]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    corpus, run = str(tmp_path / "corpus"), str(tmp_path / "run")
+    told = ["data", "chat", str(tmp_path / "talks.jsonl"), "--out", corpus, "--held-out", str(tmp_path / "held.jsonl")]
+    (tmp_path / "held.jsonl").write_text(json.dumps({"prompt": "blue?", "response": "who knows"}))
+    assert main([*told, "--validation", "0"]) == 0
+    shape = "--depth 1 --width 32 --context 64 --batch 8 --steps 80 --lr 0.02 --eval-every 80 --eval-batches 1"
+    assert main(["train", *shape.split(), "--data.path", corpus, "--data.rows", "whole", "--out", run]) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("green?\n\nred?\n"))
+    capsys.readouterr()
+    assert main(["chat", run, "--temperature", "0", "--tokens", "16"]) == 0
+    assert capsys.readouterr().out.split("\n") == ["go on", "stop", ""]
