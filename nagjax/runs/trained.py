@@ -30,7 +30,11 @@ def check_freeze(parameters: Tree, freeze: tuple[str, ...]) -> None:
     """Raises UserError for a pattern that names no parameter, and where none is left to train."""
     known = [(dotted(path), p) for path, p in jax.tree_util.tree_leaves_with_path(parameters)]
     for pattern in freeze:
-        if pattern not in ROLES and not any(_names(pattern, name, p.role) for name, p in known):
+        if not any(_names(pattern, name, p.role) for name, p in known):
+            if pattern in ROLES:
+                there = ", ".join(sorted({p.role for _, p in known}))
+                tied = "; a head that is tied to the embedding has no parameters of its own" if pattern == "head" else ""
+                raise UserError("freeze", pattern, f"no parameter has this role: there are {there}{tied}")
             names = sorted({name for name, _ in known})
             fix = f"names no parameter: give a role ({', '.join(ROLES)}) or a pattern of names such as blocks.mlp.*"
             raise UserError("freeze", pattern, f"{nearest(pattern, names)}{fix}; there are {', '.join(names)}")

@@ -63,12 +63,19 @@ def test_balancing_biases_that_are_frozen_do_not_move():
     assert not np.any(np.asarray(state.params["blocks"]["mlp"]["branch"]["balance"]))
 
 
+def test_a_tied_head_cannot_be_frozen_alone():
+    config = frozen("head", tied=True)
+    with pytest.raises(UserError, match="freeze = 'head'.*tied to the embedding"):
+        tiny.blueprint(config)
+
+
 @pytest.mark.parametrize(
     "patterns, message",
     [
         (("blocks.mlp.brunch.*",), r"freeze = .*brunch.*names no parameter.*embedding\.tokens"),
+        (("adapter",), "freeze = 'adapter': no parameter has this role: there are embedding, gate, head, matrix"),
         (("*",), "leaves nothing to train"),
-        (("matrix", "embedding", "head", "norm", "gate"), "leaves nothing to train"),
+        (("matrix", "embedding", "head", "gate"), "leaves nothing to train"),
     ],
 )
 def test_patterns(patterns, message):
