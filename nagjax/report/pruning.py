@@ -5,28 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nagjax.errors import UserError
-from nagjax.files import copy, has_file, write_json
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import Cutter, choose
 from nagjax.report.curve import check_rule, measure, text_batches
+from nagjax.report.derived import fresh_state, without_average, write_derived
 from nagjax.runs.blueprint import ModelBlueprint
-from nagjax.runs.facts import run_facts
-from nagjax.runs.identity import found_run
-from nagjax.runs.names import CHECKPOINTS, CORPUS, INFO, ORIGIN, PRUNED, TOKENIZER_FILES
+from nagjax.runs.names import PRUNED
 from nagjax.runs.new_folder import new_folder
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.batches import TrainBatches
-from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.evaluator import put
-from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
-
-COPIED = (CORPUS, ORIGIN, *TOKENIZER_FILES)
 
 
 def prune(
@@ -62,7 +55,7 @@ def prune(
         gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
         before, after = cutter.loss(held_out), cutter.loss(held_out, gone)
         short = without(run, gone)
-        state, healed = _state(short), None
+        state, healed = fresh_state(short), None
         if heal_steps:
             short, state = heal(short, state, heal_steps, lr, data)
             healed = Cutter(short).loss(held_out)
@@ -76,7 +69,7 @@ def prune(
             "heal_steps": heal_steps,
             "lr": lr if heal_steps else None,
         }
-        _write(short, state, building, record, run.folder)
+        write_derived(short, state, building, run.folder, {PRUNED: record}, after if healed is None else healed)
     return record
 
 
@@ -106,8 +99,7 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
         depth_before=model.sublayers_before // 2,
         mod=mod,
     )
-    alone = dataclasses.replace(run.config.train, ema=0.0)  # no average of what it will be
-    config = dataclasses.replace(run.config, model=short, train=alone)
+    config = dataclasses.replace(without_average(run.config), model=short)
     blueprint = ModelBlueprint.of(config, run.blueprint.mesh)
     at = np.array(stays)
     blocks = {
@@ -117,14 +109,6 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
     state = {name: x.reshape(-1, 2)[at].ravel() for name, x in run.mod.items() if x.ndim} if mod.active else {}
     params = jax.device_put(run.params | {"blocks": blocks}, blueprint.parameter_shardings())
     return dataclasses.replace(run, blueprint=blueprint, params=params, mod=state)
-
-
-def _state(run: OpenRun) -> TrainState:
-    """A state to train on from, with fresh moments; a warm-up starts with it."""
-    key = jax.random.key_data(jax.random.key(run.config.train.seed))
-    blueprint = Blueprint.of(run.config, run.blueprint.mesh)
-    moments = blueprint.optimizer.init(blueprint.trained(run.params))
-    return TrainState(jnp.int32(run.step), run.params, moments, key, run.mod, new_guard())
 
 
 def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | None) -> tuple[OpenRun, TrainState]:
@@ -149,17 +133,6 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
     batches.close()
     healed = dataclasses.replace(run, blueprint=blueprint, step=total, params=state.params, mod=state.mod)
     return healed, state
-
-
-def _write(run: OpenRun, state: TrainState, out: Path, record: dict, source: Path) -> None:
-    for name in COPIED:
-        if has_file(source / name):
-            copy(source / name, out / name)
-    for name, content in ((INFO, run_facts(run.blueprint)), (PRUNED, record)):
-        write_json(out / name, content)
-    loss = record["loss"]["after"] if record["loss"]["healed"] is None else record["loss"]["healed"]
-    with Checkpoints(out / CHECKPOINTS, found_run(out, run.config)) as checkpoints:
-        checkpoints.save(run.step, state, {"score": loss, "evaluated": True})
 
 
 def _check(rule: str, count: int | None, blocks: Sequence[int], heal_steps: int, lr: float | None) -> None:

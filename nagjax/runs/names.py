@@ -15,6 +15,7 @@ TENSORBOARD = "tensorboard"  # a folder
 WANDB_ID = "wandb_id"
 ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
 PRUNED = "prune.json"  # of a pruned run: what was removed, and what that cost
+AVERAGED = "average.json"  # of an average of checkpoints: of which, and their losses
 CALIBRATION = "calibration.json"  # the point of the dial that the run is used at
 DIAL, DIAL_PLOT = "dial.json", "dial.png"
 MAP, MAP_DATA = "map.png", "map.json"
@@ -42,7 +43,7 @@ TOKENIZER_FILES = (
 
 # All that a run may have written, apart from its checkpoints and its lock: what `--fresh` removes.
 FILES = (
-    *(CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, STACKS, SAMPLE, WANDB_ID, ORIGIN, PRUNED),
+    *(CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, STACKS, SAMPLE, WANDB_ID, ORIGIN, PRUNED, AVERAGED),
     *(CALIBRATION, DIAL, DIAL_PLOT, MAP, MAP_DATA, DIAGNOSIS, DIAGNOSIS_DATA, TASKS),
     *TOKENIZER_FILES,
 )

@@ -33,7 +33,7 @@ def check_freeze(parameters: Tree, freeze: tuple[str, ...]) -> None:
         if not any(_names(pattern, name, p.role) for name, p in known):
             if pattern in ROLES:
                 there = ", ".join(sorted({p.role for _, p in known}))
-                tied = "; a head that is tied to the embedding has no parameters of its own" if pattern == "head" else ""
+                tied = "; a head tied to the embedding has no parameters of its own" if pattern == "head" else ""
                 raise UserError("freeze", pattern, f"no parameter has this role: there are {there}{tied}")
             names = sorted({name for name, _ in known})
             fix = f"names no parameter: give a role ({', '.join(ROLES)}) or a pattern of names such as blocks.mlp.*"

@@ -1,4 +1,4 @@
-"""The weights of a run, from its newest checkpoint."""
+"""The weights of a run, from one of its checkpoints."""
 
 import dataclasses
 from pathlib import Path
@@ -26,14 +26,14 @@ class Weights(NamedTuple):
     mod: dict
 
 
-def read_weights(folder: Path, config: RunConfig, mesh: Mesh) -> Weights:
-    """The weights in `folder`, of this config, on a mesh: their average where the run keeps one; a run with adapters
-    has them merged into its matrices.
+def read_weights(folder: Path, config: RunConfig, mesh: Mesh, step: int | None = None) -> Weights:
+    """The weights in `folder`, of this config, on a mesh, after `step` steps (None: the newest): their average where
+    the run keeps one; a run with adapters has them merged into its matrices.
 
-    Raises UserError: no checkpoint yet, or none of this model.
+    Raises UserError: no checkpoint yet, none of this step, or none of this model.
     """
     found = ModelBlueprint.of(config, mesh)
-    state = restore_parts(folder / CHECKPOINTS, found.abstract_use(), owner(config, read_id(folder)))
+    state = restore_parts(folder / CHECKPOINTS, found.abstract_use(), owner(config, read_id(folder)), step)
     params, lora = state[found.weights], config.model.lora
     if lora.rank:
         config = without_adapters(config)

@@ -207,19 +207,24 @@ class Checkpoints:
         self._worker.shutdown()
 
 
-def restore_parts(folder: Path, wanted: dict[str, Any], owner: dict | None = None) -> dict[str, Any]:
-    """Parts of the newest state in a folder of checkpoints, as `wanted` has them (abstract arrays by field); the rest,
-    such as the optimizer's moments, stays on disk.
+def restore_parts(
+    folder: Path, wanted: dict[str, Any], owner: dict | None = None, step: int | None = None
+) -> dict[str, Any]:
+    """Parts of the newest state in a folder of checkpoints, or of that of `step`, as `wanted` has them (abstract arrays
+    by field); the rest, such as the optimizer's moments, stays on disk.
 
     Only reads: a run that is saving into the folder at the same time is not disturbed.
     Raises UserError where there is no checkpoint, it is damaged, or of another step or another `owner`.
     """
     parent, folder = Path(folder).parent, Path(folder).resolve()
     while True:
-        newest = max(steps_saved(folder), default=None)
-        if newest is None:
+        saved = steps_saved(folder)
+        if not saved:
             raise UserError("run", str(parent), "has no checkpoint yet: train it first (nagjax train)")
-        path = folder / str(newest)
+        if step is not None and step not in saved:
+            there = f"there are checkpoints of the steps {', '.join(map(str, saved))}"
+            raise UserError("step", step, f"{there}; to keep more of them train with --keep or --keep-every")
+        path = folder / str(max(saved) if step is None else step)
         try:
             refuse_foreign(path, owner or {})
             verify(path)
