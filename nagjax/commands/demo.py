@@ -44,7 +44,7 @@ def main(
     if not schemes or len(set(schemes)) < len(schemes):
         raise UserError("schemes", schemes, "name at least one scheme, and no scheme twice")
     shared = {"depth": depth, "width": width, "context": context, "steps": steps, "batch": batch, "seed": seed}
-    shared |= {"eval_every": max(steps // 8, 1), "eval_batches": 24, "save_every": 50, "keep": 1}
+    shared |= {"eval_every": max(steps // 4, 1), "eval_batches": 24, "save_every": 50, "keep": 1}
     runs = [read_options(shared | {"scheme": name, "data.path": data, "data.seed": seed}) for name in schemes]
     tokens = steps * batch * context
     say(f"{len(runs)} schemes, {depth} blocks x {width}, {tokens:,} tokens each of {data}, in {out}")
