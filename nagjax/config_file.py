@@ -104,6 +104,15 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
     return flat
 
 
+def read_values(text: str) -> list[Any]:
+    """The values of a list such as `0.001, 2e-3` or `plain, nag`, each as a file of options would have it. Raises
+    UserError."""
+    try:
+        return yaml.load(f"[{text}]", Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        raise UserError("value", text, "is no list of values: separate them by commas, as in 0.001,0.002") from None
+
+
 def _flatten(values: Mapping[str, Any], prefix: str, flat: dict[str, Any], path: str) -> None:
     for name, value in values.items():
         if isinstance(value, dict):

@@ -34,11 +34,15 @@ WIDTH = 512  # bytes of the file, always the same: renewing it needs no free dis
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
 
+class Held(UserError):
+    """Another process is writing the folder."""
+
+
 class WriterLock:
     """Context manager that locks a folder, which it creates if needed; of several hosts only the first locks it.
 
-    Processes that are refused are told `doing`. Raises UserError if another process holds the lock, naming process,
-    machine and start, or if the folder cannot be written.
+    Processes that are refused are told `doing`. Raises Held if another process holds the lock, naming process, machine
+    and start; UserError if the folder cannot be written.
     """
 
     def __init__(self, folder: str | os.PathLike, doing: str, field: str = "out"):
@@ -128,10 +132,10 @@ class WriterLock:
                     raise self._refusal(seen)
         return True
 
-    def _refusal(self, holder: dict) -> UserError:
+    def _refusal(self, holder: dict) -> Held:
         where = f"kill {holder['pid']}" if holder.get("boot") == self._me["boot"] else "stop it there"
         fix = f"is being written by {_told(holder)}: wait until it ends, or end it ({where}), or choose another folder"
-        return UserError(self.field, str(self.folder), fix)
+        return Held(self.field, str(self.folder), fix)
 
     def _write(self, file) -> None:
         with self._writing:

@@ -1,0 +1,51 @@
+"""Train one config many times, over a grid of options or random draws of them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from nagjax.arguments import POSITIONAL
+from nagjax.config_file import read_config_file
+from nagjax.console import say
+from nagjax.memory import keep_freed_memory
+from nagjax.ranges import Count, Natural, Seed
+
+
+def main(
+    config: Annotated[Path, POSITIONAL],
+    out: Path,
+    vary: tuple[str, ...] = (),
+    draws: Natural = 0,
+    draw_seed: Seed = 0,
+    processes: Count = 1,
+    shard: str = "0/1",
+) -> None:
+    """Train one config many times, over a grid of options or random draws of them, and say which run is best. The same
+    command goes on with what is not finished; several may work on one sweep at once.
+
+    Args:
+        config: a file of options, as nagjax config prints it.
+        out: the folder of the runs' folders and of sweep.json.
+        vary: options and their values, by their names in the file: lr=0.001,0.002 scheme=plain,nag; or, with --draws,
+            a range: lr=1e-4..1e-2, in which each factor is as likely as another.
+        draws: so many random combinations; 0: all of them.
+        draw_seed: of the draws.
+        processes: of this machine, which share its cores. Accelerators are not shared: give each its own by --shard.
+        shard: i/n, i from 0: only every n-th run, for the tasks of an array.
+    """
+    from nagjax.sweep import in_processes, plan, results, table, taken, work
+
+    given = {"base": read_config_file(config), "vary": vary, "draws": draws, "seed": draw_seed}
+    trials = plan(**given)
+    mine = trials[taken(shard)]
+    say(f"{len(mine)} of {len(trials)} runs, in {out}" if len(mine) < len(trials) else f"{len(trials)} runs, in {out}")
+    if processes == 1:
+        keep_freed_memory()
+        work(mine, out, say)
+    else:
+        in_processes(mine, out, {"plan": given, "shard": shard}, processes)
+    from nagjax.files import write_text
+
+    found = results(trials, out)
+    write_text(out / "sweep.json", json.dumps(found, indent=1))
+    print(table(found))

@@ -1,0 +1,209 @@
+"""Many runs of one config: over a grid of some options, or over random draws of them.
+
+Each run is a folder of its own, trained by `nagjax.train.loop.train`: finished runs are not trained again, interrupted
+ones go on, and one that another process is writing is left to it. So any number of processes work on one sweep by being
+started with the same command.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nagjax.config_file import read_values
+from nagjax.console import say
+from nagjax.errors import UserError
+from nagjax.memory import keep_freed_memory
+from nagjax.options import RunOptions, read_options
+
+Draw = Callable[[np.random.Generator], Any]
+_NUMBER = r"-?[0-9.]+(?:[eE][-+]?[0-9]+)?"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One run of a sweep: the folder's name, what differs from the others, and all its options."""
+
+    name: str
+    varied: dict[str, Any]
+    options: RunOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Varied:
+    """An option and its values: a list, or a range from `low` to `high`."""
+
+    option: str
+    values: tuple = ()
+    low: float = 0.0
+    high: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Varied":
+        """From `lr=0.001,0.002` or `lr=1e-4..1e-2`. Raises UserError."""
+        option, equals, values = text.partition("=")
+        option = option.strip().lstrip("-").replace("-", "_")
+        if not equals or not option or not values.strip():
+            raise UserError("vary", text, "give an option and its values, as in lr=0.001,0.002 or lr=1e-4..1e-2")
+        if ends := re.fullmatch(rf"\s*({_NUMBER})\.\.({_NUMBER})\s*", values):
+            low, high = (read_values(end)[0] for end in ends.groups())
+            if not all(isinstance(end, int | float) for end in (low, high)) or not 0 < low < high:
+                raise UserError("vary", text, "give a range from a number above 0 to a larger one, as in lr=1e-4..1e-2")
+            return cls(option, (), low, high)
+        return cls(option, tuple(read_values(values)))
+
+    def draw(self, noise: np.random.Generator) -> Any:
+        """One of the values, each as likely as the others; of a range so that each factor is as likely as another, a
+        whole number where both ends are, else of four digits."""
+        if self.values:
+            return self.values[int(noise.integers(len(self.values)))]
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        drawn = math.exp(noise.uniform(math.log(self.low), math.log(self.high)))
+        return round(drawn) if whole else float(f"{drawn:.4g}")
+
+
+def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int = 0) -> list[Trial]:
+    """The runs of a sweep: `base`, options by name, with every combination of the values in `vary`; or `draws` random
+    ones, of which the first are the same however many there are.
+
+    Raises UserError for options or values that a run cannot have, a range without `draws`, and an option given twice.
+    """
+    varied = [Varied.parse(text) for text in vary]
+    names = [one.option for one in varied]
+    if len(set(names)) < len(names):
+        raise UserError("vary", list(vary), "give each option once, with all its values")
+    if draws:
+        drawn = (np.random.default_rng((seed, number)) for number in range(draws))
+        found = [{one.option: one.draw(noise) for one in varied} for noise in drawn]
+        return [_trial(f"draw-{number:03d}", own, base) for number, own in enumerate(found)]
+    if ranges := [text for text, one in zip(vary, varied, strict=True) if not one.values]:
+        raise UserError("vary", ranges[0], "a range has no grid: list its values, or give --draws")
+    grid = [dict(zip(names, own, strict=True)) for own in itertools.product(*(one.values for one in varied))]
+    trials = [_trial(_name(own), own, base) for own in grid]
+    if len({trial.name for trial in trials}) < len(trials):
+        raise UserError("vary", list(vary), "two runs would have the same name: give different values")
+    return trials
+
+
+def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any]) -> Trial:
+    sizes = {"depth", "width", "context"} if "preset" in varied else set()
+    return Trial(name, varied, read_options({key: own for key, own in base.items() if key not in sizes} | varied))
+
+
+def _name(varied: dict[str, Any]) -> str:
+    shown = ",".join(f"{option}={value}" for option, value in varied.items()) or "run"
+    return re.sub(r"[^\w.,=+-]+", "_", shown)
+
+
+def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> None:
+    """Trains every run that is neither finished nor in the hands of another process, one after the other. A run that
+    breaks down is told and left; the others go on."""
+    import jax
+
+    from nagjax.runs.lock import Held
+    from nagjax.train.loop import train
+
+    for number, trial in enumerate(trials, 1):
+        if finished(trial, out):
+            continue
+        try:
+            train(trial.options.config(), out / trial.name, label=trial.name)
+            tell(f"[{number}/{len(trials)}] {trial.name}: finished")
+        except Held:
+            tell(f"[{number}/{len(trials)}] {trial.name}: another process is at it")
+        except UserError as error:
+            if error.field not in BROKEN_DOWN:
+                raise
+            tell(f"[{number}/{len(trials)}] {trial.name}: {error}")
+        jax.clear_caches()
+
+
+BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors by which training says so
+
+
+def finished(trial: Trial, out: Path) -> bool:
+    from nagjax.runs.names import CHECKPOINTS
+    from nagjax.train.checkpoint.store import steps_saved
+
+    return trial.options.train.steps in steps_saved(out / trial.name / CHECKPOINTS)
+
+
+def results(trials: Sequence[Trial], out: Path) -> list[dict]:
+    """Of every run that has begun: `name`, `varied`, `step`, `finished` and `loss`, nats per token at its last
+    evaluation (None before the first); the lowest loss first, unfinished runs last."""
+    from nagjax.files import has_file
+    from nagjax.runs.log import load_run
+    from nagjax.runs.names import CONFIG
+
+    found = []
+    for trial in trials:
+        if has_file(out / trial.name / CONFIG):
+            run = load_run(out / trial.name)
+            loss = run.last_eval.loss if run.evals.step.size else None
+            own = {"name": trial.name, "varied": trial.varied, "step": run.step, "finished": finished(trial, out)}
+            found.append(own | {"loss": loss if loss is not None and math.isfinite(loss) else None})
+    return sorted(found, key=lambda own: (not own["finished"], own["loss"] is None, own["loss"] or 0.0))
+
+
+def table(found: Sequence[dict]) -> str:
+    """One line per run."""
+    lines = []
+    for own in found:
+        loss = "       -" if own["loss"] is None else f"{own['loss']:8.4f}"
+        told = "" if own["finished"] else f"  (step {own['step']}, not finished)"
+        varied = "  ".join(f"{option}={value}" for option, value in own["varied"].items())
+        lines.append(f"{loss}  {varied or own['name']}{told}")
+    return "\n".join(["    loss  run", *lines])
+
+
+def in_processes(trials: Sequence[Trial], out: Path, given: dict[str, Any], count: int) -> None:
+    """`work` in so many processes at once, each with its share of the cores. `given`: of `plan`, and `shard`; the
+    processes make the same plan of it. Raises UserError if one fails."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = os.environ | {"NPROC": str(max(cores // count, 1))}
+    command = [sys.executable, "-m", "nagjax.sweep", json.dumps(given), str(out)]
+    workers = [subprocess.Popen(command, env=environment) for _ in range(min(count, len(trials)))]
+    try:
+        codes = [worker.wait() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.terminate()  # those that have ended stay ended; the others save themselves and end
+        for worker in workers:
+            worker.wait()
+    if any(codes):
+        raise UserError("processes", count, f"one ended with exit code {max(codes)}: see above, and start again")
+
+
+def taken(shard: str) -> slice:
+    """Of `i/n`: every n-th run from the i-th on, from 0. Raises UserError."""
+    try:
+        index, count = (int(part) for part in shard.split("/"))
+    except ValueError:
+        index, count = 0, 0
+    if not 0 <= index < count:
+        raise UserError("shard", shard, "give i/n with i from 0 to n - 1, as in --shard 0/8")
+    return slice(index, None, count)
+
+
+def _main(given: str, out: str) -> None:
+    options = json.loads(given)
+    keep_freed_memory()
+    work(plan(**options["plan"])[taken(options["shard"])], Path(out), say)
+
+
+if __name__ == "__main__":
+    try:
+        _main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"nagjax: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,105 @@
+"""A sweep plans what it is told, trains each run once, whoever does it, and goes on after one that breaks down."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from nagjax.cli import main
+from nagjax.errors import UserError
+from nagjax.runs.lock import WriterLock
+from nagjax.sweep import Varied, plan, results, taken, work
+
+TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_every": 2, "eval_batches": 1}
+
+
+def test_a_grid_has_every_combination():
+    trials = plan({"depth": 4, "lr": 1e-4}, ["lr=1e-3,0.002", "--scheme=plain,nag", "mod.rate=[0.25],[0.5]"])
+    assert len(trials) == 8 and len({trial.name for trial in trials}) == 8
+    assert trials[0].name == "lr=0.001,scheme=plain,mod.rate=_0.25_"
+    assert trials[0].varied == {"lr": 0.001, "scheme": "plain", "mod.rate": [0.25]}
+    assert {(t.options.name, t.options.parts["optimizer"].lr, t.options.model.mod.rate) for t in trials} == {
+        (scheme, lr, (rate,)) for scheme in ("plain", "nag") for lr in (0.001, 0.002) for rate in (0.25, 0.5)
+    }
+    assert all(trial.options.model.depth == 4 for trial in trials)
+    (alone,) = plan({"depth": 4}, [])
+    assert alone.name == "run" and alone.options.model.depth == 4
+
+
+def test_a_preset_that_is_varied_stands_for_the_sizes():
+    small, large = plan({"depth": 3, "width": 16}, ["preset=1M,20M"])
+    assert small.options.model.depth > 3 and large.options.model.width > small.options.model.width > 16
+
+
+def test_draws_are_the_same_however_many_there_are():
+    vary = ["lr=1e-4..1e-1", "depth=2..8", "scheme=plain,nag"]
+    many, few = plan({}, vary, draws=200, seed=3), plan({}, vary, draws=5, seed=3)
+    assert [trial.varied for trial in many[:5]] == [trial.varied for trial in few]
+    assert plan({}, vary, draws=5, seed=4)[0].varied != few[0].varied
+    rates = [trial.varied["lr"] for trial in many]
+    assert all(1e-4 <= rate <= 1e-1 for rate in rates) and abs(np.mean(np.log10(rates)) + 2.5) < 0.25
+    assert {trial.varied["depth"] for trial in many} == {*range(2, 9)}
+    assert {trial.varied["scheme"] for trial in many} == {"plain", "nag"}
+
+
+@pytest.mark.parametrize(
+    "vary, message",
+    [
+        (["lr"], "lr=0.001,0.002"),
+        (["=3"], "give an option"),
+        (["lr=1e-3..1e-2"], "no grid"),
+        (["lr=0.1", "lr=0.2"], "each option once"),
+        (["lr=0.1,0.1"], "same name"),
+        (["lr=[0.1"], "no list of values"),
+        (["leaning_rate=0.1"], "leaning_rate"),
+        (["lr=-1"], "lr = -1"),
+    ],
+)
+def test_what_cannot_be_planned(vary, message):
+    with pytest.raises(UserError, match=message):
+        plan({}, vary)
+
+
+@pytest.mark.parametrize("text", ["lr=0..1", "lr=2..1", "lr=...1"])
+def test_ranges_that_are_none(text):
+    with pytest.raises(UserError, match="range|list of values"):
+        Varied.parse(text)
+
+
+def test_shards():
+    assert [*range(7)][taken("1/3")] == [1, 4]
+    for text in ("3/3", "-1/3", "1", "a/b"):
+        with pytest.raises(UserError, match="shard"):
+            taken(text)
+
+
+def test_runs_are_trained_once_and_one_that_another_process_has_is_left_to_it(tmp_path):
+    trials, told = plan(TINY, ["lr=0.01,1e30"]), []
+    with WriterLock(tmp_path / trials[0].name, "train"):
+        work(trials, tmp_path, told.append)
+    assert "another process" in told[0] and "bad" in told[1]  # at such a rate the second step's loss is not finite
+    found = results(trials, tmp_path)
+    assert [own["finished"] for own in found] == [False]
+    work(trials[:1], tmp_path, told.append)
+    assert told[-1] == "[1/1] lr=0.01: finished"
+    before = len(told)
+    work(trials[:1], tmp_path, told.append)
+    assert len(told) == before
+    best, other = results(trials, tmp_path)
+    assert best["finished"] and math.isfinite(best["loss"]) and best["varied"] == {"lr": 0.01}
+    assert not other["finished"]
+
+
+def test_the_command_in_two_processes(tmp_path, capsys):
+    (tmp_path / "tiny.yaml").write_text("\n".join(f"{name}: {value}" for name, value in TINY.items()))
+    out = tmp_path / "sweep"
+    command = ["sweep", str(tmp_path / "tiny.yaml"), "--vary", "scheme=plain,rezero", "--out", str(out)]
+    assert main([*command, "--processes", "2"]) == 0
+    found = json.loads((out / "sweep.json").read_text())
+    assert {own["name"] for own in found} == {"scheme=plain", "scheme=rezero"} and all(own["finished"] for own in found)
+    assert found[0]["loss"] <= found[1]["loss"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"{own['loss']:8.4f}  {own['name']}" for own in found]
+    assert main([*command, "--shard", "1/2"]) == 0
+    assert "1 of 2 runs" in capsys.readouterr().out
