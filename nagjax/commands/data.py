@@ -68,11 +68,11 @@ def chat(
     """Turn conversations into token shards for supervised fine-tuning: their text by a chat template, of which only the
     answers are learnt. Stopped and started again, it continues.
 
-    Each line of the inputs is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}, or
+    Each line or row of the inputs is {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}, or
     {"prompt": "...", "response": "..."}.
 
     Args:
-        inputs: .jsonl files (also .gz, .xz, .zst), folders of them, or hub:OWNER/NAME.
+        inputs: .jsonl files (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
         out: the corpus folder to make.
         tokenizer: bytes, or the path of a tokenizer.json, such as the one in the folder of the run to start from.
         template: a file with a Jinja template; by default the tokenizer's own, from chat_template.jinja or

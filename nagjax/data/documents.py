@@ -150,7 +150,9 @@ def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[s
         opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
         with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8", newline="") as file:
             if kind in _TEXT and not isinstance(field, str):
-                raise UserError("inputs", str(path), "is plain text: give .jsonl, whose lines are conversations")
+                raise UserError(
+                    "inputs", str(path), "is plain text: give conversations as .jsonl or .parquet"
+                )
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
 
 
@@ -190,19 +192,17 @@ def _too_long(where: str, longest: int) -> UserError:
 def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterator[str]:
     import pyarrow.parquet
 
-    if not isinstance(field, str):
-        raise UserError("inputs", str(path), "conversations are read from JSON lines: write the table as .jsonl")
-
     if path.suffix.lower() in OPENERS:
         raise UserError("inputs", str(path), "Parquet compresses its own columns: unpack the file first")
     try:
         with path.open("rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            if field not in file.schema_arrow.names:
-                raise UserError(
-                    "inputs", str(path), f"no column {field!r}; it has {file.schema_arrow.names}: use --field"
-                )
-            rows = file.iter_batches(batch_size=1, columns=[field])  # one: each may be as large as a page can be
-            for row, value in enumerate(batch.column(0)[0].as_py() for batch in rows):
+            names = file.schema_arrow.names
+            if isinstance(field, str) and field not in names:
+                raise UserError("inputs", str(path), f"no column {field!r}; it has {names}: use --field")
+            columns = [field] if isinstance(field, str) else names
+            rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
+            for row, record in enumerate(batch.to_pylist()[0] for batch in rows):
+                value = record[field] if isinstance(field, str) else field(_without_nulls(record), f"{path}:{row}")
                 if not isinstance(value, str):
                     raise UserError("inputs", f"{path}:{row}", f"no text in column {field!r}")
                 if len(value) > longest:
@@ -212,6 +212,13 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
         if isinstance(error, PermissionError):
             raise
         raise UserError("inputs", str(path), f"not a whole Parquet file ({error}); fetch it again") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table's value as a line of JSON would have it: a table writes null for what a row does not have."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(own) for name, own in value.items() if own is not None}
+    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
 
 
 def _hub_documents(name: str, field: Field) -> Iterator[str]:
@@ -227,7 +234,7 @@ def _hub_documents(name: str, field: Field) -> Iterator[str]:
             datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
         ):
             if not isinstance(field, str):
-                yield field(row, f"{name}:{number}")
+                yield field(_without_nulls(row), f"{name}:{number}")
                 continue
             if not isinstance(row.get(field), str):
                 raise UserError("inputs", f"{name}:{number}", f"no text in {field!r}; it has {sorted(row)}")

@@ -3,11 +3,13 @@
 import json
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from nagjax.data import DataConfig, batches, open_dataset, prepare
 from nagjax.data.chat_template import DEFAULT, ChatTemplate, find_template
 from nagjax.data.conversation import conversation_of
+from nagjax.data.documents import read_documents
 from nagjax.data.encode import encode_conversations
 from nagjax.data.rows import whole_rows
 from nagjax.data.stream import TokenStream
@@ -256,3 +258,26 @@ def test_other_inputs_are_refused(tmp_path):
             prepare(inputs, tmp_path / "out", validation=0, chat=find_template("bytes", None))
     with pytest.raises(UserError, match="template = .*no such file"):
         find_template("bytes", str(tmp_path / "absent.jinja"))
+
+
+def test_conversations_in_parquet_are_those_in_json_lines(tmp_path):
+    """A table writes null where a message of another row has something more."""
+    talks = [
+        {"messages": [{"role": "user", "content": "2+2?", "name": "Ann"}, {"role": "assistant", "content": "4"}]},
+        {"messages": TALK},
+    ]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(talks), tmp_path / "table.parquet")
+    lines, table = (
+        [*read_documents([str(tmp_path / name)], field=conversation_of)] for name in ("lines.jsonl", "table.parquet")
+    )
+    assert lines == table and len(table) == 2
+    pairs = pyarrow.Table.from_pylist([{"id": 1, "prompt": "2+2?", "response": "4"}])
+    pyarrow.parquet.write_table(pairs, tmp_path / "pairs.parquet")
+    (found,) = read_documents([str(tmp_path / "pairs.parquet")], field=conversation_of)
+    assert [message["content"] for message in json.loads(found)] == ["2+2?", "4"]
+    with pytest.raises(UserError, match=r"table.parquet:0.*--longest"):
+        [*read_documents([str(tmp_path / "table.parquet")], field=conversation_of, longest=20)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "other.parquet")
+    with pytest.raises(UserError, match=r"other.parquet:0.*messages"):
+        [*read_documents([str(tmp_path / "other.parquet")], field=conversation_of)]
