@@ -1,6 +1,6 @@
 """Can NAG be made to win at depth? A random search over its options, and one of the same budget over plain's.
 
-Claim: at 64 blocks NAG, tuned, is ahead of plain pre-norm tuned as hard.
+Claim: At 64 blocks NAG, tuned, is ahead of plain pre-norm tuned as hard.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112
 Expected: NAG ahead (no figures published); an independent dense re-implementation at equal FLOPs found it slightly
   behind, bits per byte of plain / NAG 0.7503 / 0.7589 at 64 blocks

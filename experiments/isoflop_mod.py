@@ -1,6 +1,6 @@
 """Mixture-of-Depths at equal training FLOPs: skip more, train on more tokens.
 
-Claim: at equal training FLOPs NAG with 20-25% of its (token, sublayer) pairs skipped matches the dense model.
+Claim: At equal training FLOPs NAG with 20-25% of its (token, sublayer) pairs skipped matches the dense model.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (rates); Raposo et al. 2024, arXiv:2404.02258 (linear router)
 Expected: loss at rates 20% and 25% within 0.5% of rate 0 or below; a random router clearly worse than NAG's own
 Hardware: smoke and cpu: 2 CPU cores; h200, h200-350M: one H200; paper (1B): a TPU slice, one task per run
@@ -9,21 +9,18 @@ Command: python -m experiments.isoflop_mod --processes 2
 
 All runs of a size have the same parameters, batch and training FLOPs (closed form, tested against XLA's count), so a
 run at a higher rate takes more steps, over more tokens, with the same schedule stretched. Arms: NAG by its own angle,
-plain pre-norm by a linear router, NAG by random choice as the control. The loss is the validation loss under the causal
-decider (moving-average thresholds), as in sampling; that under top-k, which looks at later tokens, stands beside it.
-Differences are paired by seed: same start, same data order.
+plain pre-norm by a linear router; as controls NAG by random choice, and NAG without every second or fourth block. The
+loss is the validation loss under the causal decider (moving-average thresholds), as in sampling; that under top-k,
+which looks at later tokens, stands beside it. Differences are paired by seed: same start, same data order. Step times
+are measured by turns.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-
-from experiments.harness.budget_curves import figure_of_budgets
 from experiments.harness.claims import Matches
-from experiments.harness.comparison import COMMON, Arm, Comparison, Measure
-from experiments.harness.jobs import Record
+from experiments.harness.comparison import COMMON, Arm, Measure
 from experiments.harness.settings import Settings, Shape
+from experiments.harness.timed_comparison import TimedComparison
 from nagjax.mod import ModConfig
 from nagjax.model.presets import find_preset
 
@@ -60,7 +57,7 @@ SIZES = {
     "h200-350M": Settings(_preset("350M", 64, 3000), 5, FEW, (1.0,), match="flops"),
     "paper": Settings(_preset("1B", 512, 20_000), 5, match="flops"),
 }
-COMPARISON = Comparison(
+COMPARISON = TimedComparison(
     ARMS,
     Matches("nag", ("nag-20%", "nag-25%"), margin=0.005),
     "Mixture-of-Depths at equal training FLOPs",
@@ -68,16 +65,10 @@ COMPARISON = Comparison(
     | {
         "realised": Measure("rate realised", lambda run: run["mod_rate"]),
         "top-k loss": Measure("loss under top-k", lambda run: run["top_k_loss"]),
-        "step (s)": Measure("seconds per step", lambda run: run["step_seconds"]),
     },
+    shown=SHOWN,
 )
-plan, summarise = COMPARISON.plan, COMPARISON.summarise
-
-
-def draw(settings: Settings, records: Sequence[Record]) -> Figure:
-    """Loss against what was spent."""
-    outcome = COMPARISON.outcome(settings, records)
-    return figure_of_budgets(outcome, [arm for arm in SHOWN if arm in outcome.arms], COMPARISON.title)
+plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

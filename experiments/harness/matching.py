@@ -18,17 +18,17 @@ from nagjax.train.step import jit_train_step
 
 
 @functools.lru_cache(64)
-def _blueprint(config: RunConfig) -> Blueprint:
+def blueprint_of(config: RunConfig) -> Blueprint:
     return Blueprint.of(with_vocabulary(config), make_mesh(MeshConfig(data=1), jax.devices()[:1]))
 
 
 def parameters(config: RunConfig) -> int:
-    return sum(parameters_by_part(_blueprint(config)).values())
+    return sum(parameters_by_part(blueprint_of(config)).values())
 
 
 def train_flops_per_token(config: RunConfig) -> float:
     """Forward and backward pass, with what Mixture-of-Depths skips left out."""
-    return model_costs(_blueprint(config)).train
+    return model_costs(blueprint_of(config)).train
 
 
 def train_flops(config: RunConfig) -> float:
@@ -47,7 +47,7 @@ def with_flops(config: RunConfig, budget: float) -> RunConfig:
 
 def step_seconds(config: RunConfig, rounds: int = 5) -> float:
     """Fastest of several training steps on zero tokens."""
-    blueprint = _blueprint(config)
+    blueprint = blueprint_of(config)
     batch = jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract_batch(blueprint))
     batch = batch._replace(segment_ids=batch.segment_ids + 1, weights=batch.weights + 1)
     state, step, times = blueprint.create(), jit_train_step(blueprint), []

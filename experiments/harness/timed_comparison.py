@@ -1,0 +1,74 @@
+"""A comparison in which time counts: the arms' step times are measured side by side."""
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from matplotlib.figure import Figure
+
+from experiments.harness.budget_curves import figure_of_budgets
+from experiments.harness.comparison import Comparison
+from experiments.harness.jobs import Job, Record
+from experiments.harness.matching import blueprint_of
+from experiments.harness.results import Summary
+from experiments.harness.settings import Settings
+from nagjax.measure.step_times import Racer, race
+from nagjax.runs.config import RunConfig, to_dict
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """A job: training steps of each arm in turn, round after round, so that whatever else the machine does is in the
+    way of all of them alike. What runs measure while they train depends on what ran beside them."""
+
+    name: ClassVar[str] = "step-times"
+    labels: ClassVar[dict[str, Any]] = {"step times": True}
+    configs: Mapping[str, RunConfig]
+    rounds: int = 9
+    steps: int = 2  # in a row
+
+    def config(self) -> dict[str, Any]:
+        return {arm: to_dict(config) for arm, config in self.configs.items()}
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """`step_seconds` by arm: medians over the rounds."""
+        racers = {
+            arm: Racer(blueprint_of(config), config.train.batch, config.model.context)
+            for arm, config in self.configs.items()
+        }
+        times = race(racers, self.rounds, self.steps)
+        return {"step_seconds": {arm: round(statistics.median(own), 5) for arm, own in times.items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class TimedComparison(Comparison):
+    """With a column of step times at the last shape, as ratios to the reference's, and a figure of what the arms in
+    `shown` reach for their FLOPs and for their time."""
+
+    shown: tuple[str, ...] = ()
+
+    def plan(self, settings: Settings) -> list[Job]:
+        configs = {arm: self.config(settings, arm, settings.shapes[-1]) for arm in self.chosen(settings)}
+        return [*super().plan(settings), StepTimes(configs)]
+
+    def summarise(self, settings: Settings, records: Sequence[Record]) -> Summary:
+        trained, seconds = _parted(records)
+        summary = super().summarise(settings, trained)
+        first, last = self.claim.reference, settings.shapes[-1].name
+        for row in summary.table:
+            ratio = f"{seconds[row['arm']] / seconds[first]:.2f}" if row["shape"] == last else ""
+            row[f"step time / {first}'s"] = ratio
+        return summary
+
+    def draw(self, settings: Settings, records: Sequence[Record]) -> Figure:
+        trained, seconds = _parted(records)
+        shown = {arm: seconds[arm] for arm in self.shown if arm in seconds}
+        return figure_of_budgets(self.outcome(settings, trained), shown, self.title)
+
+
+def _parted(records: Sequence[Record]) -> tuple[list[Record], dict[str, float]]:
+    """The trainings, and seconds per step by arm."""
+    (times,) = (record for record in records if "step times" in record.labels)
+    return [record for record in records if record is not times], times.metrics["step_seconds"]
