@@ -48,7 +48,7 @@ from pallas_kernels.placement import Placement, current_placement, on_shards, pl
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
 # implementation=None: per platform, the first of these that supports the shapes.
-BEST_FIRST = ("mosaic_tpu", "pallas_triton", "composed", "xla")
+BEST_FIRST = ("mosaic_tpu", "pallas_triton", "composed", "mosaic_gpu", "xla")
 
 ImplementationName = str | Sequence[str] | None
 

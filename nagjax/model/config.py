@@ -40,7 +40,7 @@ class ModelConfig:
     remat: Literal["none", "block", "dots", "offload"] = "none"
     attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"  # its implementation; auto: the device's fastest
     # implementation of the residual updates; auto: the device's own kernels where they fit, else xla
-    kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "triton"] = "auto"
+    kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "mosaic_gpu", "triton"] = "auto"
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
     block: BlockConfig = BlockConfig()  # parts that imported models may need
     moe: MoEConfig = MoEConfig()  # Mixture-of-Experts

@@ -14,7 +14,7 @@ from nagjax.train.facts import resolve
 from nagjax.train.state import Blueprint
 
 PLATFORM_OF = {
-    "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "triton": "gpu"},
+    "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "mosaic_gpu": "gpu", "triton": "gpu"},
     "attention": {"splash": "tpu", "cudnn": "gpu"},
 }
 

@@ -4,6 +4,7 @@
     tpu.py         Pallas on Mosaic: blocks of whole rows through VMEM
     tpu_copy.py    rows moved by index, by DMA
     gpu.py         Pallas on Triton: a few whole rows per program
+    mosaic_gpu.py  Pallas on Mosaic GPU: persistent programs, with bulk copies ahead of the arithmetic
     raw_triton.py  the same launches of raw Triton kernels, through jax_triton
 
 A kernel's arithmetic is written once, as the `body` of a `RowKernel` in its op's file. Every launcher has
@@ -32,16 +33,18 @@ Results = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, .
 
 class Block(NamedTuple):
     """What a body knows about its block of rows: the true D, the dtype in memory, and, if the block has more columns
-    than D, the mask `[1, W]` of real ones. `everything`: the block is all rows, compiled by XLA."""
+    than D, the mask `[1, W]` of real ones. `everything`: the block is all rows, compiled by XLA. `reduce`: the sum of
+    a row where that is not along the last axis."""
 
     width: int
     dtype: Any
     inside: jax.Array | None = None
     everything: bool = False
+    reduce: Callable[[jax.Array], jax.Array] | None = None
 
     def sum(self, x: jax.Array) -> jax.Array:
         """`[R, 1]`."""
-        return jnp.sum(x, axis=-1, keepdims=True)
+        return self.reduce(x) if self.reduce else jnp.sum(x, axis=-1, keepdims=True)
 
     def mean(self, x: jax.Array) -> jax.Array:
         return jnp.mean(x, axis=-1, keepdims=True) if self.everything else self.sum(x) * (1 / self.width)

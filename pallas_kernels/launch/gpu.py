@@ -35,7 +35,7 @@ LANES_PER_WARP = {"rocm": 64}  # 32 elsewhere
 
 LEAST_CAPABILITY = (8, 0)  # XLA compiles Triton programs for Ampere and newer only
 # For devices of which only the name is known, as when compiling without the GPU: Ampere, Ada, Hopper, Blackwell.
-NEW_ENOUGH = re.compile(r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX PRO \d+)\b")
+NEW_ENOUGH = r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX PRO \d+)\b"
 
 
 def unavailable(platform: str) -> str | None:
@@ -47,8 +47,14 @@ def unavailable(platform: str) -> str | None:
     return too_old() if platform == "cuda" else None
 
 
-def too_old() -> str | None:
-    """Why Triton kernels do not compile for the NVIDIA GPU that programs are traced for; None if no GPU is known."""
+def too_old(least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH) -> str | None:
+    """Why the NVIDIA GPU that programs are traced for is too old; None if no GPU is known.
+
+    Args:
+      least: the oldest compute capability that will do.
+      names: a pattern of device names that have it, for devices that do not tell.
+    """
+    needed = ".".join(map(str, least))
     told = jax.sharding.get_abstract_mesh().abstract_device
     if told is not None and told.platform != "gpu":
         return None
@@ -57,10 +63,12 @@ def too_old() -> str | None:
     for device in devices or ([told] if told else []):
         capability = str(getattr(device, "compute_capability", "")).split(".")
         if len(capability) == 2 and all(x.isdigit() for x in capability):
-            if tuple(map(int, capability)) < LEAST_CAPABILITY:
-                return f"{device.device_kind} has compute capability {'.'.join(capability)}; accepted: 8.0 and newer"
-        elif not capability[0].startswith("gfx") and not NEW_ENOUGH.search(device.device_kind):
-            return f"{device.device_kind} is not known to have compute capability 8.0 or newer"
+            if tuple(map(int, capability)) < least:
+                return (
+                    f"{device.device_kind} has compute capability {'.'.join(capability)}; accepted: {needed} and newer"
+                )
+        elif not capability[0].startswith("gfx") and not re.search(names, device.device_kind):
+            return f"{device.device_kind} is not known to have compute capability {needed} or newer"
     return None
 
 

@@ -12,10 +12,10 @@ import pkgutil
 from collections.abc import Callable
 
 from pallas_kernels.dispatch import Implementation, Op
-from pallas_kernels.launch import RowKernel, gpu, raw_triton, tpu, xla
+from pallas_kernels.launch import RowKernel, gpu, mosaic_gpu, raw_triton, tpu, xla
 
 # The platforms of each implementation, for ops whose kernels take whole rows.
-LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "triton": raw_triton, "xla": xla}
+LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "mosaic_gpu": mosaic_gpu, "triton": raw_triton, "xla": xla}
 
 
 def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[str, Implementation]:

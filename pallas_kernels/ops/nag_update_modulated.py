@@ -277,6 +277,7 @@ OP = Op(
         "pallas_triton": on_gpu.by(on_gpu.pallas_call, gpu),
         "triton": on_gpu.by(on_gpu.raw_call, raw_triton),
         "composed": _in_two("pallas_triton"),
+        "mosaic_gpu": _in_two("mosaic_gpu"),
         "xla": _in_two("xla"),
     },
 )

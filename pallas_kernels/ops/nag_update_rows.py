@@ -151,6 +151,7 @@ OP = Op(
     implementations={
         "mosaic_tpu": _in_steps("mosaic_tpu", lambda x: tpu_copy if tpu_copy.one_by_one(x) else XLA),
         "pallas_triton": Implementation(_gpu_forward, _gpu_backward, gpu.PLATFORMS, _gpu_refusal, gpu.unavailable),
+        "mosaic_gpu": _in_steps("mosaic_gpu"),
         "triton": _in_steps("triton"),
         "xla": _in_steps("xla"),
     },

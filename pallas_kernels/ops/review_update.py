@@ -122,16 +122,14 @@ def _backward_body(block, rows, scalars, vectors, *, epsilon):
     (bias, weight), width = vectors, block.width
     total, gate, per_h, per_u, per_total = _gated(block, *inputs, bias, epsilon)
 
-    scaled = per_total * d_normed
-    product = scaled * total
-    along = block.dot(product, weight)
-    d_rows = d_total + scaled * weight - (along * per_total * per_total / width) * total
+    along = block.dot(per_total * d_normed * total, weight)
+    d_rows = d_total + per_total * d_normed * weight - (along * per_total * per_total / width) * total
 
     d_logit = d_rows * update * (gate * (1 - gate))
     pull_h = block.sum(d_logit * gate_state) * per_h * per_h * per_h / width
     pull_u = block.sum(d_logit * gate_update) * per_u * per_u * per_u / width
     gradients = (d_rows - pull_h * stream, d_rows * gate - pull_u * update, per_h * d_logit, per_u * d_logit)
-    return gradients, (), (d_logit, product)
+    return gradients, (), (d_logit, per_total * d_normed * total)
 
 
 SIZES = dict(vectors=2, transcendentals=1)

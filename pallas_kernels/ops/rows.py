@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.checks import check_dtype, check_float, check_indices, check_shapes
 from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
-from pallas_kernels.launch import gpu, raw_triton, tpu_copy
+from pallas_kernels.launch import gpu, mosaic_gpu, raw_triton, tpu_copy
 
 
 def take_rows(
@@ -135,6 +135,7 @@ def _implementations(of) -> dict[str, Implementation]:
     return {
         "mosaic_tpu": Implementation(*of(tpu_copy), tpu_copy.PLATFORMS, tpu_copy.refusal, reserve=tpu_copy.reserve),
         "pallas_triton": Implementation(*of(gpu), gpu.PLATFORMS, _refused_by_gpu, gpu.unavailable),
+        "mosaic_gpu": Implementation(*of(XLA), mosaic_gpu.PLATFORMS, unavailable=mosaic_gpu.unavailable),
         "triton": Implementation(*of(raw_triton), raw_triton.PLATFORMS, _refused_by_gpu, raw_triton.unavailable),
         "xla": Implementation(*of(XLA)),
     }

@@ -1,0 +1,251 @@
+"""Row kernels on a Hopper or Blackwell GPU through Mosaic GPU: persistent programs, whose loads and stores are bulk
+copies that run ahead of the arithmetic.
+
+A program goes through its share of the rows with a ring of buffers in shared memory: while it works on one step's rows,
+the copies of the next steps are on their way, without a register held for them. A warpgroup (128 threads) holds a row,
+or its part of a row that several share; row sums then cross warpgroups through shared memory. Sums over rows stay in
+registers, one float32 partial row per program, and are added up outside in an order that depends only on shapes.
+
+A row is seen as `[D / c, c]`, because a bulk copy takes at most 256 elements of a dimension.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter
+from pallas_kernels.launch.gpu import too_old
+
+PLATFORMS = ("cuda",)
+
+THREADS = 128  # of a warpgroup
+LONGEST_COPY = 256
+MULTIPROCESSORS = 132  # of an H200
+REGISTERS, THREAD_REGISTERS = 65536, 32  # of a multiprocessor, and of a thread beside the values of its row
+VALUES = 128  # of a row for a thread, over all arrays: half of the registers that it can have
+WARPGROUPS = 4
+SHARED_BYTES = 200 * 2**10  # of a multiprocessor, for the rings
+STEP_BYTES = 4096  # narrow rows share a step
+STAGES = 2, 4  # steps in a ring, at least and at most
+SUMS = 16  # at most, of one row's arithmetic
+
+
+def unavailable(platform: str) -> str | None:
+    """Why no Mosaic GPU kernel can run on this platform's device, as far as this is known while tracing."""
+    try:
+        _mosaic()
+    except ImportError as error:
+        return f"this JAX ({jax.__version__}) has no Mosaic GPU ({error})"
+    return too_old((9, 0), r"\b(G?H\d{2,3}|G?B\d{2,3})\b") if platform == "cuda" else None
+
+
+def _mosaic() -> Any:
+    from jax.experimental.pallas import mosaic_gpu
+
+    return mosaic_gpu
+
+
+def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
+    """Why rows of this width and these dtypes are not supported, or None."""
+    for x in rows:
+        if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+            return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16, float16"
+    width = rows[0].shape[-1]
+    if width % THREADS:
+        return f"D = {width}; accepted: multiples of {THREADS}, the threads of a warpgroup"
+    groups = warpgroups(kernel, width)
+    if groups > WARPGROUPS or width % (groups * THREADS):
+        return f"D = {width}: a row does not fit into the registers of {WARPGROUPS} warpgroups"
+    if STAGES[0] * kernel.rows * width * _widest(rows).itemsize > SHARED_BYTES:
+        return f"D = {width}: {STAGES[0]} steps exceed {SHARED_BYTES >> 10} KiB of shared memory"
+    return None
+
+
+def _widest(rows: Arrays) -> jnp.dtype:
+    return max((jnp.dtype(x.dtype) for x in rows), key=lambda dtype: dtype.itemsize)
+
+
+def warpgroups(kernel: RowKernel, width: int) -> int:
+    """Warpgroups that share a row: a power of two."""
+    return 1 << max(0, math.ceil(math.log2(_values(kernel, width) / VALUES)))
+
+
+def _values(kernel: RowKernel, width: int) -> float:
+    return width / THREADS * (kernel.tensors + kernel.vectors + kernel.sums)
+
+
+class Plan(NamedTuple):
+    """How a kernel's rows are shared out: warpgroups per row, the `[a, c]` part of each, rows per step, steps in the
+    ring, programs of a multiprocessor, and steps in all."""
+
+    groups: int
+    part: tuple[int, int]
+    rows: int
+    stages: int
+    resident: int
+    steps: int
+
+    @property
+    def programs(self) -> int:
+        return min(MULTIPROCESSORS * self.resident, self.steps)
+
+
+def plan(kernel: RowKernel, n: int, width: int, dtype: object) -> Plan:
+    groups = warpgroups(kernel, width)
+    inner = math.gcd(width // groups, LONGEST_COPY)
+    row = width * jnp.dtype(dtype).itemsize
+    rows = math.gcd(n, 1 << max(1, STEP_BYTES // row).bit_length() - 1)
+    ring = rows * row * kernel.rows  # bytes of one step
+    registers = _values(kernel, width) / groups + THREAD_REGISTERS
+    resident = min(int(REGISTERS / (THREADS * groups * registers)), SHARED_BYTES // (STAGES[0] * ring), 8)
+    resident = max(1, resident)
+    stages = max(STAGES[0], min(STAGES[1], SHARED_BYTES // (resident * ring)))
+    return Plan(groups, (width // groups // inner, inner), rows, stages, resident, n // rows)
+
+
+def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
+    """Bytes of one pass: every array once, and one float32 partial row per program and sum."""
+    return kernel.bytes_moved(n, width, dtype, plan(kernel, n, width, dtype).programs)
+
+
+class Reread:
+    """A row in memory, read again by every operation instead of being held in registers."""
+
+    def __init__(self, read: Callable[[], jax.Array]):
+        self.read = read
+
+
+def _operator(name: str) -> Callable:
+    function = getattr(operator, name.removeprefix("r"))
+    swapped = name.startswith("r")
+
+    def apply(self, other):
+        one, two = self.read(), other.read() if isinstance(other, Reread) else other
+        return function(two, one) if swapped else function(one, two)
+
+    return apply
+
+
+for _name in ("add", "sub", "mul", "radd", "rsub", "rmul"):
+    setattr(Reread, f"__{_name}__", _operator(_name))
+
+
+def rows_call(
+    kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
+) -> Results:
+    """Runs `kernel` over all rows: its `[N, D]` outputs typed as the inputs in their places, `[N]` scalars, and float32
+    `[D]` sums. In shared memory, each output takes the place of an input."""
+    plgpu = _mosaic()
+    (n, width), dtype = rows[0].shape, rows[0].dtype
+    plans = plan(kernel, n, width, _widest(rows))
+    groups, (a, c), size, stages, _, steps = plans
+    programs, like = plans.programs, like or rows[:1] * kernel.outputs
+    layout = plgpu.Layout.WG_STRIDED((a, c), vec_size=math.gcd(8, a * c // THREADS))
+    read = [scalars[i] for i in kernel.reads]
+    counts = len(rows), len(read), len(vectors), len(like), kernel.computes, kernel.sums, len(rows)
+
+    def program(*refs):
+        refs = iter(refs)
+        row_refs, read_refs, vector_refs, out_refs, number_refs, sum_refs, rings = (
+            list(itertools.islice(refs, count)) for count in counts
+        )
+        loaded, *shared = refs
+        start = lax.axis_index("program")
+        group = lax.axis_index("group") if groups > 1 else jnp.int32(0)
+        mine = pl.ds(group * a, a)
+        count = (steps - start + programs - 1) // programs
+
+        def load(ref):
+            return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
+
+        def place(step):
+            """Of a step: its slot in the rings, and its rows."""
+            return group * stages + lax.rem(step, jnp.int32(stages)), pl.ds((start + step * programs) * size, size)
+
+        def fetch(step):
+            slot, those = place(step)
+            for ref, ring in zip(row_refs, rings, strict=True):
+                plgpu.copy_gmem_to_smem(ref.at[those, mine], ring.at[slot], loaded.at[slot])
+
+        def total(x, at):
+            """The sum of a row. Two steps take turns with the places in shared memory: no group can be further ahead
+            of another."""
+            x = jnp.sum(x.read() if isinstance(x, Reread) else x)
+            if groups == 1:
+                return x
+            parts, met = shared
+            parts[at * groups + group] = x
+            plgpu.barrier_arrive(met)
+            plgpu.barrier_wait(met)
+            return sum(parts[at * groups + g] for g in range(groups))
+
+        def one_step(step, partials):
+            slot, those = place(step)
+            # The step before this one is stored, and what it leaves free is for the one `stages - 1` ahead of this.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            ahead = step + (stages - 1)
+            pl.when((step > 0) & (ahead < count))(lambda: fetch(ahead))
+            plgpu.barrier_wait(loaded.at[slot])
+            turn, sums = lax.rem(step, jnp.int32(2)) * (size * SUMS), itertools.count()
+            for j in range(size):
+                row = (start + step * programs) * size + j
+                wide = [Reread(lambda ring=ring, j=j: load(ring.at[slot, j])) for ring in rings]
+                weights = [Reread(lambda ref=ref: load(ref.at[mine])) for ref in vector_refs]
+                block = Block(width, dtype, reduce=lambda x: total(x, turn + next(sums)))
+                narrow = [ref[row] for ref in read_refs]
+                outputs, computed, summands = kernel.body(block, wide, narrow, weights, **constants)
+                for ring, value in zip(rings, outputs, strict=False):
+                    ring[slot, j] = value.astype(ring.dtype)
+                for ref, value in zip(number_refs, computed, strict=True):
+                    ref[row] = value
+                partials = tuple(p + s for p, s in zip(partials, summands, strict=True))
+            plgpu.commit_smem()
+            for ring, ref in zip(rings, out_refs, strict=False):
+                plgpu.copy_smem_to_gmem(ring.at[slot], ref.at[those, mine])
+            return partials
+
+        for step in range(stages):
+            pl.when(step < count)(lambda step=step: fetch(jnp.int32(step)))
+        zeros = (plgpu.layout_cast(jnp.zeros((a, c), jnp.float32), layout),) * kernel.sums
+        partials = lax.fori_loop(jnp.int32(0), count, one_step, zeros)
+        for ref, partial in zip(sum_refs, partials, strict=True):
+            ref[start, mine] = partial
+        plgpu.wait_smem_to_gmem(0)
+
+    def split(x):
+        return x.reshape(*x.shape[:-1], groups * a, c)
+
+    scratch = [plgpu.SMEM((groups * stages, size, a, c), x.dtype) for x in rows]
+    scratch += [plgpu.Barrier(num_arrivals=len(rows), num_barriers=groups * stages)]
+    threads = {}
+    if groups > 1:
+        scratch += [plgpu.SMEM((2 * size * SUMS * groups,), jnp.float32), plgpu.Barrier(num_arrivals=groups)]
+        threads = dict(num_threads=groups, thread_name="group")
+    results = plgpu.kernel(
+        program,
+        out_type=[
+            *[jax.ShapeDtypeStruct((n, groups * a, c), x.dtype) for x in like],
+            *[jax.ShapeDtypeStruct((n,), jnp.float32)] * kernel.computes,
+            *[jax.ShapeDtypeStruct((programs, groups * a, c), jnp.float32)] * kernel.sums,
+        ],
+        scratch_types=scratch,
+        grid=(programs,),
+        grid_names=("program",),
+        interpret=interpreter(),
+        kernel_name=kernel.name,
+        **threads,
+    )(*map(split, rows), *read, *(split(v.astype(jnp.float32)) for v in vectors))
+    results = iter(results)
+    wide = tuple(x.reshape(n, width) for x in itertools.islice(results, kernel.outputs))
+    computed = list(itertools.islice(results, kernel.computes))
+    sums = tuple(jnp.sum(p, axis=0).reshape(width) for p in results)
+    return wide, tuple(kernel.lane(scalars, computed)), sums

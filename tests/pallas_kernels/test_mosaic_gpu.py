@@ -1,0 +1,111 @@
+"""The row kernels on Mosaic GPU, in its interpreter: values and gradients against float64, races, refusals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import nag_oracle
+import pytest
+import row_oracles
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from pallas_kernels import add_rms_norm, nag_update, review_update
+from pallas_kernels.dispatch import choose
+from pallas_kernels.launch import gpu, interpreting, mosaic_gpu
+from pallas_kernels.ops import all_ops
+from pallas_kernels.ops.add_rms_norm import BACKWARD, FORWARD
+from pallas_kernels.shapes import sample
+
+H200 = AbstractDevice("NVIDIA H200", 132, "gpu")
+# (rows, width, dtype, values of a thread, multiprocessors): one step; narrow rows that share a step; several steps for
+# some programs, with sums; one and two elements per thread; rows shared by two and by four warpgroups.
+SHAPES = (
+    (1, 128, "float32", 128, 132),
+    (12, 640, "bfloat16", 128, 2),
+    (7, 256, "float32", 128, 1),
+    (5, 512, "bfloat16", 16, 1),
+    (3, 1024, "float32", 16, 1),
+)
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def shape(request, monkeypatch):
+    *shape, values, processors = request.param
+    monkeypatch.setattr(mosaic_gpu, "VALUES", values)
+    monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", processors)
+    with (
+        use_abstract_mesh(AbstractMesh((), (), abstract_device=H200)),
+        interpreting(plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")),
+    ):
+        yield shape
+
+
+@pytest.mark.parametrize("op, rows, vectors", [(add_rms_norm, 2, 1), (review_update, 4, 2)])
+def test_values_and_gradients_with_sums(op, rows, vectors, shape):
+    name = op.__name__
+    if name == "review_update" and shape[1] == 1024:
+        pytest.skip("14 arrays with 16 values of a thread would need more than four warpgroups")
+    primals, cotangents = row_oracles.inputs(rows, vectors, *shape)
+    call = functools.partial(op, implementation="mosaic_gpu")
+    row_oracles.compare(getattr(row_oracles, name), {"mosaic_gpu": call}, primals, cotangents)
+
+
+def test_nag_update(shape):
+    primals, cotangents = nag_oracle.inputs(*shape)
+    call = functools.partial(nag_update, implementation="mosaic_gpu")
+    got = nag_oracle.with_gradients(call, primals, cotangents)
+    names = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
+    nag_oracle.assert_close(names, got, nag_oracle.exact(nag_oracle.update, primals, cotangents), shape[1])
+
+
+@pytest.mark.parametrize("chosen", ["mosaic_gpu", None])
+def test_lowers_to_its_kernel_and_is_the_next_best(lower, chosen, monkeypatch):
+    """Without Pallas-Triton, which JAX will drop, it is taken before XLA."""
+    monkeypatch.setattr(gpu, "_triton", _gone)
+    primals, cotangents = nag_oracle.inputs(9, 640, "bfloat16")
+    step = functools.partial(nag_oracle.with_gradients, functools.partial(nag_update, implementation=chosen))
+    assert lower("cuda", step, primals, cotangents).count("mosaic_gpu_v2") == 2
+
+
+def _gone():
+    raise ImportError("cannot import triton")
+
+
+@pytest.mark.parametrize(
+    "op, width, dtype, words",
+    [
+        ("add_rms_norm", 1000, "bfloat16", "D = 1000; accepted: multiples of 128"),
+        ("review_update", 8192, "bfloat16", "D = 8192: a row does not fit into the registers of 4 warpgroups"),
+        ("add_rms_norm", 10240, "float32", "D = 10240: 2 steps exceed 200 KiB of shared memory"),
+        ("nag_update", 640, "float64", "float64 rows; accepted: float32"),
+    ],
+)
+def test_refusals_name_the_reason(op, width, dtype, words):
+    with jax.enable_x64(True):
+        of = sample(op, 64, width, dtype)
+    with pytest.raises(ValueError, match=words):
+        choose(all_ops()[op], "mosaic_gpu", *of.args, **of.constants)
+
+
+@pytest.mark.parametrize("kind, runs", [("NVIDIA H100 PCIe", True), ("NVIDIA GB200", True), ("NVIDIA A100", False)])
+def test_needs_hopper_or_newer(kind, runs):
+    of = sample("nag_update", 64, 640, "bfloat16")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(kind, None, "gpu"))):
+        if runs:
+            assert choose(all_ops()["nag_update"], "mosaic_gpu", *of.args).on("cuda") == "mosaic_gpu"
+            return
+        with pytest.raises(ValueError, match="NVIDIA A100 is not known to have compute capability 9.0 or newer"):
+            choose(all_ops()["nag_update"], "mosaic_gpu", *of.args)
+
+
+@pytest.mark.parametrize("width", (128, 640, 1024, 2048, 4096, 8192))
+@pytest.mark.parametrize("n", (1, 7, 1000, 16384))
+def test_every_row_has_one_place(n, width):
+    """Steps cover the rows exactly, parts the columns, and what is resident fits a multiprocessor."""
+    for kernel in (BACKWARD, FORWARD):
+        plan = mosaic_gpu.plan(kernel, n, width, jnp.bfloat16)
+        assert plan.steps * plan.rows == n and plan.groups * plan.part[0] * plan.part[1] == width
+        assert plan.part[1] <= 256 and plan.part[0] <= 256 and plan.programs <= plan.steps
+        ring = plan.stages * plan.rows * kernel.rows * width * 2
+        assert plan.stages >= 2 and plan.resident * ring <= 227 * 1024
