@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from pallas_kernels.aot.targets import gpu_description
+
 TPU_SOURCE = "https://docs.cloud.google.com/tpu/docs/{}"
 
 
@@ -25,48 +27,6 @@ class Chip:
     def spelled(self, shape: str) -> str:
         """The topology's full name."""
         return f"{self.name}:{shape}" if self.platform == "tpu" else f"{self.name}x{shape}"
-
-
-def gpu_description(name: str, memory: int, bandwidth: float) -> str:
-    """A Hopper GPU in the form XLA's compiler reads (GpuTargetConfigProto).
-
-    Limits of compute capability 9.0 are from the tables of the CUDA C programming guide, the rest from the board.
-    """
-    return f"""
-gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  core_count: 132
-  fpus_per_core: 128
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  thread_dim_limit_x: 1024
-  thread_dim_limit_y: 1024
-  thread_dim_limit_z: 64
-  memory_bandwidth: {bandwidth:.0f}
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  device_memory_size: {memory}
-  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
-  device_vendor: "NVIDIA Corporation"
-  device_address_bits: 64
-  name: "{name}"
-  driver_version: "13.0.0"
-  runtime_version: "12.8.0"
-  compile_time_toolkit_version: "12.8.0"
-  dnn_version: "9.10.0"
-  device_interconnect_info {{ active_links: 18 }}
-}}
-platform_name: "CUDA"
-device_description_str: "{name}"
-"""
 
 
 def _tpu(name, title, flops, memory, bandwidth, egress, links, shapes, page) -> Chip:

@@ -10,17 +10,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
+
 from pallas_kernels.aot.cases import Case, cases
-from pallas_kernels.aot.report import markdown
+from pallas_kernels.aot.report import facts, inserted, markdown
 from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
-from pallas_kernels.aot.targets import H200_VARIABLE, TARGETS, Target, missing
+from pallas_kernels.aot.targets import TARGETS, Target, missing
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all of them")
     parser.add_argument("--op", action="append", help="only these ops")
-    parser.add_argument("--h200-config", type=Path, help=f"XLA's description of an H200 (or {H200_VARIABLE})")
     parser.add_argument("--seconds", type=float, default=SECONDS_PER_COMPILE, help="limit per compilation")
     parser.add_argument(
         "--step",
@@ -30,9 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="another step to compile: function(devices, implementation) -> (step, arguments, mesh)",
     )
     parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--readme", type=Path, help="rewrite the tables of this page")
     options = parser.parse_args(arguments)
-    if options.h200_config:
-        os.environ[H200_VARIABLE] = str(options.h200_config)
+    jax.config.update("jax_platforms", "cpu")  # the workers have the compilers
 
     def everything(target: Target) -> dict[tuple[str, Case], dict]:
         wanted = [c for c in cases(target) if not options.op or c.op.rpartition(":")[2] in options.op]
@@ -52,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     compiled = [target for target in chosen if not missing(target)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # one thread per target, each with its own process
         results = {key: r for found in pool.map(everything, compiled) for key, r in found.items()}
-    print("\n" + markdown(results))
+    print("\n" + markdown(results) + "\n\n" + facts(results))
+    if options.readme:
+        options.readme.write_text(inserted(options.readme.read_text(), results))
     if options.json:
         records = [{"target": t, "case": c.label} | r for (t, c), r in results.items()]
         options.json.write_text(json.dumps(records, indent=1) + "\n")

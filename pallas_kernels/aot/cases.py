@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct as Like
 from jax.extend import core
+from jax.sharding import use_abstract_mesh
 
 from pallas_kernels.aot import traffic
-from pallas_kernels.aot.targets import Target
+from pallas_kernels.aot.targets import Target, abstract_mesh
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
 
@@ -19,6 +20,9 @@ from pallas_kernels.shapes import sample
 # lanes, and fewer rows than a block.
 TABLE = ((16384, 2048, "bfloat16"), (16384, 8192, "bfloat16"))
 EDGES = ((1024, 1000, "float32"), (7, 5461, "bfloat16"))
+# Further widths at which the GPU compiler's facts are compared, and where: on the chip that JAX has both backends for.
+FACTS, FACTS_OF = tuple((16384, width, "bfloat16") for width in (640, 1024, 4096)), "h200"
+COMPARED = ("pallas_triton", "mosaic_gpu")
 
 # A program may move this much more than its kernel, for the second stage of the sums over rows.
 SLACK = 1.02
@@ -27,7 +31,12 @@ SCALARS = 0.001
 
 # The kernel call that each implementation contains.
 KERNEL_CALL = {"mosaic_tpu": "tpu_custom_call", "pallas_triton": "gpu.triton", "triton": "triton_kernel_call"}
-KERNEL_CALL["composed"] = KERNEL_CALL["pallas_triton"]  # several passes by design, so no byte count is checked
+KERNEL_CALL |= {"mosaic_gpu": "mosaic_gpu", "composed": KERNEL_CALL["pallas_triton"]}
+KERNELS = set(KERNEL_CALL.values())
+# Several passes by design, so no byte count is checked.
+COMPOSED = {("nag_update_modulated", "mosaic_gpu"), ("nag_update_modulated", "composed")}
+# Rows by index, which XLA moves.
+WITHOUT_KERNEL = {("take_rows", "mosaic_gpu"), ("put_rows", "mosaic_gpu")}
 
 # Implementations in which XLA reads the direction again outside the kernel, for the weight gradient.
 PRODUCT_BESIDE = ("nag_update_modulated", ("pallas_triton", "triton"), "backward")
@@ -60,20 +69,26 @@ class Case:
 def cases(target: Target) -> list[Case]:
     """All cases of one target: each op in each implementation of the platform, and a training step with it."""
     listed = []
-    for name, op in all_ops().items():
-        measured = sample(name, *TABLE[0]).sizes is not None
-        if measured:
-            for verb in ("forward", "saving", "backward"):
-                listed += [Case(name, "reference", verb, *shape) for shape in TABLE]
-        for implementation, way in op.implementations.items():
-            if target.platform not in (way.platforms or (target.platform,)) or way.unavailable(target.platform):
-                continue
-            for shape in TABLE + EDGES if way.platforms else TABLE:
-                of = sample(name, *shape)
-                if way.refusal(*of.args, **of.constants) is None:
-                    listed += [Case(name, implementation, verb, *shape) for verb in ("forward", "backward")]
-            if measured and way.platforms:
-                listed.append(Case(f"pallas_kernels.aot.step:{name}", implementation, "step"))
+    with use_abstract_mesh(abstract_mesh(target)):
+        for name, op in all_ops().items():
+            measured = sample(name, *TABLE[0]).sizes is not None and target.platform != "rocm"
+            if measured:
+                for verb in ("forward", "saving", "backward"):
+                    listed += [Case(name, "reference", verb, *shape) for shape in TABLE]
+                listed.append(Case(f"pallas_kernels.aot.step:{name}", "best", "step"))
+            for implementation, way in op.implementations.items():
+                everywhere = () if target.platform == "rocm" else (target.platform,)  # no XLA for AMD
+                if target.platform not in (way.platforms or everywhere) or way.unavailable(target.platform):
+                    continue
+                shapes = TABLE + EDGES if way.platforms else TABLE
+                if target.name == FACTS_OF and measured and implementation in COMPARED:
+                    shapes += FACTS
+                for shape in shapes:
+                    of = sample(name, *shape)
+                    if way.refusal(*of.args, **of.constants) is None:
+                        listed += [Case(name, implementation, verb, *shape) for verb in ("forward", "backward")]
+                if measured and way.platforms and implementation != target.best:
+                    listed.append(Case(f"pallas_kernels.aot.step:{name}", implementation, "step"))
     return listed
 
 
@@ -128,7 +143,7 @@ def expected_bytes(case: Case) -> int:
 def _one_pass(case: Case) -> bool:
     """Whether the case is one kernel whose bytes are known exactly: rows in whole blocks, each visited once."""
     shape = case.rows, case.width, case.dtype
-    if shape not in TABLE or case.implementation == "composed":
+    if shape not in TABLE or (case.op, case.implementation) in COMPOSED:
         return False
     return sample(case.op, *shape).sizes is not None
 
@@ -141,10 +156,13 @@ def _beside(case: Case) -> int:
     return case.rows * case.width * jnp.dtype(case.dtype).itemsize * 3 // 2
 
 
-def measure(case: Case, text: str, estimate: int | None) -> dict:
-    """Figures of a compiled program, and under "problems" every check that failed."""
+def measure(case: Case, text: str, estimate: int | None, best: str | None = None) -> dict:
+    """Figures of a compiled program, and under "problems" every check that failed. `best`: the implementation that has
+    been left to the platform."""
     found = {"custom_calls": traffic.custom_calls(text), "collectives": traffic.collectives(text)}
-    call = KERNEL_CALL.get(case.implementation)
+    call = KERNEL_CALL.get(best if case.implementation == "best" else case.implementation)
+    if (case.op, case.implementation) in WITHOUT_KERNEL:
+        call = None
     if case.verb == "step":
         extra = sorted(set(found["collectives"]) - {"all-reduce"})
         problems = [f"unexpected collectives: {extra}"] if extra else []
@@ -157,6 +175,8 @@ def measure(case: Case, text: str, estimate: int | None) -> dict:
     kernels = sum(count for name, count in found["custom_calls"].items() if call and call in name)
     if call and not kernels:
         problems.append(f"no {call} in the program")
+    if best == "xla" and (there := [name for name in found["custom_calls"] if any(c in name for c in KERNELS)]):
+        problems.append(f"{there} in a program for a GPU that is left to XLA")
     if call and _one_pass(case):
         expected = found["expected"] = expected_bytes(case)
         kernel = found["kernel"] = traffic.kernel_traffic(text, call)

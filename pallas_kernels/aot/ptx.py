@@ -1,14 +1,16 @@
-"""Assembles raw Triton kernels: jax_triton stops at PTX, which otherwise only a GPU's driver would check."""
+"""What the GPU's assembler says of a kernel. XLA and Mosaic GPU run it and tell; jax_triton stops at PTX, which only a
+GPU's driver would check: such kernels are assembled here."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -21,8 +23,16 @@ def assembler() -> str | None:
     return found[-1] if found else shutil.which("ptxas")
 
 
+def figures(said: str, kernel: str = "") -> dict:
+    """The registers and spilled bytes of a thread, as `ptxas -v` said of the entries whose names begin with `kernel`;
+    nothing if there are none."""
+    pattern = r"Compiling entry function '(\S+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers"
+    found = [(int(r), int(s)) for name, s, r in re.findall(pattern, said, re.DOTALL) if name.startswith(kernel)]
+    return dict(zip(("registers", "spilled"), map(max, zip(*found, strict=True)), strict=True)) if found else {}
+
+
 def assemble(ptx: str) -> dict:
-    """The registers and spilled bytes of a thread, or under "problems" why `ptxas` refuses the program."""
+    """`figures` of a program, and under "problems" why `ptxas` refuses it."""
     target = re.search(r"\.target\s+(\w+)", ptx)[1]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
@@ -30,10 +40,26 @@ def assemble(ptx: str) -> dict:
         command = [assembler(), "-v", f"--gpu-name={target}", str(source), "-o", f"{folder}/kernel.cubin"]
         done = subprocess.run(command, capture_output=True, text=True)
     said = done.stdout + done.stderr
-    if done.returncode:
-        return {"problems": [f"ptxas for {target}: {said[-1000:]}"]}
-    registers, spilled = (re.findall(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
-    return {"registers": max(map(int, registers)), "spilled": sum(map(int, spilled)), "problems": []}
+    return figures(said) | {"problems": [f"ptxas for {target}: {said[-1000:]}"] if done.returncode else []}
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Callable[[], str]]:
+    """The yielded function gives what compilers have written meanwhile, if standard error is a file. What they write to
+    standard output goes there too."""
+    start, output = os.fstat(2).st_size, os.dup(1)
+    os.dup2(2, 1)
+
+    def said() -> str:
+        with contextlib.suppress(OSError):
+            return os.pread(2, os.fstat(2).st_size - start, start).decode(errors="replace")
+        return ""
+
+    try:
+        yield said
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
 
 
 @contextlib.contextmanager

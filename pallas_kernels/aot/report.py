@@ -1,13 +1,33 @@
-"""The bytes table: what the kernels move, compared with XLA's compilation of the reference."""
+"""The tables: what kernels move, beside XLA's compilation of the reference, and what the assembler says of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from pallas_kernels.aot.cases import TABLE, Case
+from pallas_kernels.aot.cases import COMPARED, FACTS, FACTS_OF, TABLE, Case
 from pallas_kernels.aot.targets import TARGETS
+from pallas_kernels.launch import Launch
+from pallas_kernels.ops import LAUNCHERS, add_rms_norm, nag_update, review_update
 
-KERNEL = {"tpu": "mosaic_tpu", "cuda": "pallas_triton"}
+KERNELS = {m.OP.name: (m.FORWARD, m.BACKWARD) for m in (add_rms_norm, nag_update, review_update)}
+
+# What a multiprocessor of an H200 shares out.
+MULTIPROCESSORS, REGISTERS, THREADS, SHARED = 132, 65536, 2048, 227 * 2**10
+
+
+# What the README shows.
+SHOWN = ("v5e", "h200")
+
+
+def inserted(page: str, results: Mapping[tuple[str, Case], dict]) -> str:
+    """The page with both tables between their marks, of the chips that it shows."""
+    shown = {key: result for key, result in results.items() if key[0] in SHOWN}
+    for name, table in {"bytes": markdown(shown), "facts": facts(shown)}.items():
+        mark = f"<!-- aot: {name} -->\n"
+        before, after = page.split(mark)
+        page = before + mark + table + "\n" + after[after.index("<!-- end -->") :]
+    return page
 
 
 def markdown(results: Mapping[tuple[str, Case], dict]) -> str:
@@ -28,7 +48,7 @@ def markdown(results: Mapping[tuple[str, Case], dict]) -> str:
         def figure(name, verb, target=target, op=op, shape=shape):
             return results.get((target, Case(op, name, verb, *shape)), {}).get("bytes")
 
-        kernel = KERNEL[TARGETS[target].platform]
+        kernel = TARGETS[target].best
         reference, fused = figure("reference", "forward"), figure(kernel, "forward")
         training = [
             _sum(figure(name, "saving" if name == "reference" else "forward"), figure(name, "backward"))
@@ -39,6 +59,40 @@ def markdown(results: Mapping[tuple[str, Case], dict]) -> str:
         rows, width, dtype = shape
         lines.append(f"| {op} | {rows} x {width} {dtype} | {target} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def facts(results: Mapping[tuple[str, Case], dict]) -> str:
+    """What the GPU's assembler says of the kernels, in Markdown: registers of a thread, bytes it spills, and with both
+    backends the threads of a multiprocessor and the KB of rows that they have on their way, at most."""
+    lines = [
+        "| op | pass | width | "
+        + " | ".join(f"{name}: registers | spilled | threads | KB" for name in COMPARED)
+        + " |",
+        "|---" * (3 + 4 * len(COMPARED)) + "|",
+    ]
+    found = {(c.op, c.verb, c.rows, c.width, c.dtype) for (t, c), r in results.items() if "registers" in r}
+    for op, verb, *shape in sorted(k for k in found if k[2:] in TABLE + FACTS and k[0] in KERNELS):
+        cells = []
+        for name in COMPARED:
+            result = results.get((FACTS_OF, Case(op, name, verb, *shape)), {})
+            if "registers" not in result:
+                cells += "-" * 4
+                continue
+            registers, spilled = result["registers"], result["spilled"]
+            launch = LAUNCHERS[name].launched(KERNELS[op][verb == "backward"], *shape)
+            programs = resident(registers, launch)
+            kilobytes = programs * launch.ahead / 1024
+            cells += [registers, spilled, programs * launch.threads, f"{kilobytes:.0f}"]
+        lines.append(f"| {op} | {verb} | {shape[1]} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def resident(registers: int, launch: Launch) -> int:
+    """Programs that a multiprocessor runs at a time. Registers are given out to warps, 256 at a time."""
+    warp = math.ceil(registers * 32 / 256) * 256
+    shared = launch.shared + 1024
+    started = math.ceil(launch.programs / MULTIPROCESSORS)
+    return min(REGISTERS // (warp * launch.threads // 32), THREADS // launch.threads, SHARED // shared, started)
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

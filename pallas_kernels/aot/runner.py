@@ -17,6 +17,8 @@ from pallas_kernels.aot.cases import Case
 from pallas_kernels.aot.targets import ENVIRONMENT, Target
 
 SECONDS_PER_COMPILE = 120.0
+# XLA and Mosaic GPU then write what the GPU's assembler says.
+ASSEMBLER = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "subprocess_compilation=3", "MOSAIC_GPU_DUMP_PTXAS": "1"}
 WORKER = (sys.executable, "-m", "pallas_kernels.aot.worker")
 
 
@@ -53,7 +55,7 @@ def _one_process(target, cases, seconds, worker) -> Iterator[dict]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | ENVIRONMENT | {"PYTHONPATH": paths},
+            env=os.environ | ENVIRONMENT | ASSEMBLER | {"PYTHONPATH": paths},
         )
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()

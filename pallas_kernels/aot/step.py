@@ -28,9 +28,9 @@ def add_rms_norm(devices: list, implementation: str) -> tuple[Callable, tuple, M
     def block(carry, p):
         stream, normed = carry
         update = _branch(normed, p)
-        return pallas_kernels.add_rms_norm(stream, update, p["gain"], p["scale"], implementation=implementation)
+        return pallas_kernels.add_rms_norm(stream, update, p["gain"], p["scale"])
 
-    return _step(devices, block, lambda rows: (rows, rows), w=SQUARE, gain=(WIDTH,), scale=())
+    return _step(devices, implementation, block, lambda rows: (rows, rows), w=SQUARE, gain=(WIDTH,), scale=())
 
 
 def review_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
@@ -41,10 +41,10 @@ def review_update(devices: list, implementation: str) -> tuple[Callable, tuple, 
         update = _branch(normed, p)
         gates = stream @ p["w_h"].astype(stream.dtype), update @ p["w_u"].astype(stream.dtype)
         vectors = p["bias"], p["gain"]
-        return pallas_kernels.review_update(stream, update, *gates, *vectors, implementation=implementation)
+        return pallas_kernels.review_update(stream, update, *gates, *vectors)
 
     shapes = dict(w=SQUARE, w_h=SQUARE, w_u=SQUARE, bias=(WIDTH,), gain=(WIDTH,))
-    return _step(devices, block, lambda rows: (rows, rows), **shapes)
+    return _step(devices, implementation, block, lambda rows: (rows, rows), **shapes)
 
 
 def nag_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
@@ -54,9 +54,9 @@ def nag_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mes
         direction, log_norm = carry
         turn = jnp.broadcast_to(p["turn"], log_norm.shape)
         update = _branch(direction, p)
-        return pallas_kernels.nag_update(direction, log_norm, update, turn, implementation=implementation)
+        return pallas_kernels.nag_update(direction, log_norm, update, turn)
 
-    return _step(devices, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, turn=())
+    return _step(devices, implementation, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, turn=())
 
 
 def nag_update_modulated(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
@@ -65,17 +65,18 @@ def nag_update_modulated(devices: list, implementation: str) -> tuple[Callable, 
 
     def block(carry, p):
         inputs = *carry, _branch(carry[0], p), *(p[name] for name in gate)
-        return pallas_kernels.nag_update_modulated(*inputs, implementation=implementation)[:2]
+        return pallas_kernels.nag_update_modulated(*inputs)[:2]
 
-    return _step(devices, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, **gate)
+    return _step(devices, implementation, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, **gate)
 
 
 def _branch(rows, p):
     return jnp.tanh(rows @ p["w"].astype(rows.dtype))
 
 
-def _step(devices, block, begin, **shapes) -> tuple[Callable, tuple, Mesh]:
-    """`step(parameters, rows) -> (parameters, loss)` under `shard_rows`, its abstract arguments, the mesh."""
+def _step(devices, implementation, block, begin, **shapes) -> tuple[Callable, tuple, Mesh]:
+    """`step(parameters, rows) -> (parameters, loss)` under `shard_rows`, its abstract arguments, the mesh. The
+    implementation "best" is left to the platform."""
     mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
 
     def loss(parameters, rows):
@@ -86,7 +87,8 @@ def _step(devices, block, begin, **shapes) -> tuple[Callable, tuple, Mesh]:
         return jnp.mean(stream.astype(jnp.float32) ** 2) + jnp.mean(read.astype(jnp.float32))
 
     def step(parameters, rows):
-        value, gradients = jax.value_and_grad(loss)(parameters, rows)
+        with pallas_kernels.using(None if implementation == "best" else implementation):
+            value, gradients = jax.value_and_grad(loss)(parameters, rows)
         return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
 
     def like(shape, dtype, spec):

@@ -17,13 +17,16 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pallas_kernels.aot.amd import compile_for_amd
 from pallas_kernels.aot.cases import Case, estimated_bytes, measure, program
-from pallas_kernels.aot.ptx import assembling
+from pallas_kernels.aot.ptx import assembling, figures, listening
 from pallas_kernels.aot.targets import TARGETS, Target, devices
 
 
 def compile_case(case: Case, target: Target, chips: list) -> dict:
     """Compile one case for the target and measure it; an error of the compiler is a problem like any other."""
+    if target.platform == "rocm":
+        return compile_for_amd(case, target)
     if case.verb == "step":
         module, _, function = case.op.partition(":")
         fn, args, mesh = getattr(importlib.import_module(module), function)(chips, case.implementation)
@@ -37,11 +40,15 @@ def compile_case(case: Case, target: Target, chips: list) -> dict:
             whole = NamedSharding(mesh, P())
             args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole) for a in args)
         start = time.perf_counter()
-        with assembling() as assembled:
+        with assembling() as assembled, listening() as said:
             compiled = jax.jit(fn).trace(*args).lower(lowering_platforms=(target.platform,)).compile()
+            of_kernel = figures(said(), case.op)
         seconds = round(time.perf_counter() - start, 2)
-    found = measure(case, compiled.as_text(), estimate)
-    return assembled | found | {"problems": found["problems"] + assembled["problems"], "seconds": seconds}
+    found = measure(case, compiled.as_text(), estimate, target.best if case.implementation == "best" else None)
+    problems = found["problems"] + assembled["problems"]
+    if case.implementation == "mosaic_gpu" and of_kernel.get("spilled"):
+        problems.append(f"{of_kernel['spilled']} bytes spilled by every thread")
+    return assembled | of_kernel | found | {"problems": problems, "seconds": seconds}
 
 
 def main() -> None:

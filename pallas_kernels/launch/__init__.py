@@ -59,6 +59,16 @@ class Block(NamedTuple):
         return x.astype(self.dtype).astype(x.dtype)
 
 
+class Launch(NamedTuple):
+    """The programs that a kernel starts on a GPU. Each takes threads, bytes of shared memory, and has at most so many
+    bytes of rows on their way."""
+
+    programs: int
+    threads: int
+    shared: int
+    ahead: int
+
+
 def _nothing_but(scalars, computed):
     return computed
 

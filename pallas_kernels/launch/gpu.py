@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter, traced_platform
+from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, traced_platform
 
 PLATFORMS = ("cuda", "rocm")
 
@@ -119,6 +119,13 @@ def programs(kernel: RowKernel, n: int, width: int) -> int:
 def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
     """Bytes of one pass: every array once, and one float32 partial row per program and sum."""
     return kernel.bytes_moved(n, width, dtype, programs(kernel, n, width))
+
+
+def launched(kernel: RowKernel, n: int, width: int, dtype: object) -> Launch:
+    """A program has the rows of one block on their way, and they end in its registers."""
+    block = block_shape(n, width)[0] * width * jnp.dtype(dtype).itemsize * kernel.rows
+    threads = 32 * warps(n, width, kernel.per_thread, kernel.most_warps)
+    return Launch(programs(kernel, n, width), threads, 0, block)
 
 
 FRESH: Mapping[int, int] = {}  # no output takes over an argument's memory

@@ -11,6 +11,7 @@ A row is seen as `[D / c, c]`, because a bulk copy takes at most 256 elements of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter
+from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter
 from pallas_kernels.launch.gpu import too_old
 
 PLATFORMS = ("cuda",)
@@ -65,7 +66,7 @@ def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
     groups = warpgroups(kernel, width)
     if groups > WARPGROUPS or width % (groups * THREADS):
         return f"D = {width}: a row does not fit into the registers of {WARPGROUPS} warpgroups"
-    if STAGES[0] * kernel.rows * width * _widest(rows).itemsize > SHARED_BYTES:
+    if width * (STAGES[0] * kernel.rows * _widest(rows).itemsize + 4 * kernel.vectors) > SHARED_BYTES:
         return f"D = {width}: {STAGES[0]} steps exceed {SHARED_BYTES >> 10} KiB of shared memory"
     return None
 
@@ -104,11 +105,11 @@ def plan(kernel: RowKernel, n: int, width: int, dtype: object) -> Plan:
     inner = math.gcd(width // groups, LONGEST_COPY)
     row = width * jnp.dtype(dtype).itemsize
     rows = math.gcd(n, 1 << max(1, STEP_BYTES // row).bit_length() - 1)
-    ring = rows * row * kernel.rows  # bytes of one step
+    step, vectors = rows * row * kernel.rows, 4 * width * kernel.vectors  # bytes
     registers = _values(kernel, width) / groups + THREAD_REGISTERS
-    resident = min(int(REGISTERS / (THREADS * groups * registers)), SHARED_BYTES // (STAGES[0] * ring), 8)
+    resident = min(int(REGISTERS / (THREADS * groups * registers)), SHARED_BYTES // (STAGES[0] * step + vectors), 8)
     resident = max(1, resident)
-    stages = max(STAGES[0], min(STAGES[1], SHARED_BYTES // (resident * ring)))
+    stages = max(STAGES[0], min(STAGES[1], (SHARED_BYTES // resident - vectors) // step))
     return Plan(groups, (width // groups // inner, inner), rows, stages, resident, n // rows)
 
 
@@ -118,7 +119,7 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
 
 
 class Reread:
-    """A row in memory, read again by every operation instead of being held in registers."""
+    """A row in shared memory, read again by every operation instead of being held in registers."""
 
     def __init__(self, read: Callable[[], jax.Array]):
         self.read = read
@@ -139,6 +140,14 @@ for _name in ("add", "sub", "mul", "radd", "rsub", "rmul"):
     setattr(Reread, f"__{_name}__", _operator(_name))
 
 
+def launched(kernel: RowKernel, n: int, width: int, dtype: object) -> Launch:
+    """All but one of the steps in the ring are on their way."""
+    of = plan(kernel, n, width, dtype)
+    step = of.rows * width * jnp.dtype(dtype).itemsize * kernel.rows
+    shared = of.stages * step + 4 * width * kernel.vectors
+    return Launch(of.programs, of.groups * THREADS, shared, (of.stages - 1) * step)
+
+
 def rows_call(
     kernel: RowKernel, rows: Arrays, scalars: Arrays = (), vectors: Arrays = (), *, like: Arrays = (), **constants
 ) -> Results:
@@ -151,14 +160,14 @@ def rows_call(
     programs, like = plans.programs, like or rows[:1] * kernel.outputs
     layout = plgpu.Layout.WG_STRIDED((a, c), vec_size=math.gcd(8, a * c // THREADS))
     read = [scalars[i] for i in kernel.reads]
-    counts = len(rows), len(read), len(vectors), len(like), kernel.computes, kernel.sums, len(rows)
+    counts = len(rows), len(read), len(vectors), len(like), kernel.computes, kernel.sums, len(rows), len(vectors)
 
     def program(*refs):
         refs = iter(refs)
-        row_refs, read_refs, vector_refs, out_refs, number_refs, sum_refs, rings = (
+        row_refs, read_refs, vector_refs, out_refs, number_refs, sum_refs, rings, held = (
             list(itertools.islice(refs, count)) for count in counts
         )
-        loaded, *shared = refs
+        loaded, whole, *shared = refs
         start = lax.axis_index("program")
         group = lax.axis_index("group") if groups > 1 else jnp.int32(0)
         mine = pl.ds(group * a, a)
@@ -199,22 +208,26 @@ def rows_call(
             for j in range(size):
                 row = (start + step * programs) * size + j
                 wide = [Reread(lambda ring=ring, j=j: load(ring.at[slot, j])) for ring in rings]
-                weights = [Reread(lambda ref=ref: load(ref.at[mine])) for ref in vector_refs]
+                weights = [Reread(lambda ref=ref: load(ref.at[mine])) for ref in held]
                 block = Block(width, dtype, reduce=lambda x: total(x, turn + next(sums)))
                 narrow = [ref[row] for ref in read_refs]
                 outputs, computed, summands = kernel.body(block, wide, narrow, weights, **constants)
                 for ring, value in zip(rings, outputs, strict=False):
                     ring[slot, j] = value.astype(ring.dtype)
                 for ref, value in zip(number_refs, computed, strict=True):
-                    ref[row] = value
+                    pl.when(group == 0)(functools.partial(ref.__setitem__, row, value))
                 partials = tuple(p + s for p, s in zip(partials, summands, strict=True))
             plgpu.commit_smem()
             for ring, ref in zip(rings, out_refs, strict=False):
                 plgpu.copy_smem_to_gmem(ring.at[slot], ref.at[those, mine])
             return partials
 
+        for ref, vector in zip(vector_refs, held, strict=True):
+            plgpu.copy_gmem_to_smem(ref.at[mine], vector.at[mine], whole.at[group])
         for step in range(stages):
             pl.when(step < count)(lambda step=step: fetch(jnp.int32(step)))
+        if vectors:
+            plgpu.barrier_wait(whole.at[group])
         zeros = (plgpu.layout_cast(jnp.zeros((a, c), jnp.float32), layout),) * kernel.sums
         partials = lax.fori_loop(jnp.int32(0), count, one_step, zeros)
         for ref, partial in zip(sum_refs, partials, strict=True):
@@ -225,7 +238,9 @@ def rows_call(
         return x.reshape(*x.shape[:-1], groups * a, c)
 
     scratch = [plgpu.SMEM((groups * stages, size, a, c), x.dtype) for x in rows]
+    scratch += [plgpu.SMEM((groups * a, c), jnp.float32)] * len(vectors)
     scratch += [plgpu.Barrier(num_arrivals=len(rows), num_barriers=groups * stages)]
+    scratch += [plgpu.Barrier(num_arrivals=max(1, len(vectors)), num_barriers=groups)]
     threads = {}
     if groups > 1:
         scratch += [plgpu.SMEM((2 * size * SUMS * groups,), jnp.float32), plgpu.Barrier(num_arrivals=groups)]

@@ -3,11 +3,15 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import use_abstract_mesh
 
 from pallas_kernels.aot import cases as listing
+from pallas_kernels.aot import ptx
 from pallas_kernels.aot.cases import EDGES, TABLE, Case, cases, measure, program
-from pallas_kernels.aot.report import markdown
-from pallas_kernels.aot.targets import TARGETS, missing
+from pallas_kernels.aot.report import facts, inserted, markdown, resident
+from pallas_kernels.aot.targets import TARGETS, abstract_mesh, missing
+from pallas_kernels.dispatch import choose
+from pallas_kernels.launch import Launch
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
 
@@ -17,11 +21,15 @@ def test_every_op_and_every_kernel_of_the_platform_is_listed(target):
     listed = {(c.op, c.implementation) for c in cases(target) if c.verb != "step"}
     for name, op in all_ops().items():
         for implementation, way in op.implementations.items():
-            here = way.platforms is None or target.platform in way.platforms and not way.unavailable(target.platform)
+            with use_abstract_mesh(abstract_mesh(target)):
+                runs = way.platforms and target.platform in way.platforms and not way.unavailable(target.platform)
+            here = runs or way.platforms is None and target.platform != "rocm"
             of = [sample(name, *shape) for shape in TABLE + EDGES]
             taken = any(way.refusal(*s.args, **s.constants) is None for s in of)
             assert ((name, implementation) in listed) == (here and taken), (name, implementation)
-    assert len(listed) >= 2 * len(all_ops())
+            if implementation == target.best and way.platforms and not way.reserve(*of[0].args, **of[0].constants):
+                assert choose(op, None, *of[0].args, **of[0].constants).on(target.platform) == implementation
+    assert len(listed) >= len(all_ops())
 
 
 def test_reference_program_has_the_sizes_of_its_case():
@@ -80,8 +88,31 @@ def test_table_gives_ratios_to_the_reference():
     assert line == ("| add_rms_norm | 16384 x 2048 bfloat16 | v5e | 400 | 200 | 0.50 | 1000 | - | 500 | 0.50 |")
 
 
-def test_what_is_missing_is_said(monkeypatch, tmp_path):
-    monkeypatch.setenv("PALLAS_KERNELS_H200_CONFIG", str(tmp_path / "absent"))
-    monkeypatch.setattr("pallas_kernels.aot.targets._installed", lambda module: module != "libtpu")
-    assert "libtpu" in missing(TARGETS["v5e"])
-    assert str(tmp_path / "absent") in missing(TARGETS["h200"])
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr("pallas_kernels.aot.targets._installed", lambda module: False)
+    for name, words in {"v5e": "libtpu", "h200": "CUDA plugin", "mi300": "triton"}.items():
+        assert words in missing(TARGETS[name])
+
+
+def test_a_gpu_that_is_left_to_xla_must_not_have_a_kernel():
+    case = Case("module:function", "best", "step")
+    r, kernel = ("r", 4, "all-reduce(%p)"), ("k", 4, 'custom-call(%p), custom_call_target="__gpu$xla.gpu.triton"')
+    p = ("p", 4, "parameter(0)")
+    assert measure(case, text(p, r), None, "xla")["problems"] == []
+    assert "left to XLA" in measure(case, text(p, r, kernel), None, "xla")["problems"][0]
+    assert measure(case, text(p, r, kernel), None, "pallas_triton")["problems"] == []
+    assert "no gpu.triton" in measure(case, text(p, r), None, "pallas_triton")["problems"][0]
+
+
+def test_facts_of_the_assembler_by_backend():
+    """A block of 20 KB and 2 warps of 64 registers: 16 programs of a multiprocessor by registers."""
+    said = "Compiling entry function 'add_rms_norm_backward' for 'sm_90a'\n 0 bytes spill stores\nUsed 64 registers"
+    found = ptx.figures(said + said.replace("add_rms_norm", "fusion").replace("64", "99"), "add_rms_norm")
+    assert found == {"registers": 64, "spilled": 0} and ptx.figures(said, "nag_update") == {}
+    assert resident(64, Launch(1000, 64, 0, 20480)) == 8 and resident(64, Launch(10**6, 64, 0, 20480)) == 16
+    results = {("h200", Case("add_rms_norm", "pallas_triton", "backward", *TABLE[0])): found}
+    (line,) = facts(results).splitlines()[2:]
+    assert line.startswith("| add_rms_norm | backward | 2048 | 64 | 0 | ")
+    page = "before\n<!-- aot: bytes -->\nold\n<!-- end -->\n<!-- aot: facts -->\nold\n<!-- end -->\nafter\n"
+    assert inserted(page, results) == page.replace("old", markdown({}), 1).replace("old", facts(results))
+    assert facts(results) != facts({})

@@ -22,3 +22,14 @@ def test_a_block_beyond_the_chip_is_refused_by_its_compiler(name, monkeypatch):
     monkeypatch.setattr(tpu, "VMEM_BYTES", 2**30)
     with pytest.raises(jax.errors.JaxRuntimeError, match="(?i)vmem"):
         compile_case(Case("review_update", "mosaic_tpu", "backward", *TABLE[1]), target, devices(target))
+
+
+@pytest.mark.parametrize("op", ["add_rms_norm", "review_update"])
+def test_a_kernel_for_amd_compiles(op):
+    target = TARGETS["mi300"]
+    if reason := missing(target):
+        pytest.skip(reason)
+    from pallas_kernels.aot.worker import compile_case
+
+    found = compile_case(Case(op, "pallas_triton", "backward", 1024, 1000, "float32"), target, [])
+    assert found["problems"] == [] and 0 < found["registers"] <= 256 and found["spilled"] == 0

@@ -18,3 +18,10 @@ def lower():
             return jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_races(capsys):
+    """Interpreters print the races that they find, and go on."""
+    yield
+    assert "RACE DETECTED" not in capsys.readouterr().out
