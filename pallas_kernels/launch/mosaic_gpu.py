@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter
-from pallas_kernels.launch.gpu import too_old
+from pallas_kernels.launch.gpu import refuse_rows, too_old
 
 PLATFORMS = ("cuda",)
 
@@ -57,10 +57,9 @@ def _mosaic() -> Any:
 
 def refusal(kernel: RowKernel, *rows: jax.Array) -> str | None:
     """Why rows of this width and these dtypes are not supported, or None."""
-    for x in rows:
-        if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-            return f"{jnp.dtype(x.dtype).name} rows; accepted: float32, bfloat16, float16"
     width = rows[0].shape[-1]
+    if why := refuse_rows(width, *rows):
+        return why
     if width % THREADS:
         return f"D = {width}; accepted: multiples of {THREADS}, the threads of a warpgroup"
     groups = warpgroups(kernel, width)
