@@ -95,7 +95,8 @@ def _in_steps(step: str, copies_for=lambda x: XLA) -> Implementation:
         return d_direction, ds, du.reshape(update.shape), dt.reshape(turn.shape)
 
     def refusal(direction, log_norm, update, turn, indices) -> str | None:
-        return inner.refusal(direction, log_norm, update, turn) if inner.platforms else None
+        rows = [jax.ShapeDtypeStruct((1, x.shape[-1]), x.dtype) for x in (direction, update)]
+        return inner.refusal(*rows) if inner.platforms else None
 
     return Implementation(forward, backward, inner.platforms, refusal, inner.unavailable)
 

@@ -80,6 +80,8 @@ def _gone():
         ("review_update", 8192, "bfloat16", "D = 8192: a row does not fit into the registers of 4 warpgroups"),
         ("add_rms_norm", 10240, "float32", "D = 10240: 2 steps exceed 200 KiB of shared memory"),
         ("nag_update", 640, "float64", "float64 rows; accepted: float32"),
+        ("nag_update_rows", 1000, "bfloat16", "D = 1000; accepted: multiples of 128"),
+        ("nag_update_modulated", 1000, "bfloat16", "D = 1000; accepted: multiples of 128"),
     ],
 )
 def test_refusals_name_the_reason(op, width, dtype, words):
@@ -87,6 +89,14 @@ def test_refusals_name_the_reason(op, width, dtype, words):
         of = sample(op, 64, width, dtype)
     with pytest.raises(ValueError, match=words):
         choose(all_ops()[op], "mosaic_gpu", *of.args, **of.constants)
+
+
+def test_rows_by_index_are_refused_by_their_width_and_not_their_number():
+    of = sample("nag_update_rows", 2**22, 128, "bfloat16")
+    assert choose(all_ops()["nag_update_rows"], "mosaic_tpu", *of.args).on("tpu") == "mosaic_tpu"
+    of = sample("nag_update_rows", 64, 2**20, "bfloat16")
+    with pytest.raises(ValueError, match="mosaic_tpu: D = 1048576: 16 rows exceed 12 MiB"):
+        choose(all_ops()["nag_update_rows"], "mosaic_tpu", *of.args)
 
 
 @pytest.mark.parametrize("kind, runs", [("NVIDIA H100 PCIe", True), ("NVIDIA GB200", True), ("NVIDIA A100", False)])
