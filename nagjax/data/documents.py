@@ -150,9 +150,7 @@ def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[s
         opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
         with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8", newline="") as file:
             if kind in _TEXT and not isinstance(field, str):
-                raise UserError(
-                    "inputs", str(path), "is plain text: give conversations as .jsonl or .parquet"
-                )
+                raise UserError("inputs", str(path), "is plain text: give conversations as .jsonl or .parquet")
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
 
 
