@@ -90,11 +90,12 @@ def plain_tensors(plain: Expressed, dtype: np.dtype) -> Iterator[Lazy]:
         name = tensor.name if block is None else tensor.name.format(block)
 
         def make() -> np.ndarray:
-            return tensor.join(*(np.asarray(part if block is None else part[block]) for part in parts)).astype(dtype)
+            own = tensor.join(*(np.asarray(part if block is None else part[block]) for part in parts))
+            return tensor.content(own).astype(dtype)
 
         return Lazy(name, shape, dtype, make)
 
-    tensors = plain.family.tensors(plain.model)
+    tensors = plain.family.tensors(plain.model, plain.values)
     for tensor in tensors:
         if not tensor.stacked:
             yield lazy(tensor, None)

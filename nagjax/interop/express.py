@@ -46,7 +46,8 @@ def express(run: OpenRun) -> Expressed:
             return Expressed(family, model, family.write(model, scheme), params)
         except Inexpressible as why:
             refused.append(why)
-    nearest = next((why for why in refused if why.field != "scheme"), None)
+    finer = [why for why in refused if why.field not in ("mlp", "positions")]
+    nearest = next((why for why in [*finer, *refused] if why.field != "scheme"), None)
     if nearest is None:
         fix = f"no plain format has its residual: {instead}"
         raise UserError("scheme", run.config.scheme.name, fix)

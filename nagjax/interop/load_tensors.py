@@ -36,6 +36,9 @@ def find(
     assert sorted(parts) == sorted(shapes), sorted(set(parts) ^ set(shapes))
     depth, found, missing, used = blueprint.config.model.depth, {}, [], set()
     for tensor in tensors:
+        if not tensor.name:
+            found[tensor.parts[0]] = (tensor, [])
+            continue
         if tensor.stacked and depth > len(files):  # each block has tensors of its own
             raise UserError("weights", f"{len(files)} tensors", f"too few for the {depth:,} blocks of the config.json")
         wanted = [tensor.name.format(i) for i in range(depth)] if tensor.stacked else [tensor.name]
@@ -79,13 +82,17 @@ def _place(path: str, leaf: jax.ShapeDtypeStruct, tensor: Tensor, own: list[np.n
     part = tensor.parts.index(path)
 
     def shard(index: tuple[slice, ...]) -> np.ndarray:
+        if not own:
+            sizes = [len(range(size)[at]) for size, at in zip(leaf.shape, index, strict=True)]
+            return np.full(sizes, tensor.offset, leaf.dtype)
         if not tensor.stacked:
-            return _sound(path, np.array(tensor.split(own[0])[part][index], leaf.dtype, order="C"))
+            value = tensor.value(tensor.split(own[0])[part][index])
+            return _sound(path, np.array(value, leaf.dtype, order="C"))
         blocks = range(leaf.shape[0])[index[0]]
         sizes = (len(range(size)[at]) for size, at in zip(leaf.shape[1:], index[1:], strict=True))
         rows = np.empty((len(blocks), *sizes), leaf.dtype)
         for row, block in zip(rows, blocks, strict=True):
-            row[...] = tensor.split(own[block])[part][index[1:]]
+            row[...] = tensor.value(tensor.split(own[block])[part][index[1:]])
         return _sound(path, rows)
 
     return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, leaf.sharding, shard))

@@ -264,8 +264,11 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _mlp(self, x: Tensor, own: dict) -> Tensor:
         kind, up = self.settings["mlp"], linear(x, own, "up")
-        if kind == "swiglu":
-            return linear(F.silu(linear(x, own, "gate")) * up, own, "down")
+        if kind in ("swiglu", "geglu"):
+            gate = linear(x, own, "gate")
+            return linear((F.silu(gate) if kind == "swiglu" else F.gelu(gate, approximate="tanh")) * up, own, "down")
+        if kind == "relu":
+            return linear(F.relu(up), own, "down")
         return linear(F.gelu(up, approximate="tanh" if kind == "gelu" else "none"), own, "down")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_):

@@ -68,7 +68,8 @@ def read_source(
         found = find(files, [same(path, path) for path in flat(blueprint.parameters)], blueprint)
     else:
         family, cuts = family_of(values), None
-        found = find(files, family.tensors(config.model), blueprint, family.prefix, config.model.tied)
+        files = family.prepare(files)
+        found = find(files, family.tensors(config.model, values), blueprint, family.prefix, config.model.tied)
     mod = blueprint.init_mod() | {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
     step = values[BUNDLE]["step"] if bundle else 0
     run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, open_tokenizer(folder, values, config.model))

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Fraction, Natural, NonNegative, Positive, Range, check_fields
 
+GATED = ("swiglu", "geglu")  # feed-forward branches with a third matrix
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfig:

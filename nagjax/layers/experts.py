@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.branch import Update
-from nagjax.layers.config import MoEConfig
+from nagjax.layers.config import GATED, MoEConfig
 from nagjax.layers.dispatch import Products, run_experts
 from nagjax.layers.linear import linear
 from nagjax.layers.parameters import Scales, bias, matrix
@@ -41,7 +41,7 @@ class Experts(nnx.Module):
         self.config, self.kind = config, kind
         hidden, many, run = config.hidden or 0, config.experts, config.active + config.shared
         weighed = config.active if config.weights == "normalised" else 1
-        gated = kind == "swiglu"
+        gated = kind in GATED
         self.router = matrix(rngs, (width, many + config.skips), ("embed", None))
         self.balance = bias(many + config.skips, None) if config.bias_rate else None
         self.gate = _matrices(rngs, many, (width, hidden), ("embed", "mlp")) if gated else None
@@ -86,8 +86,8 @@ class Experts(nnx.Module):
 
     def _activation(self, gate: Array | None, up: Array) -> Array:
         if gate is not None:
-            return jax.nn.silu(gate) * up
-        return jax.nn.gelu(up, approximate=self.kind == "gelu")
+            return (jax.nn.gelu(gate) if self.kind == "geglu" else jax.nn.silu(gate)) * up
+        return jax.nn.relu(up) if self.kind == "relu" else jax.nn.gelu(up, approximate=self.kind == "gelu")
 
     def _notes(self, logits, scores, ids, real, dropped) -> dict[str, Float[Array, "B ..."]]:
         counted = real.astype(jnp.float32)

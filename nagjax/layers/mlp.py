@@ -1,5 +1,7 @@
 """The feed-forward branch. With `biases`, each of its linear maps has a bias."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
@@ -24,8 +26,18 @@ class SwiGLU(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         if on_one_cpu() and self.gate_bias is None:
             return cpu.swiglu(x, *(weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)))
-        opened = jax.nn.silu(linear(x, self.gate, self.gate_bias))
+        return self._gated(x, jax.nn.silu)
+
+    def _gated(self, x: Float[Array, "B T D"], opening: Callable[[Array], Array]) -> Float[Array, "B T D"]:
+        opened = opening(linear(x, self.gate, self.gate_bias))
         return linear(opened * linear(x, self.up, self.up_bias), self.down, self.down_bias)
+
+
+class GEGLU(SwiGLU):
+    """`(gelu(x W_gate) * (x W_up)) W_down`, with the tanh form of GELU: Shazeer 2020; Gemma."""
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self._gated(x, jax.nn.gelu)
 
 
 class GELU(nnx.Module):
@@ -40,8 +52,10 @@ class GELU(nnx.Module):
         self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        up = jax.nn.gelu(linear(x, self.up, self.up_bias), approximate=self.approximate)
-        return linear(up, self.down, self.down_bias)
+        return linear(self._opened(linear(x, self.up, self.up_bias)), self.down, self.down_bias)
+
+    def _opened(self, up: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
+        return jax.nn.gelu(up, approximate=self.approximate)
 
 
 class ExactGELU(GELU):
@@ -50,4 +64,11 @@ class ExactGELU(GELU):
     approximate = False
 
 
-MLPS = {"swiglu": SwiGLU, "gelu": GELU, "gelu_exact": ExactGELU}
+class ReLU(GELU):
+    """`relu(x W_up) W_down`: Vaswani et al. 2017, arXiv:1706.03762; OPT."""
+
+    def _opened(self, up: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
+        return jax.nn.relu(up)
+
+
+MLPS = {"swiglu": SwiGLU, "geglu": GEGLU, "gelu": GELU, "gelu_exact": ExactGELU, "relu": ReLU}

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from nagjax.errors import UserError
-from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig
+from nagjax.layers.config import GATED, BlockConfig, LoRAConfig, MoEConfig
 from nagjax.mod.config import ModConfig
 from nagjax.ranges import HIDDEN, Count, Natural, Positive, Range, check_fields
 
@@ -21,10 +21,11 @@ class ModelConfig:
     width: Annotated[int, Range(ge=1, le=2**20)] = 64  # D, features of the residual
     heads: Count | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
     kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
-    hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (swiglu) or 4 D (gelu)
+    hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (gated) or 4 D
     context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens of a sequence
     vocab: Annotated[int, Range(ge=1, le=2**24), HIDDEN] = 257  # the commands take it from the corpus's tokenizer
-    mlp: Literal["swiglu", "gelu", "gelu_exact"] = "swiglu"  # the feed-forward branch; gelu: in its tanh form
+    # the feed-forward branch, gated (swiglu, geglu) or not; gelu and geglu: GELU in its tanh form
+    mlp: Literal["swiglu", "geglu", "gelu", "gelu_exact", "relu"] = "swiglu"
     positions: Literal["rotary", "learned"] = "rotary"  # how attention knows where a token stands
     rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
     qk_norm: bool = True  # normalise queries and keys to unit RMS
@@ -63,7 +64,7 @@ class ModelConfig:
         if self.kv_heads is None:
             fill("kv_heads", self.heads)
         if self.hidden is None:
-            fill("hidden", _round_up(8 / 3 * self.width, 8) if self.mlp == "swiglu" else 4 * self.width)
+            fill("hidden", _round_up(8 / 3 * self.width, 8) if self.gated else 4 * self.width)
         if self.moe.experts:
             self._check_experts()
             if self.moe.hidden is None:
@@ -87,6 +88,10 @@ class ModelConfig:
         if self.moe.skips and self.mod.routes("mlp"):
             fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, or --moe.skips 0"
             raise UserError("moe.skips", self.moe.skips, fix)
+
+    @property
+    def gated(self) -> bool:
+        return self.mlp in GATED
 
     @property
     def head_width(self) -> int:

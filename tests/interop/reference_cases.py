@@ -8,6 +8,12 @@ LLAMA3 |= dict(original_max_position_embeddings=12)
 NEOX = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.25))
 NEOX |= COMMON | dict(hidden_size=64)  # heads of 16, of which 4 turn
 
+OPT = dict(vocab_size=VOCAB, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4)
+OPT |= dict(word_embed_proj_dim=32, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=1)
+STABLELM = NEOX  # heads of 16, of which 4 turn
+GRANITE = COMMON | dict(num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2)
+GRANITE |= dict(residual_multiplier=0.3, logits_scaling=4.0)
+
 # case: (family, fields of its config)
 CASES = {
     "llama": ("Llama", COMMON | dict(num_key_value_heads=2, rms_norm_eps=1e-5)),
@@ -33,5 +39,26 @@ CASES = {
         "GPT2",
         dict(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None),
     ),
+    "opt": ("OPT", OPT),
+    "gptj": (
+        "GPTJ",
+        dict(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=3, n_head=2, rotary_dim=8, n_inner=48)
+        | dict(bos_token_id=None, eos_token_id=None),
+    ),
+    "phi": ("Phi", COMMON | dict(num_key_value_heads=2, partial_rotary_factor=0.5)),
+    "olmo": ("Olmo", COMMON | dict(num_key_value_heads=2)),
+    "granite": ("Granite", GRANITE),
+    "granite_tied_biases": ("Granite", GRANITE | dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
+    "phi3": ("Phi3", COMMON | dict(num_key_value_heads=2, sliding_window=7)),
+    "phi4_mini": (
+        "Phi3",
+        COMMON
+        | dict(num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+        | dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.75)),
+    ),
+    "starcoder2": ("Starcoder2", COMMON | dict(num_key_value_heads=2, sliding_window=9)),
+    "starcoder2_no_biases": ("Starcoder2", COMMON | dict(num_key_value_heads=2, use_bias=False, hidden_act="gelu")),
+    "stablelm": ("StableLm", STABLELM | dict(use_qkv_bias=True, num_key_value_heads=2)),
+    "stablelm_parallel": ("StableLm", STABLELM | dict(use_parallel_residual=True, num_key_value_heads=4)),
 }
 SHARDED = {"mistral": "20KB"}

@@ -53,6 +53,10 @@ PLAIN = {
         "parallel",
         dict(qk_norm=False, kv_heads=2, mlp="gelu_exact", block=dataclasses.replace(BIASED, rotated=0.5)),
     ),
+    "opt": ("layer_norm", dict(positions="learned", mlp="relu", qk_norm=False, kv_heads=2, block=BIASED)),
+    "starcoder2": ("layer_norm", dict(mlp="gelu", qk_norm=False, heads=4, kv_heads=2, block=BlockConfig(window=9))),
+    "stablelm": ("layer_norm", dict(qk_norm=False, block=BlockConfig(biases=("qkv",), rotated=0.5))),
+    "phi3": ("plain", dict(qk_norm=False, block=BlockConfig(rotated=0.5, window=9))),
 }
 
 
@@ -74,7 +78,7 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
     """Through a run's folder, in shards; the tensors are the same to the bit."""
     from nagjax.interop.safetensors import read_folder
 
-    for case in ("qwen2", "gpt_neox"):
+    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini"):
         source, run, out = reference.folder / case, tmp_path / f"{case}_run", tmp_path / case
         import_model(source, run)
         export(run, out, shard_bytes=20_000)
@@ -117,7 +121,11 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("oru", {}, "scheme = 'oru'"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
         ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle"),
-        ("layer_norm", {"qk_norm": False, "kv_heads": 2, "mlp": "gelu"}, "block.biases|positions"),
+        (
+            "layer_norm",
+            {"qk_norm": False, "kv_heads": 2, "mlp": "gelu", "block": BlockConfig(biases=("qkv",))},
+            "block.biases",
+        ),
     ],
     ids=["nag", "review", "built_on_plain", "gelu", "mod", "no_biases"],
 )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+
 from nagjax.errors import UserError
 from nagjax.interop.tensors import Tensor
 from nagjax.model.config import ModelConfig
@@ -22,14 +24,21 @@ class Inexpressible(Exception):
 
 
 class Family(NamedTuple):
-    """read: the model and scheme of a config.json. tensors: where their parameters are. write: the inverse of read;
-    raises Inexpressible. prefix: of the tensors' names that a bare base model leaves out."""
+    """read: the model and scheme of a config.json. tensors: where the parameters of a model with this config.json are.
+    write: the inverse of read; raises Inexpressible. prefix: of the tensors' names that a bare base model leaves out.
+    prepare: changes the file's tensors first, where one parameter comes from several of them."""
 
     model_types: tuple[str, ...]
     read: Callable[[dict], tuple[ModelConfig, Scheme]]
-    tensors: Callable[[ModelConfig], list[Tensor]]
+    tensors: Callable[[ModelConfig, dict], list[Tensor]]
     write: Callable[[ModelConfig, Scheme], dict]
     prefix: str = "model."
+    prepare: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda files: files
+
+
+def read_only(model: ModelConfig, scheme: Scheme) -> dict:
+    """The `write` of a family whose models other families can express. Raises Inexpressible."""
+    raise Inexpressible("scheme", scheme.name, "this family is only read")
 
 
 @cache

@@ -57,13 +57,15 @@ def write_rope(model: ModelConfig) -> dict:
     return {"rope_theta": model.rope_base} | ({"rope_scaling": scaling} if scaling else {})
 
 
-def read_window(config: dict, depth: int, context: int) -> int | None:
-    """The sliding window, where all blocks have one that is narrower than the context."""
-    mistral = config["model_type"] == "mistral"
-    window = config.get("sliding_window", 4096)
-    if not config.get("use_sliding_window", mistral) or window is None or window >= context:
+def read_window(
+    config: dict, depth: int, context: int, default: int | None = 4096, always: bool = False, first: int = 28
+) -> int | None:
+    """The sliding window, where all blocks have one that is narrower than the context. default: where a config.json
+    leaves it out. always: it is used unless that is denied. first: the first block that has it."""
+    window = config.get("sliding_window", default)
+    if not config.get("use_sliding_window", always) or window is None or window >= context:
         return None
-    first = config.get("max_window_layers", 0 if mistral else 28)
+    first = config.get("max_window_layers", first)
     kinds = config.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(depth)]
     if set(kinds) == {"full_attention"}:
         return None

@@ -44,7 +44,7 @@ def _joined(*parts: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=-1)
 
 
-def tensors(model: ModelConfig) -> list[Tensor]:
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     h = "transformer.h.{}"
     found = [
         same("transformer.wte.weight", "embedding.tokens"),

@@ -55,7 +55,7 @@ def _heads_together(*parts: np.ndarray, heads: int) -> np.ndarray:
     return np.concatenate(by_head, axis=1).reshape(-1, *parts[0].shape[1:])
 
 
-def tensors(model: ModelConfig) -> list[Tensor]:
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     layer, heads = "gpt_neox.layers.{}", model.heads
     join = functools.partial(_heads_together, heads=heads)
     found = [

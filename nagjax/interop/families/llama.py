@@ -47,7 +47,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
             qk_epsilon=epsilon if kind == "qwen3" else 1e-6,
             rotated=share or 1.0,
             rope=rope,
-            window=read_window(config, depth, context),
+            window=read_window(config, depth, context, **({"always": True, "first": 0} if kind == "mistral" else {})),
         ),
     )
     return model, Plain(epsilon=epsilon)
@@ -66,22 +66,37 @@ def attention_tensors(model: ModelConfig) -> list[Tensor]:
 
 
 def other_tensors(model: ModelConfig) -> list[Tensor]:
-    """The MLP, the embedding and the head."""
+    """The gated MLP, the embedding and the head."""
     own, path = "model.layers.{}.mlp", f"{MLP}.branch"
     found = [transposed(f"{own}.{name}_proj.weight", f"{path}.{name}") for name in ("gate", "up", "down")]
     if "mlp" in model.block.biases:
         found += [same(f"{own}.{name}_proj.bias", f"{path}.{name}_bias") for name in ("gate", "up", "down")]
-    found.append(same("model.embed_tokens.weight", "embedding.tokens"))
+    return found + embedding_tensors(model)
+
+
+def embedding_tensors(model: ModelConfig) -> list[Tensor]:
+    """The embedding and the head."""
+    found = [same("model.embed_tokens.weight", "embedding.tokens")]
     return found if model.tied else [*found, same("lm_head.weight", "head.tokens")]
 
 
-def tensors(model: ModelConfig) -> list[Tensor]:
-    norms = [
-        same("model.layers.{}.input_layernorm.weight", f"{ATTENTION}.entry.gain"),
-        same("model.layers.{}.post_attention_layernorm.weight", f"{MLP}.entry.gain"),
-        same("model.norm.weight", "entry.gain"),
-    ]
-    return norms + attention_tensors(model) + other_tensors(model)
+NORMS = {
+    "model.layers.{}.input_layernorm": f"{ATTENTION}.entry",
+    "model.layers.{}.post_attention_layernorm": f"{MLP}.entry",
+    "model.norm": "entry",
+}
+
+
+def rms_norms() -> list[Tensor]:
+    return [same(f"{name}.weight", f"{path}.gain") for name, path in NORMS.items()]
+
+
+def layer_norms() -> list[Tensor]:
+    return rms_norms() + [same(f"{name}.bias", f"{path}.bias") for name, path in NORMS.items()]
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    return rms_norms() + attention_tensors(model) + other_tensors(model)
 
 
 def write_common(model: ModelConfig, epsilon: float) -> dict:

@@ -41,7 +41,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     return model, Reordered(epsilon=epsilon)
 
 
-def tensors(model: ModelConfig) -> list[Tensor]:
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     norms = [
         same("model.layers.{}.post_attention_layernorm.weight", f"{ATTENTION}.gate.gain"),
         same("model.layers.{}.post_feedforward_layernorm.weight", f"{MLP}.gate.gain"),

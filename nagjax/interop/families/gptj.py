@@ -1,0 +1,85 @@
+"""GPT-J: parallel branches that read one LayerNorm, rotary on pairs of neighbours, a head with a bias. Only read."""
+
+import functools
+
+import numpy as np
+
+from nagjax.errors import UserError
+from nagjax.interop.families import Family, read_only
+from nagjax.interop.families.common import need, only
+from nagjax.interop.families.gpt2 import ACTIVATIONS
+from nagjax.interop.head_bias import fold_head_bias
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, shared, transposed
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.schemes.parallel import Parallel
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, context, vocab, rotated = need(
+        config, "n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "rotary_dim"
+    )
+    activation = only(config, "activation_function", tuple(ACTIVATIONS), "gelu_new")
+    only(config, "tie_word_embeddings", (False,), False)
+    if rotated > width // heads:
+        raise UserError("config.json: rotary_dim", rotated, f"a head has {width // heads} features")
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        hidden=config.get("n_inner") or 4 * width,
+        context=context,
+        vocab=vocab,
+        mlp=ACTIVATIONS[activation],
+        qk_norm=False,
+        block=BlockConfig(biases=("mlp",), rotated=rotated * heads / width),
+    )
+    return model, Parallel(epsilon=float(config.get("layer_norm_epsilon", 1e-5)))
+
+
+def _halves(x: np.ndarray, heads: int, rotated: int) -> tuple[np.ndarray]:
+    """[H * Dh, D] to [D, H * Dh]: of the features that turn, the first of each pair of neighbours come first."""
+    by_head = x.reshape(heads, -1, x.shape[1])
+    parts = by_head[:, 0:rotated:2], by_head[:, 1:rotated:2], by_head[:, rotated:]
+    return (np.concatenate(parts, axis=1).reshape(x.shape).T,)
+
+
+def _pairs(x: np.ndarray, heads: int, rotated: int) -> np.ndarray:
+    """The inverse."""
+    by_head = x.T.reshape(heads, -1, x.shape[0])
+    pairs = by_head[:, :rotated].reshape(heads, 2, rotated // 2, -1).swapaxes(1, 2).reshape(heads, rotated, -1)
+    return np.concatenate([pairs, by_head[:, rotated:]], axis=1).reshape(-1, x.shape[0])
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    h, order = "transformer.h.{}", dict(heads=model.heads, rotated=model.rotated_width)
+    split, join = functools.partial(_halves, **order), functools.partial(_pairs, **order)
+    turned = {"q": "query", "k": "key"}
+    return [
+        same("transformer.wte.weight", "embedding.tokens"),
+        same("lm_head.weight", "head.tokens"),
+        *(Tensor(f"{h}.attn.{x}_proj.weight", (f"{ATTENTION}.branch.{y}",), split, join) for x, y in turned.items()),
+        transposed(f"{h}.attn.v_proj.weight", f"{ATTENTION}.branch.value"),
+        transposed(f"{h}.attn.out_proj.weight", f"{ATTENTION}.branch.out"),
+        transposed(f"{h}.mlp.fc_in.weight", f"{MLP}.branch.up"),
+        same(f"{h}.mlp.fc_in.bias", f"{MLP}.branch.up_bias"),
+        transposed(f"{h}.mlp.fc_out.weight", f"{MLP}.branch.down"),
+        same(f"{h}.mlp.fc_out.bias", f"{MLP}.branch.down_bias"),
+        *one_norm(f"{h}.ln_1", "transformer.ln_f"),
+    ]
+
+
+def one_norm(own: str, last: str) -> list[Tensor]:
+    """A LayerNorm that both branches of a block read, and the last one."""
+    found = [same(f"{last}.weight", "entry.gain"), same(f"{last}.bias", "entry.bias")]
+    for name, part in (("weight", "gain"), ("bias", "bias")):
+        found.append(shared(f"{own}.{name}", f"{ATTENTION}.entry.{part}", f"{MLP}.entry.{part}"))
+    return found
+
+
+def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return fold_head_bias(files, "lm_head", "transformer.ln_f")
+
+
+FAMILY = Family(("gptj",), read, tensors, read_only, "transformer.", prepare)

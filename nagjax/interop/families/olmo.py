@@ -1,0 +1,44 @@
+"""OLMo 1: LayerNorm without gain and bias. Only read: what it becomes is a StableLM to others."""
+
+from nagjax.interop.families import Family, read_only
+from nagjax.interop.families.common import need, only, read_rope
+from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
+from nagjax.interop.tensors import Tensor, constant
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.schemes.layer_norm import LayerNorm
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    only(config, "hidden_act", ("silu", "swish"), "silu")
+    only(config, "clip_qkv", (None,), None)
+    context = int(config.get("max_position_embeddings") or 2048)
+    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        rope_base=base,
+        qk_norm=False,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        block=BlockConfig(biases=("qkv", "out") if config.get("attention_bias") else (), rope=rope),
+    )
+    return model, LayerNorm(epsilon=1e-5)
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    norms = [
+        constant(f"{path}.{part}", value) for path in NORMS.values() for part, value in (("gain", 1.0), ("bias", 0.0))
+    ]
+    return norms + attention_tensors(model) + other_tensors(model)
+
+
+FAMILY = Family(("olmo",), read, tensors, read_only)

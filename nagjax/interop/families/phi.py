@@ -1,0 +1,57 @@
+"""Phi-1, 1.5 and 2: parallel branches that read one LayerNorm, rotary on a part of each head, biases everywhere, also
+in the head. Only read."""
+
+import numpy as np
+
+from nagjax.interop.families import Family, read_only
+from nagjax.interop.families.common import need, only, read_rope
+from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
+from nagjax.interop.families.gptj import one_norm
+from nagjax.interop.head_bias import fold_head_bias
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.schemes.parallel import Parallel
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    activation = only(config, "hidden_act", tuple(ACTIVATIONS), "gelu_new")
+    only(config, "qk_layernorm", (False,), False)
+    only(config, "tie_word_embeddings", (False,), False)
+    context = int(config.get("max_position_embeddings") or 2048)
+    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        mlp=ACTIVATIONS[activation],
+        rope_base=base,
+        qk_norm=False,
+        block=BlockConfig(biases=BIASES, rotated=0.5 if share is None else share, rope=rope),
+    )
+    return model, Parallel(epsilon=float(config.get("layer_norm_eps", 1e-5)))
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    layer = "model.layers.{}"
+    maps = {f"self_attn.{name[0]}_proj": f"{ATTENTION}.branch.{name}" for name in ("query", "key", "value")}
+    maps |= {"self_attn.dense": f"{ATTENTION}.branch.out", "mlp.fc1": f"{MLP}.branch.up"}
+    found = one_norm(f"{layer}.input_layernorm", "model.final_layernorm")
+    for name, path in (maps | {"mlp.fc2": f"{MLP}.branch.down"}).items():
+        found += [transposed(f"{layer}.{name}.weight", path), same(f"{layer}.{name}.bias", f"{path}_bias")]
+    return [*found, same("model.embed_tokens.weight", "embedding.tokens"), same("lm_head.weight", "head.tokens")]
+
+
+def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return fold_head_bias(files, "lm_head", "model.final_layernorm")
+
+
+FAMILY = Family(("phi",), read, tensors, read_only, prepare=prepare)

@@ -1,0 +1,77 @@
+"""Phi-3: Llama with queries, keys and values in one matrix, gate and up in another, and rotary on a part of each
+head in some."""
+
+from nagjax.interop.families import Family, Inexpressible
+from nagjax.interop.families.common import need, only, read_rope, read_window, refuse
+from nagjax.interop.families.llama import embedding_tensors, rms_norms, write_common
+from nagjax.interop.tensors import ATTENTION, MLP, QKV, Tensor, stacked_rows, transposed
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.schemes.plain import Plain
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    only(config, "hidden_act", ("silu", "swish"), "silu")
+    context = int(config.get("max_position_embeddings") or 4096)
+    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        rope_base=base,
+        qk_norm=False,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        block=BlockConfig(
+            rotated=share or 1.0,
+            rope=rope,
+            window=read_window(config, depth, context, None, always=True, first=0),
+        ),
+    )
+    return model, Plain(epsilon=float(config.get("rms_norm_eps", 1e-5)))
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    layer, wide, narrow = (
+        "model.layers.{}",
+        *((model.heads or 0) * model.head_width, (model.kv_heads or 0) * model.head_width),
+    )
+    opened = tuple(f"{MLP}.branch.{name}" for name in ("gate", "up"))
+    return [
+        *rms_norms(),
+        *embedding_tensors(model),
+        stacked_rows(f"{layer}.self_attn.qkv_proj.weight", QKV, (wide, narrow, narrow)),
+        transposed(f"{layer}.self_attn.o_proj.weight", f"{ATTENTION}.branch.out"),
+        stacked_rows(f"{layer}.mlp.gate_up_proj.weight", opened, (model.hidden or 0,) * 2),
+        transposed(f"{layer}.mlp.down_proj.weight", f"{MLP}.branch.down"),
+    ]
+
+
+def write(model: ModelConfig, scheme: Scheme) -> dict:
+    refuse("scheme", scheme.name, ("plain",), "its residual is plain pre-norm")
+    common = write_common(model, scheme.epsilon)
+    refuse("qk_norm", model.qk_norm, (False,), "queries and keys are not normalised")
+    refuse("block.head_width", model.block.head_width, (None,), "heads share the width")
+    if model.block.biases:
+        raise Inexpressible("block.biases", model.block.biases, "no linear map has one")
+    return {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        **common,
+        "partial_rotary_factor": model.block.rotated,
+        "sliding_window": model.block.window,
+        "original_max_position_embeddings": model.context,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+FAMILY = Family(("phi3",), read, tensors, write)

@@ -1,0 +1,81 @@
+"""StarCoder2: LayerNorm, rotary positions, one GELU, biases in all linear maps or in none."""
+
+from nagjax.interop.families import Family
+from nagjax.interop.families.common import need, only, read_rope, read_window, refuse, write_rope
+from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
+from nagjax.interop.families.llama import attention_tensors, embedding_tensors, layer_norms
+from nagjax.interop.tensors import MLP, Tensor, same, transposed
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.schemes.layer_norm import LayerNorm
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    activation = only(config, "hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh")
+    only(config, "mlp_type", ("default",), "default")
+    only(config, "norm_type", ("layer_norm",), "layer_norm")
+    context = int(config.get("max_position_embeddings") or 4096)
+    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    model = ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads", 2) or heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        mlp=ACTIVATIONS[activation],
+        rope_base=base,
+        qk_norm=False,
+        tied=bool(config.get("tie_word_embeddings", True)),
+        block=BlockConfig(
+            biases=BIASES if config.get("use_bias", True) else (),
+            rotated=share or 1.0,
+            rope=rope,
+            window=read_window(config, depth, context, None, always=True, first=0),
+        ),
+    )
+    return model, LayerNorm(epsilon=float(config.get("norm_epsilon", 1e-5)))
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    names = {"c_fc": "up", "c_proj": "down"}
+    own, path = "model.layers.{}.mlp", f"{MLP}.branch"
+    found = [transposed(f"{own}.{name}.weight", f"{path}.{part}") for name, part in names.items()]
+    if model.block.biases:
+        found += [same(f"{own}.{name}.bias", f"{path}.{part}_bias") for name, part in names.items()]
+    return found + layer_norms() + attention_tensors(model) + embedding_tensors(model)
+
+
+def write(model: ModelConfig, scheme: Scheme) -> dict:
+    refuse("scheme", scheme.name, ("layer_norm",), "its residual is pre-norm by LayerNorm")
+    refuse("mlp", model.mlp, ("gelu", "gelu_exact"), "its MLP has one GELU")
+    refuse("positions", model.positions, ("rotary",), "its positions are rotary")
+    refuse("qk_norm", model.qk_norm, (False,), "queries and keys are not normalised")
+    refuse("block.head_width", model.block.head_width, (None,), "heads share the width")
+    refuse("block.rotated", model.block.rotated, (1.0,), "rotary turns all features of a head")
+    refuse("block.biases", set(model.block.biases), (set(), set(BIASES)), "all linear maps have a bias, or none")
+    return {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "model_type": "starcoder2",
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.depth,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "hidden_act": "gelu" if model.mlp == "gelu_exact" else "gelu_pytorch_tanh",
+        "max_position_embeddings": model.context,
+        "norm_epsilon": scheme.epsilon,
+        "use_bias": bool(model.block.biases),
+        "sliding_window": model.block.window,
+        "tie_word_embeddings": model.tied,
+        **write_rope(model),
+    }
+
+
+FAMILY = Family(("starcoder2",), read, tensors, write)
