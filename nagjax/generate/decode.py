@@ -47,7 +47,8 @@ def _forward(model: Transformer, table, tokens, where: Where, cache: tuple, last
     options = {"progress": given.progress, "cuts": given.cuts, "causal": True}
     output = model(tokens, where, cache=cache, **options | ({"pin": pin_rows(mesh)} if mesh else {}))
     at = (jnp.arange(tokens.shape[0]), last)
-    return Rows(unembed(output.hidden[at][:, None], output.log_scale[at][:, None], table)[:, 0], output.cache)
+    hidden, log_scale = output.hidden[at][:, None], output.log_scale[at][:, None]
+    return Rows(unembed(hidden, log_scale, table, model.config.logit_softcap)[:, 0], output.cache)
 
 
 def _read(

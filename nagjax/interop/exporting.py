@@ -13,7 +13,7 @@ from nagjax.data.tokenizer import NoTokenizer
 from nagjax.errors import UserError
 from nagjax.files import copy, has_file, write_json
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
-from nagjax.interop.express import Expressed, express
+from nagjax.interop.express import Expressed, express, unadapted
 from nagjax.interop.load_tensors import flat
 from nagjax.interop.safetensors import Lazy, write_folder
 from nagjax.interop.source import BUNDLE, CUTS, MODEL_CONFIG
@@ -50,13 +50,13 @@ def export(
         raise UserError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
     run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
     check_free(out)
-    if run.config.model.moe.experts:
-        fix = "neither a family here nor the adapter in a bundle has experts; nagjax.load reads the run itself"
-        raise UserError("moe.experts", run.config.model.moe.experts, fix)
     scheme, adapted = run.config.scheme.name, adapted_schemes()
     if format == "bundle" and scheme not in adapted:
         fix = f"the AutoModel adapter that a bundle carries has {', '.join(adapted)}; nagjax.load reads the run itself"
         raise UserError("scheme", scheme, fix)
+    if format == "bundle" and (missing := unadapted(run.config.model)):
+        fix = "the AutoModel adapter that a bundle carries has no place for it; nagjax.load reads the run itself"
+        raise UserError(*missing, fix)
     plain = express(run) if format == "plain" else None
     values = plain.values if plain else bundle_config(run)
     tensors = plain_tensors(plain, DTYPES[dtype]) if plain else bundle_tensors(run, DTYPES[dtype])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from nagjax.errors import UserError
 from nagjax.interop.adapter import adapted_schemes
-from nagjax.interop.families import Family, Inexpressible, families
+from nagjax.interop.families import OPTIONS, Family, Inexpressible, families
 from nagjax.interop.load_tensors import flat
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -16,10 +16,19 @@ from nagjax.residual.schemes.plain import Plain
 from nagjax.runs.opening import OpenRun
 
 
-def other_way(scheme: Scheme) -> str:
+def unadapted(model: ModelConfig) -> tuple[str, object] | None:
+    """A setting that the bundle's adapter has not, and its value."""
+    values = {name: value(model) for name, value in OPTIONS.items()}
+    values["block.rope.scaling"] = model.block.rope.scaling == "yarn" and "yarn"
+    return next(((name, value) for name, value in values.items() if value), None)
+
+
+def other_way(scheme: Scheme, model: ModelConfig) -> str:
     """What to do about a run that plain formats cannot say."""
     if scheme.name in adapted_schemes():
-        return "use --format bundle, which nagjax.load and the AutoModel adapter in it read"
+        if (missing := unadapted(model)) is None:
+            return "use --format bundle, which nagjax.load and the AutoModel adapter in it read"
+        return f"nor can a bundle, whose adapter has no {missing[0]}; nagjax.load reads the run itself"
     return f"nor can a bundle, whose adapter has {', '.join(adapted_schemes())}; nagjax.load reads the run itself"
 
 
@@ -36,14 +45,18 @@ class Expressed:
 def express(run: OpenRun) -> Expressed:
     """Raises UserError naming the setting that no family expresses."""
     model, scheme, params = run.config.model, run.config.scheme, flat(run.params)
-    instead = other_way(scheme)
+    instead = other_way(scheme, model)
     if model.mod.active:
         raise UserError("mod.rate", model.mod.rate, f"plain formats run every sublayer on every token: {instead}")
     model, scheme, params = _as_plain(model, scheme, params)
     refused = []
     for family in families():
         try:
-            return Expressed(family, model, family.write(model, scheme), params)
+            values = family.write(model, scheme)
+            for name in OPTIONS:
+                if name not in family.options and (value := OPTIONS[name](model)):
+                    raise Inexpressible(name, value, f"{values['model_type']} has no place for it")
+            return Expressed(family, model, values, params)
         except Inexpressible as why:
             refused.append(why)
     finer = [why for why in refused if why.field not in ("mlp", "positions")]

@@ -5,13 +5,15 @@ import math
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
 from nagjax.layers.platform import platform as current_platform
-from nagjax.layers.where import causal_mask
+from nagjax.layers.softcap import softcap
+from nagjax.layers.where import Window, causal_mask
 from pallas_kernels.placement import Placement, current_placement
 
 SPLASH_BLOCK = 128  # splash attention works on whole blocks of the sequence
@@ -25,13 +27,14 @@ def attend(
     q_where,
     k_where,
     implementation: str = "auto",
-    window: int | None = None,
+    window: Window = None,
+    cap: float | None = None,
 ) -> Float[Array, "B Tq H Dh"]:
     """Causal attention within documents, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
 
     `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "splash" (TPU, sequences in
     whole blocks of 128 tokens, as many queries as keys, no window); "auto" takes the fastest that applies. window: the
-    number of tokens that a query sees, counting back from its own.
+    number of tokens that a query sees, counting back from its own. cap: limits the logits (`softcap`), xla alone.
 
     If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 
@@ -42,15 +45,27 @@ def attend(
     if split:  # otherwise every device computes all values, from gathered activations
         q, k, v = (_with_tokens(x, split, split.rows[1]) for x in (q, k, v))
     if implementation == "auto":
-        implementation = _best(q, k, window)
+        implementation = "xla" if cap is not None else _best(q, k, window)
+    if cap is not None and implementation != "xla":
+        raise UserError("attention", implementation, f"does not support block.softcap = {cap}: choose auto or xla")
     if implementation == "splash":
         if window is not None:
-            raise UserError("attention", "splash", f"does not support block.window = {window}: choose auto or xla")
+            raise UserError("attention", "splash", "does not support block.window: choose auto or xla")
         return _splash(q, k, v, q_where, k_where)
     mask = causal_mask(q_where, k_where, window)
     if split:
         k, v = (_with_tokens(x, split, None) for x in (k, v))
+    if cap is not None:
+        return _capped(q, k, v, mask, cap)
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=cast(Any, implementation))
+
+
+def _capped(q, k, v, mask: Bool[Array, "B 1 Tq Tk"], cap: float) -> Float[Array, "B Tq H Dh"]:
+    grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1])
+    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    scores = jnp.where(mask[:, :, None], softcap(scores, cap), jnp.finfo(jnp.float32).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", shares, v).reshape(q.shape)
 
 
 def _parts(placement: Placement | None) -> int:
@@ -67,7 +82,7 @@ def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Flo
     return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, P(free, axes, free, free)))
 
 
-def _best(q, k, window: int | None = None) -> str:
+def _best(q, k, window: Window = None) -> str:
     platform, parts = current_platform(), _parts(current_placement())
     if platform == "tpu" and window is None and q.shape[1] == k.shape[1] and q.shape[1] % (parts * SPLASH_BLOCK) == 0:
         return "splash"

@@ -1,9 +1,11 @@
 """The attention branch: grouped-query attention, causal within a document, with an optional key/value cache."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from nagjax.layers import cpu
 from nagjax.layers.attend import attend
@@ -12,8 +14,10 @@ from nagjax.layers.cache import CachedLayer, KeysValues, attend_cached
 from nagjax.layers.linear import linear, linears
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.platform import on_one_cpu
-from nagjax.layers.rotary import rotary, turns
-from nagjax.layers.where import Where, causal_mask, causal_mask_by_key
+from nagjax.layers.rotary import turned, turns
+from nagjax.layers.where import Where, Window, causal_mask, causal_mask_by_key
+
+ALL = 2**30  # tokens: more than any context
 
 
 def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*n Dh"]:
@@ -40,6 +44,33 @@ class Attention(nnx.Module):
         own = lambda row: {"head": gain(config.head_width, None), "row": gain(row, "heads")}  # noqa: E731
         self.query_gain = own(wide).get(config.block.qk_gain)
         self.key_gain = own(narrow).get(config.block.qk_gain)
+        self.other = nnx.data(None)
+
+    def of_block(self, place: Int[Array, ""]) -> "Attention":
+        """The attention of the block at this 0-based place before pruning, which may be one of `block.others`."""
+        if not self.config.block.others.places:
+            return self
+        changed = copy.copy(self)
+        vars(changed)["other"] = jnp.isin(place, jnp.asarray(self.config.block.others.places, jnp.int32))
+        return changed
+
+    @property
+    def window(self) -> Window:
+        """Tokens that a query of this block sees, counting back from its own; None: all."""
+        own, other = self.config.block.window, self.config.block.others.window
+        if self.other is None or own == other:
+            return own
+        return jnp.where(self.other, *(ALL if window is None else window for window in (other, own)))
+
+    def _turns(self, where: Where) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
+        config, others, half = self.config, self.config.block.others, self.config.rotated_width // 2
+        found = turns(where.positions, half, config.rope_base, config.block.rope)
+        if self.other is None or others.rotary == "same":
+            return found
+        own = jnp.float32(1.0), jnp.float32(0.0)
+        if others.rotary == "own":
+            own = turns(where.positions, half, others.rope_base, others.rope)
+        return jnp.where(self.other, own[0], found[0]), jnp.where(self.other, own[1], found[1])
 
     def _heads(self, x: Float[Array, "B T D"], weight: nnx.Param, added: nnx.Param | None) -> Float[Array, "B T H Dh"]:
         return self._split(linear(x, weight, added))
@@ -56,7 +87,7 @@ class Attention(nnx.Module):
             x = vectors.reshape(x.shape)
         if config.positions != "rotary":
             return x
-        return rotary(x, where.positions, config.rope_base, block.rope, config.rotated_width)
+        return turned(x, *self._turns(where))
 
     def queries(self, x: Float[Array, "B T D"], where: Where) -> Float[Array, "B T H Dh"]:
         return self._place(self._heads(x, self.query, self.query_bias), self.query_gain, where)
@@ -69,18 +100,18 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B k D"], where: Where, known: KeysValues | CachedLayer, seen: Where
     ) -> Float[Array, "B k D"]:
         """The update of the tokens `x`, which stand at `where`, from keys and values that stand at `seen`."""
-        q, window = self.queries(x, where), self.config.block.window
+        q, cap = self.queries(x, where), self.config.block.softcap
         if isinstance(known, CachedLayer):
-            mixed = attend_cached(q, known, where, window)
+            mixed = attend_cached(q, known, where, self.window, cap)
         else:
-            mixed = attend(q, known.keys, known.values, where, seen, self.config.attention, window)
+            mixed = attend(q, known.keys, known.values, where, seen, self.config.attention, self.window, cap)
         return linear(mixed.reshape(*x.shape[:2], -1), self.out, self.out_bias)
 
     def between(
         self, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
     ) -> Float[Array, "B k D"]:
         """The update of the tokens `x`, which stand at `where`, from the tokens `source`, which stand at `seen`."""
-        if self.config.attention != "auto" or not on_one_cpu():
+        if self.config.attention != "auto" or self.config.block.softcap is not None or not on_one_cpu():
             return self.mix(x, where, self.keys_values(source, seen), seen)
         config = self.config
         bounded, scale = self._unit and cpu.is_bounded(config.head_width), config.head_width**-0.5
@@ -89,22 +120,24 @@ class Attention(nnx.Module):
         q = self._heads_first(q, self.query_gain, where, scale)
         k = self._heads_first(k, self.key_gain, seen, 1.0)
         v = self._split(v).swapaxes(1, 2)
-        masks = (make(where, seen, config.block.window) for make in (causal_mask, causal_mask_by_key))
+        masks = (make(where, seen, self.window) for make in (causal_mask, causal_mask_by_key))
         spans = cpu.spans_of(x.shape[1]) if source is x else 1
         return linear(cpu.attention(q, k, v, *masks, bounded, spans), self.out, self.out_bias)
 
     @property
     def _unit(self) -> bool:
         """Whether queries and keys have unit RMS."""
-        return self.config.qk_norm and self.config.block.qk_gain == "none"
+        block = self.config.block
+        return (
+            self.config.qk_norm and block.qk_gain == "none" and block.rope.attention == block.others.rope.attention == 1
+        )
 
     def _heads_first(
         self, x: Float[Array, "B T n"], gain: nnx.Param | None, where: Where, scale: float
     ) -> Float[Array, "B H T Dh"]:
         x, config, block = self._split(x), self.config, self.config.block
         if self._unit and config.positions == "rotary" and config.rotated_width == config.head_width:
-            cos, sin = turns(where.positions, config.head_width // 2, config.rope_base, block.rope)
-            return cpu.placed(x, cos, sin, block.qk_epsilon, scale)
+            return cpu.placed(x, *self._turns(where), block.qk_epsilon, scale)
         return scale * self._place(x, gain, where).swapaxes(1, 2)
 
     def __call__(

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.platform import on_one_cpu
-from nagjax.layers.where import Where, causal_mask
+from nagjax.layers.softcap import softcap
+from nagjax.layers.where import Where, Window, causal_mask
 
 MASKED = -1e30
 
@@ -65,18 +66,18 @@ class CachedLayer(NamedTuple):
 
 
 def attend_cached(
-    q: Float[Array, "B Tq H Dh"], known: CachedLayer, q_where: Where, window: int | None = None
+    q: Float[Array, "B Tq H Dh"], known: CachedLayer, q_where: Where, window: Window = None, cap: float | None = None
 ) -> Float[Array, "B Tq H Dh"]:
     """`attend` to a layer of a cache. On one CPU a single token of each row is worked through row by row, and rows of
     padding not at all: they get zeros."""
     batch, tokens, heads, head_width = q.shape
     grouped = q.reshape(batch, tokens, known.stored.keys.shape[2], -1, head_width)
     if tokens == 1 and on_one_cpu():
-        return _row_by_row(grouped[:, 0], known, q_where, window).reshape(q.shape)
+        return _row_by_row(grouped[:, 0], known, q_where, window, cap).reshape(q.shape)
     keys, values = (x[known.layer] for x in (known.stored.keys, known.stored.values))
     if known.rows is not None:
         keys, values = keys[known.rows], values[known.rows]
-    return _mixed(grouped, keys, values, causal_mask(q_where, known.where, window)).reshape(q.shape)
+    return _mixed(grouped, keys, values, causal_mask(q_where, known.where, window), cap).reshape(q.shape)
 
 
 def _mixed(
@@ -84,14 +85,18 @@ def _mixed(
     keys: Float[Array, "B K S Dh"],
     values: Float[Array, "B K S Dh"],
     mask: Bool[Array, "B 1 T S"],
+    cap: float | None,
 ) -> Float[Array, "B T K G Dh"]:
     """Softmax in float32."""
     scores = jnp.einsum("btkgd,bksd->bkgts", q, keys, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    scores = softcap(scores, cap)
     shares = jax.nn.softmax(jnp.where(mask[:, :, None], scores, MASKED), axis=-1).astype(values.dtype)
     return jnp.einsum("bkgts,bksd->btkgd", shares, values)
 
 
-def _row_by_row(q: Float[Array, "B K G Dh"], known: CachedLayer, where: Where, window: int | None) -> Array:
+def _row_by_row(
+    q: Float[Array, "B K G Dh"], known: CachedLayer, where: Where, window: Window, cap: float | None
+) -> Array:
     where, seen = jax.tree.map(jnp.asarray, where), known.where
     live = where.segments[:, 0] > 0
     order = jnp.argsort(~live, stable=True)
@@ -102,6 +107,6 @@ def _row_by_row(q: Float[Array, "B K G Dh"], known: CachedLayer, where: Where, w
         at = (known.layer, places[row], 0, 0, 0)
         keys, values = (jax.lax.dynamic_slice(x, at, sizes)[0] for x in (known.stored.keys, known.stored.values))
         here, there = (jax.tree.map(lambda x: x[row][None], own) for own in (where, seen))
-        return done.at[row].set(_mixed(q[row][None, None], keys, values, causal_mask(here, there, window))[0, 0])
+        return done.at[row].set(_mixed(q[row][None, None], keys, values, causal_mask(here, there, window), cap)[0, 0])
 
     return jax.lax.fori_loop(0, jnp.sum(live), one, jnp.zeros_like(q))

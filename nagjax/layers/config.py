@@ -15,19 +15,37 @@ class RopeConfig:
 
     linear: all are divided by `factor` (Chen et al. 2023, arXiv:2306.15595). llama3: frequencies with a wavelength
     above `original / low` tokens are divided, those below `original / high` are not; in between, both are mixed with
-    a weight linear in the frequency (Llama 3.1, arXiv:2407.21783).
+    a weight linear in the frequency (Llama 3.1, arXiv:2407.21783). yarn: the same with a weight linear in the number
+    of the frequency, between whole numbers, and `attention` above 1 (Peng et al. 2023, arXiv:2309.00071).
     """
 
-    scaling: Literal["none", "linear", "llama3"] = "none"  # which frequencies are divided
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # which frequencies are divided
     factor: Annotated[float, Range(ge=1)] = 1.0  # by how much
-    low: Positive = 1.0  # llama3: frequencies of wavelengths above original / low are divided by the whole factor
-    high: Positive = 4.0  # llama3: frequencies of wavelengths below original / high are not divided
+    low: Positive = 1.0  # llama3, yarn: frequencies of wavelengths above original / low are divided by the whole factor
+    high: Positive = 4.0  # llama3, yarn: frequencies of wavelengths below original / high are not divided
     original: Count = 8192  # tokens of the context that the model was first trained with
+    attention: Positive = 1.0  # on the queries and the keys that rotary turns
 
     def __post_init__(self):
         check_fields(self, "block.rope.")
         if not self.low < self.high:
             raise UserError("block.rope.low", self.low, f"give a number below block.rope.high = {self.high}")
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherBlocks:
+    """Blocks whose attention sees and turns otherwise than the rest."""
+
+    places: tuple[Natural, ...] = ()  # their 0-based places, before pruning
+    window: Count | None = None  # tokens that their attention sees, counting back from the query's own; None: all
+    rotary: Literal["same", "none", "own"] = "same"  # as in the rest; without rotary; by the two fields below
+    rope_base: Positive = 10_000.0  # of their own rotary: its base
+    rope: RopeConfig = RopeConfig()  # of their own rotary: its scaling
+
+    def __post_init__(self):
+        check_fields(self, "block.others.")
+        if list(self.places) != sorted({*self.places}):
+            raise UserError("block.others.places", self.places, "give places in ascending order")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +59,8 @@ class BlockConfig:
     rotated: Annotated[float, Range(gt=0, le=1)] = 1.0  # share of a head's features that rotary rotates: the first ones
     rope: RopeConfig = RopeConfig()  # rotary for longer contexts
     window: Count | None = None  # tokens that attention sees, counting back from the query's own; None: all
+    softcap: Positive | None = None  # smooth limit on attention's logits
+    others: OtherBlocks = OtherBlocks()  # blocks for which the window and rotary are others
 
     def __post_init__(self):
         check_fields(self, "block.")

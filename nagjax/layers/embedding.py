@@ -5,6 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.parameters import table
+from nagjax.layers.softcap import softcap
 from nagjax.layers.where import Where
 
 
@@ -37,8 +38,8 @@ class Head(nnx.Module):
 
 
 def unembed(
-    hidden: Float[Array, "B T D"], log_scale: Float[Array, "B T"], rows: Float[Array, "V D"]
+    hidden: Float[Array, "B T D"], log_scale: Float[Array, "B T"], rows: Float[Array, "V D"], cap: float | None = None
 ) -> Float[Array, "B T V"]:
-    """Logits `exp(log_scale) * hidden rows^T`: float32, from a product in hidden's dtype."""
+    """Logits `exp(log_scale) * hidden rows^T`, limited by `softcap`: float32, from a product in hidden's dtype."""
     logits = jnp.einsum("btd,vd->btv", hidden, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return jnp.exp(log_scale)[..., None] * logits
+    return softcap(jnp.exp(log_scale)[..., None] * logits, cap)

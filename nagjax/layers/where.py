@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+Window = int | Int[Array, ""] | None  # tokens that a query sees, counting back from its own; None: all
+
 
 class Where(NamedTuple):
     """Which document each token belongs to (1, 2, ...; 0 is padding) and its position in it. The tokens of a document
@@ -20,7 +22,7 @@ class Where(NamedTuple):
         return cls(jnp.ones((batch, tokens), jnp.int32), positions)
 
 
-def causal_mask_by_key(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tk Tq"]:
+def causal_mask_by_key(queries: Where, keys: Where, window: Window = None) -> Bool[Array, "B 1 Tk Tq"]:
     """`causal_mask` with its last two axes swapped, in memory too."""
     same = queries.segments[:, None, :] == keys.segments[:, :, None]
     behind = queries.positions[:, None, :] - keys.positions[:, :, None]
@@ -28,7 +30,7 @@ def causal_mask_by_key(queries: Where, keys: Where, window: int | None = None) -
     return (same & near)[:, None]
 
 
-def causal_mask(queries: Where, keys: Where, window: int | None = None) -> Bool[Array, "B 1 Tq Tk"]:
+def causal_mask(queries: Where, keys: Where, window: Window = None) -> Bool[Array, "B 1 Tq Tk"]:
     """True where the key is in the query's document, not after the query, and less than `window` tokens before it.
     Padding sees padding, so that no row is empty."""
     same = queries.segments[:, :, None] == keys.segments[:, None, :]

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from nagjax.layers.softcap import softcap
 from nagjax.layers.where import causal_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
 from nagjax.measure.interventions import rebuilt, residual, through
@@ -164,14 +165,15 @@ def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, A
 
 def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array, " H"]:
     """Attention to first tokens, one head at a time, so that memory holds only one [B, T, T]."""
-    branch, where = call.layer.block.attention.branch, call.ctx.where
+    branch, where = call.layer.block.attention.branch.of_block(call.layer.index[0] // 2), call.ctx.where
     x = model.scheme.read(stream).astype(model.config.compute_dtype)
     q, k = branch.queries(x, where), branch.keys_values(x, where).keys
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    mask = causal_mask(where, where, model.config.block.window)[:, 0]
+    mask = causal_mask(where, where, branch.window)[:, 0]
 
     def head(qk) -> Float[Array, ""]:
         scores = jnp.einsum("btd,bsd->bts", *qk, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+        scores = softcap(scores, model.config.block.softcap)
         weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
         return outliers.first_token_attention(weights[:, None], where.positions == 0, queries)[0]
 

@@ -62,7 +62,7 @@ def costs(
     nominal = config.mod.rates(config.depth)
     planned = [[kept(rate, tokens) / tokens for rate in rates] for rates in nominal]
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
-    for own, rates in zip(shared, nominal, strict=True):
+    for own, rates, window in zip(shared, nominal, config.windows, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
             main += share * (products[kind] + more[kind] + gates[kind] + entries[kind])
             without += share * frozen[kind]
@@ -70,7 +70,7 @@ def costs(
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
                 seen = tokens if everyone else share * tokens
-                seen = _seen(seen, config.block.window) if keys == "causal" else seen
+                seen = _seen(seen, window) if keys == "causal" else seen
                 main += share * 2 * config.heads * config.head_width * seen
                 if everyone:
                     main += (1.0 - share) * known

@@ -30,6 +30,7 @@ class ModelConfig:
     rope_base: Positive = 10_000.0  # base of rotary: the longest wavelength is about 2 pi times it
     qk_norm: bool = True  # normalise queries and keys to unit RMS
     tied: bool = False  # one table for embedding and head
+    logit_softcap: Positive | None = None  # smooth limit on the head's logits
     # how start values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
     parametrization: Literal["standard", "mup", "completep"] = "standard"
     base_width: Count = 64  # of mup and completep: the width that --lr and start values are for
@@ -57,6 +58,9 @@ class ModelConfig:
         fill = lambda field, value: object.__setattr__(self, field, value)  # noqa: E731 (frozen: derived defaults)
         if self.sublayers_before < 2 * (self.places[-1] + 1):
             raise UserError("depth_before", self.depth_before, f"give more than the last kept place, {self.places[-1]}")
+        if self.block.others.places and self.block.others.places[-1] >= self.sublayers_before // 2:
+            fix = f"give places below {self.sublayers_before // 2}, the number of blocks"
+            raise UserError("block.others.places", self.block.others.places, fix)
         if self.heads is None:
             even = 2 if self.positions == "rotary" else 1
             wanted = (max(self.width // 64, 4), 4, 2, 1)
@@ -127,6 +131,12 @@ class ModelConfig:
     def places(self) -> tuple[int, ...]:
         """Each block's 0-based place in the depth before pruning, which the scheme's depth factors use."""
         return self.kept or tuple(range(self.depth))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens the attention of each block sees; None: all."""
+        own, others = self.block.window, self.block.others
+        return tuple(others.window if place in others.places else own for place in self.places)
 
     @property
     def sublayers_before(self) -> int:

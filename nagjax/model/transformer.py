@@ -188,8 +188,9 @@ class Transformer(nnx.Module):
         """Runs one block: the results of its attention and of its MLP."""
         attention, mlp = layer.block.attention, layer.block.mlp
         dtypes = self.config.compute_dtype, self.config.stream_dtype
-        own = lambda part: narrowed(adapted(part.branch, part.lora, self.config.lora), *dtypes)  # noqa: E731
-        attend, feed = own(attention), own(mlp)
+        own = lambda part, branch: narrowed(adapted(branch, part.lora, self.config.lora), *dtypes)  # noqa: E731
+        attend = own(attention, attention.branch.of_block(layer.index[0] // 2))
+        feed = own(mlp, mlp.branch)
 
         def site(i: int, own: Sublayer, branch: Any, entry: nnx.Module) -> Site:
             at = self.boundary(own.gate, entry, layer.index[i], layer.following[i], ctx.progress)
@@ -335,7 +336,7 @@ class Transformer(nnx.Module):
 
     def logits(self, output: Output) -> Float[Array, "B T V"]:
         """Float32 logits."""
-        return unembed(output.hidden, output.log_scale, self.head_rows())
+        return unembed(output.hidden, output.log_scale, self.head_rows(), self.config.logit_softcap)
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:
         """A cache for each group and block of its pattern: keys and values [repeats, B, K, tokens, Dh] in the

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from nagjax.layers.softcap import softcap
 from nagjax.model.transformer import Output, Transformer
 from nagjax.train.distributed.mesh import SHARDING_RULES
 from nagjax.train.loss import Batch, Sums, cross_entropy
@@ -49,11 +50,13 @@ class Head(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What is known before tracing: where tokens and vocabulary lie, tokens per chunk (0: chosen), z-loss's weight."""
+    """What is known before tracing: where tokens and vocabulary lie, tokens per chunk (0: chosen), z-loss's weight, the
+    limit on logits."""
 
     placement: Placement | None
     chunk: int
     z_weight: float
+    cap: float | None = None
 
     @property
     def shape(self) -> dict[str, int]:
@@ -81,7 +84,7 @@ def head_loss(
     `chunk` is the number of a device's tokens whose logits are there at once; None chooses (`chunk_tokens`). Where one
     chunk holds them all, logits are made whole.
     """
-    layout = Layout(current_placement(), chunk or 0, z_weight)
+    layout = Layout(current_placement(), chunk or 0, z_weight, model.config.logit_softcap)
     head = Head(output.hidden, output.log_scale, model.head_rows())
     if _chunk(layout, head.rows.shape[0], batch.targets.size) is None:
         sums = cross_entropy(model.logits(output), batch)
@@ -213,7 +216,7 @@ def _one_chunk(
     rows = head.rows
     product = jnp.einsum("cd,vd->cv", head.hidden, rows, preferred_element_type=jnp.float32)
     factor = jnp.exp(head.log_scale)[:, None]
-    logits = factor * product
+    logits = softcap(factor * product, layout.cap)
     first = jax.lax.axis_index(split) * rows.shape[0] if split else 0
     ids = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     hit = ids == targets[:, None]
@@ -230,7 +233,9 @@ def _one_chunk(
         return sums, None
     share = weights * (1.0 + 2.0 * layout.z_weight * log_z)
     by_logit = share[:, None] * jnp.exp(logits - log_z[:, None]) - jnp.where(hit, weights[:, None], 0.0)
-    by_scale = jnp.sum(by_logit * logits, axis=-1)
+    if layout.cap is not None:
+        by_logit = by_logit * (1.0 - (logits / layout.cap) ** 2)
+    by_scale = jnp.sum(by_logit * factor * product, axis=-1)
     by_product = (factor * by_logit).astype(head.hidden.dtype)
     by_hidden = jnp.einsum("cv,vd->cd", by_product, rows, preferred_element_type=jnp.float32)
     by_rows = jnp.einsum("cv,cd->vd", by_product, head.hidden, preferred_element_type=jnp.float32)

@@ -11,6 +11,13 @@ NEOX |= COMMON | dict(hidden_size=64)  # heads of 16, of which 4 turn
 OPT = dict(vocab_size=VOCAB, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4)
 OPT |= dict(word_embed_proj_dim=32, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=1)
 STABLELM = NEOX  # heads of 16, of which 4 turn
+YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=16)
+FULL, SLIDING = "full_attention", "sliding_attention"
+GEMMA = COMMON | dict(num_key_value_heads=2, head_dim=12)
+GEMMA3_ROPE = {
+    FULL: dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+    SLIDING: dict(rope_type="default", rope_theta=1e4),
+}
 GRANITE = COMMON | dict(num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2)
 GRANITE |= dict(residual_multiplier=0.3, logits_scaling=4.0)
 
@@ -38,6 +45,32 @@ CASES = {
     "gpt2": (
         "GPT2",
         dict(vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None),
+    ),
+    "qwen3_yarn": ("Qwen3", COMMON | dict(num_key_value_heads=2, head_dim=16, rope_parameters=YARN)),
+    "llama_yarn": (
+        "Llama",
+        COMMON | dict(rope_parameters=YARN | dict(beta_fast=8, beta_slow=2, mscale=0.7, mscale_all_dim=0.2)),
+    ),
+    "qwen2_windows": (
+        "Qwen2",
+        COMMON | dict(num_key_value_heads=2, use_sliding_window=True, sliding_window=5, max_window_layers=2),
+    ),
+    "smollm3": ("SmolLM3", COMMON | dict(num_hidden_layers=5, num_key_value_heads=2)),
+    "smollm3_windows": (
+        "SmolLM3",
+        COMMON | dict(no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=6, num_key_value_heads=4),
+    ),
+    "gemma": ("Gemma", GEMMA),
+    "gemma_untied": ("Gemma", GEMMA | dict(tie_word_embeddings=False, attention_bias=True, head_dim=8)),
+    "gemma2": (
+        "Gemma2",
+        GEMMA
+        | dict(sliding_window=5, query_pre_attn_scalar=20, attn_logit_softcapping=3.0, final_logit_softcapping=4.0),
+    ),
+    "gemma3": ("Gemma3Text", GEMMA | dict(num_hidden_layers=7, sliding_window=5, rope_parameters=GEMMA3_ROPE)),
+    "gemma3_scalar": (
+        "Gemma3Text",
+        GEMMA | dict(layer_types=[FULL, SLIDING, FULL], sliding_window=99, query_pre_attn_scalar=20),
     ),
     "opt": ("OPT", OPT),
     "gptj": (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -15,12 +16,14 @@ from nagjax.errors import UserError
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
-from nagjax.layers.config import BlockConfig, RopeConfig
+from nagjax.layers.config import BlockConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme, schemes
 from nagjax.runs.opening import OpenRun
 
 BIASED = BlockConfig(biases=("qkv", "out", "mlp"))
+CAPPED = BlockConfig(softcap=2.0, window=5, others=OtherBlocks((1,)))
+GEMMA3 = BlockConfig(qk_gain="head", window=5, others=OtherBlocks((0, 2), None, "own", 1e5, RopeConfig("linear", 2.0)))
 SIZE = dict(vocab=257, context=16)
 TOKENS = np.random.default_rng(1).integers(0, 257, (2, 16))
 
@@ -56,6 +59,18 @@ PLAIN = {
     "opt": ("layer_norm", dict(positions="learned", mlp="relu", qk_norm=False, kv_heads=2, block=BIASED)),
     "starcoder2": ("layer_norm", dict(mlp="gelu", qk_norm=False, heads=4, kv_heads=2, block=BlockConfig(window=9))),
     "stablelm": ("layer_norm", dict(qk_norm=False, block=BlockConfig(biases=("qkv",), rotated=0.5))),
+    "qwen2_windows": (
+        "plain",
+        dict(qk_norm=False, depth=4, block=BlockConfig(biases=("qkv",), window=5, others=OtherBlocks((0, 2)))),
+    ),
+    "llama_yarn": ("plain", dict(qk_norm=False, block=BlockConfig(rope=RopeConfig("yarn", 4.0, 1.0, 32.0, 8, 1.2)))),
+    "smollm3": (
+        "plain",
+        dict(qk_norm=False, depth=4, block=BlockConfig(window=9, others=OtherBlocks((1, 2), rotary="none"))),
+    ),
+    "gemma": ("plain", dict(qk_norm=False, mlp="geglu", tied=True)),
+    "gemma2": ("sandwich", dict(mlp="geglu", qk_norm=False, logit_softcap=3.0, block=CAPPED)),
+    "gemma3_text": ("sandwich", dict(mlp="geglu", tied=True, block=GEMMA3)),
     "phi3": ("plain", dict(qk_norm=False, block=BlockConfig(rotated=0.5, window=9))),
 }
 
@@ -65,7 +80,7 @@ def test_transformers_loads_what_was_exported(reference, tmp_path, case):
     name, changes = PLAIN[case]
     run = run_of(find_scheme(name)(), tmp_path, **changes)
     family = export(run, tmp_path / "out")
-    assert family == case.split("_rope")[0].split("_of")[0]
+    assert family == re.split("_rope|_of|_yarn|_windows", case)[0]
     want = logits_of(run, TOKENS)
     assert np.abs(reference.load(tmp_path / "out", TOKENS) - want).max() < TOLERANCE
     again = nagjax.load(tmp_path / "out")
@@ -78,7 +93,7 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
     """Through a run's folder, in shards; the tensors are the same to the bit."""
     from nagjax.interop.safetensors import read_folder
 
-    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini"):
+    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini", "smollm3_windows"):
         source, run, out = reference.folder / case, tmp_path / f"{case}_run", tmp_path / case
         import_model(source, run)
         export(run, out, shard_bytes=20_000)

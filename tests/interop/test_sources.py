@@ -68,12 +68,15 @@ def test_tensors_that_do_not_fit_are_named(model, change, named):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "bert"}, "model_type = 'bert'.*known: gpt2, gpt_neox, gptj, granite, llama"),
+        ({"model_type": "bert"}, "model_type = 'bert'.*known: gemma, gemma2, gemma3_text, gpt2, gpt_neox"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type = 'longrope'.*yarn"),
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": "two"}, "config.json"),
-        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "layer_types"),
+        (
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["full_attention"]},
+            "layer_types.*must be 3",
+        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
     ids=["family", "activation", "rope", "missing", "type", "windows", "quantised"],

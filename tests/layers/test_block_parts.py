@@ -12,7 +12,7 @@ from nagjax.errors import UserError
 from nagjax.layers.attend import attend
 from nagjax.layers.attention import Attention
 from nagjax.layers.cache import CachedLayer, KVCache
-from nagjax.layers.config import BlockConfig, RopeConfig
+from nagjax.layers.config import GATED, BlockConfig, RopeConfig
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import frequencies, rotary
@@ -36,10 +36,11 @@ def test_biases_are_added_where_asked():
     for kind in MLPS:
         module = shaken(MLPS[kind](16, 24, Scales(), nnx.Rngs(0), True))
         up = x @ module.up[...] + module.up_bias[...]
-        if kind == "swiglu":
-            up = jax.nn.silu(x @ module.gate[...] + module.gate_bias[...]) * up
+        if kind in GATED:
+            opening = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}[kind]
+            up = opening(x @ module.gate[...] + module.gate_bias[...]) * up
         else:
-            up = jax.nn.gelu(up, approximate=kind == "gelu")
+            up = jax.nn.relu(up) if kind == "relu" else jax.nn.gelu(up, approximate=kind == "gelu")
         assert_close(module(x), up @ module.down[...] + module.down_bias[...], terms=24, chain=2)
     config = tiny.model_config(qk_norm=False, positions="learned", block=BlockConfig(biases=("qkv", "out")))
     module, where = shaken(Attention(config, Scales(), nnx.Rngs(0))), Where.whole(2, 4)

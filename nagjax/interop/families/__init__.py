@@ -23,10 +23,19 @@ class Inexpressible(Exception):
         super().__init__(f"{field} = {value!r}: {why}")
 
 
+OPTIONS: dict[str, Callable[[ModelConfig], object]] = {  # that most families have no place for
+    "block.softcap": lambda model: model.block.softcap,
+    "logit_softcap": lambda model: model.logit_softcap,
+    "block.others.places": lambda model: model.block.others.places,
+    "moe.experts": lambda model: model.moe.experts,
+}
+
+
 class Family(NamedTuple):
     """read: the model and scheme of a config.json. tensors: where the parameters of a model with this config.json are.
     write: the inverse of read; raises Inexpressible. prefix: of the tensors' names that a bare base model leaves out.
-    prepare: changes the file's tensors first, where one parameter comes from several of them."""
+    prepare: changes the file's tensors first, where one parameter comes from several of them. options: those of
+    OPTIONS that it has a place for."""
 
     model_types: tuple[str, ...]
     read: Callable[[dict], tuple[ModelConfig, Scheme]]
@@ -34,6 +43,7 @@ class Family(NamedTuple):
     write: Callable[[ModelConfig, Scheme], dict]
     prefix: str = "model."
     prepare: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda files: files
+    options: tuple[str, ...] = ()
 
 
 def read_only(model: ModelConfig, scheme: Scheme) -> dict:

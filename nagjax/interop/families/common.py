@@ -1,8 +1,10 @@
 """What the families' config.json files have in common."""
 
+import math
+
 from nagjax.errors import UserError
 from nagjax.interop.families import Inexpressible
-from nagjax.layers.config import RopeConfig
+from nagjax.layers.config import OtherBlocks, RopeConfig
 from nagjax.model.config import ModelConfig
 
 
@@ -26,53 +28,96 @@ def read_rope(config: dict, base: float = 10_000.0) -> tuple[float, RopeConfig, 
     """Base, scaling, and share of the rotated features (None where it is not said), of old and new files."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = float(given.get("rope_theta", config.get("rope_theta", base)))
-    kind = given.get("rope_type", given.get("type", "default"))
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    return base, read_scaling(given, config["max_position_embeddings"]), share
+
+
+def read_scaling(given: dict, context: int) -> RopeConfig:
+    kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
-        return base, RopeConfig(), share
+        return RopeConfig()
     if kind == "linear":
-        return base, RopeConfig("linear", factor=float(given["factor"])), share
-    if kind != "llama3":
-        raise UserError("config.json: rope_type", kind, "cannot be imported; known: default, linear, llama3")
-    names = ("factor", "low_freq_factor", "high_freq_factor")
-    factor, low, high = (float(value) for value in need(given, *names))
-    original = given.get("original_max_position_embeddings") or config["max_position_embeddings"]
-    return base, RopeConfig("llama3", factor, low, high, int(original)), share
+        return RopeConfig("linear", factor=float(given["factor"]))
+    if kind not in ("llama3", "yarn"):
+        raise UserError("config.json: rope_type", kind, "cannot be imported; known: default, linear, llama3, yarn")
+    original = int(given.get("original_max_position_embeddings") or context)
+    if kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        factor, low, high = (float(value) for value in need(given, *names))
+        return RopeConfig("llama3", factor, low, high, original)
+    only(given, "truncate", (True,), True)
+    factor = float(given.get("factor") or context / original)
+    low, high = float(given.get("beta_slow") or 1.0), float(given.get("beta_fast") or 32.0)
+    return RopeConfig("yarn", factor, low, high, original, _attention_factor(given, factor))
+
+
+def _attention_factor(given: dict, factor: float) -> float:
+    """Of YaRN, on queries and keys."""
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+    grown = lambda weight: 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0  # noqa: E731
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return grown(given["mscale"]) / grown(given["mscale_all_dim"])
+    return grown(1.0)
 
 
 def write_rope(model: ModelConfig) -> dict:
     """The fields of a config.json that `read_rope`, and any version of transformers, reads."""
-    rope = model.block.rope
-    scaling = {
-        "none": None,
-        "linear": {"rope_type": "linear", "factor": rope.factor},
-        "llama3": {
-            "rope_type": "llama3",
-            "factor": rope.factor,
-            "low_freq_factor": rope.low,
-            "high_freq_factor": rope.high,
-            "original_max_position_embeddings": rope.original,
-        },
-    }[rope.scaling]
+    scaling = write_scaling(model.block.rope)
     return {"rope_theta": model.rope_base} | ({"rope_scaling": scaling} if scaling else {})
 
 
-def read_window(
+def write_scaling(rope: RopeConfig) -> dict | None:
+    named = {"rope_type": rope.scaling, "factor": rope.factor}
+    original = {"original_max_position_embeddings": rope.original}
+    if rope.scaling != "yarn" and rope.attention != 1.0:
+        raise Inexpressible("block.rope.attention", rope.attention, "only yarn has it")
+    return {
+        "none": None,
+        "linear": named,
+        "llama3": named | original | {"low_freq_factor": rope.low, "high_freq_factor": rope.high},
+        "yarn": named | original | {"beta_slow": rope.low, "beta_fast": rope.high, "attention_factor": rope.attention},
+    }[rope.scaling]
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read_windows(
     config: dict, depth: int, context: int, default: int | None = 4096, always: bool = False, first: int = 28
-) -> int | None:
-    """The sliding window, where all blocks have one that is narrower than the context. default: where a config.json
-    leaves it out. always: it is used unless that is denied. first: the first block that has it."""
+) -> dict:
+    """`window` and `others` of a BlockConfig: the sliding window, and the blocks without one. default: where a
+    config.json leaves it out. always: it is used unless that is denied. first: the first block that has it."""
     window = config.get("sliding_window", default)
     if not config.get("use_sliding_window", always) or window is None or window >= context:
-        return None
+        return {}
     first = config.get("max_window_layers", first)
-    kinds = config.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(depth)]
-    if set(kinds) == {"full_attention"}:
-        return None
-    if set(kinds) != {"sliding_attention"}:
-        fix = f"blocks with and without a window cannot be imported; a --context of at most {window} needs none"
-        raise UserError("config.json: layer_types", sorted(set(kinds)), fix)
-    return int(window)
+    kinds = config.get("layer_types") or [SLIDING if i >= first else FULL for i in range(depth)]
+    full = full_blocks(kinds, depth)
+    if len(full) == depth:
+        return {}
+    return {"window": int(window), "others": OtherBlocks(full)}
+
+
+def full_blocks(kinds: list[str], depth: int) -> tuple[int, ...]:
+    """Those whose attention sees all tokens, by a config.json's `layer_types`."""
+    if len(kinds) != depth or not {*kinds} <= {SLIDING, FULL}:
+        fix = f"must be {depth} times {SLIDING} or {FULL}"
+        raise UserError("config.json: layer_types", sorted({*map(str, kinds)}), fix)
+    return tuple(i for i, kind in enumerate(kinds) if kind == FULL)
+
+
+def write_windows(model: ModelConfig) -> dict:
+    """`sliding_window`, and `layer_types` where blocks differ."""
+    if not model.block.others.places:
+        return {"sliding_window": model.block.window}
+    refuse("block.others.rotary", model.block.others.rotary, ("same",), "rotary is the same in all blocks")
+    refuse("block.others.window", model.block.others.window, (None,), "blocks have the one window or see all tokens")
+    return {"sliding_window": model.block.window, "layer_types": layer_types(model)}
+
+
+def layer_types(model: ModelConfig) -> list[str]:
+    return [FULL if window is None else SLIDING for window in model.windows]
 
 
 def refuse(field: str, value: object, allowed: tuple, why: str) -> None:

@@ -1,7 +1,7 @@
 """Llama 2 and 3, SmolLM, Mistral, Qwen2, Qwen3: RMSNorm before gated branches, rotary positions."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import need, only, read_rope, read_window, refuse, write_rope
+from nagjax.interop.families.common import need, only, read_rope, read_windows, refuse, write_rope, write_windows
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
@@ -47,7 +47,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
             qk_epsilon=epsilon if kind == "qwen3" else 1e-6,
             rotated=share or 1.0,
             rope=rope,
-            window=read_window(config, depth, context, **({"always": True, "first": 0} if kind == "mistral" else {})),
+            **read_windows(config, depth, context, always=kind == "mistral", first=0 if kind == "mistral" else 28),
         ),
     )
     return model, Plain(epsilon=epsilon)
@@ -141,9 +141,11 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         raise Inexpressible("block.biases", block.biases, "qkv and out go together")
     if kind != "llama" and "mlp" in biases or kind == "mistral" and biases:
         raise Inexpressible("block.biases", block.biases, f"{kind} has no place for them")
-    window = {"sliding_window": block.window}
+    window = write_windows(model)
     if kind.startswith("qwen") and block.window is not None:
         window |= {"use_sliding_window": True, "max_window_layers": 0}
+    elif block.others.places:
+        raise Inexpressible("block.others.places", block.others.places, f"in {kind} all blocks are alike")
     return {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
@@ -153,4 +155,4 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
     }
 
 
-FAMILY = Family(tuple(ARCHITECTURES), read, tensors, write)
+FAMILY = Family(tuple(ARCHITECTURES), read, tensors, write, options=("block.others.places",))

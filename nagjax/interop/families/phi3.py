@@ -2,7 +2,7 @@
 head in some."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import need, only, read_rope, read_window, refuse
+from nagjax.interop.families.common import need, only, read_rope, read_windows, refuse
 from nagjax.interop.families.llama import embedding_tensors, rms_norms, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, Tensor, stacked_rows, transposed
 from nagjax.layers.config import BlockConfig
@@ -32,7 +32,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         block=BlockConfig(
             rotated=share or 1.0,
             rope=rope,
-            window=read_window(config, depth, context, None, always=True, first=0),
+            **read_windows(config, depth, context, None, always=True, first=0),
         ),
     )
     return model, Plain(epsilon=float(config.get("rms_norm_eps", 1e-5)))

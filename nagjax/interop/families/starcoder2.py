@@ -1,7 +1,7 @@
 """StarCoder2: LayerNorm, rotary positions, one GELU, biases in all linear maps or in none."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import need, only, read_rope, read_window, refuse, write_rope
+from nagjax.interop.families.common import need, only, read_rope, read_windows, refuse, write_rope
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.llama import attention_tensors, embedding_tensors, layer_norms
 from nagjax.interop.tensors import MLP, Tensor, same, transposed
@@ -36,7 +36,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
             biases=BIASES if config.get("use_bias", True) else (),
             rotated=share or 1.0,
             rope=rope,
-            window=read_window(config, depth, context, None, always=True, first=0),
+            **read_windows(config, depth, context, None, always=True, first=0),
         ),
     )
     return model, LayerNorm(epsilon=float(config.get("norm_epsilon", 1e-5)))

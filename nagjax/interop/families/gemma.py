@@ -1,0 +1,110 @@
+"""Gemma 1: Llama with GELU gates, gains that are stored less 1, and an embedding scaled by the root of the width.
+
+The scale goes into the table; where the head has the same table, the last norm's gain makes up for it.
+"""
+
+from nagjax.interop.families import Family
+from nagjax.interop.families.common import need, only, read_rope, refuse, write_rope
+from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
+from nagjax.interop.tensors import Tensor, same
+from nagjax.layers.config import BlockConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+from nagjax.residual.schemes.plain import Plain
+
+ACTIVATION = ("gelu_pytorch_tanh", "gelu_new")
+ONCE = ("gelu", *ACTIVATION)  # of Gemma 1, whose first files say gelu and mean its tanh form
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    only(config, "hidden_act", ONCE, "gelu_pytorch_tanh")
+    only(config, "hidden_activation", (None, *ACTIVATION), None)
+    context = int(config.get("max_position_embeddings") or 8192)
+    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    return read_model(config, context, base, rope=rope), Plain(epsilon=float(config.get("rms_norm_eps", 1e-6)))
+
+
+def read_model(config: dict, context: int, base: float, more: dict | None = None, **block) -> ModelConfig:
+    """What all generations have in common, `more` of the model and `block` of its blocks."""
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    only(config, "use_bidirectional_attention", (None, False), None)
+    head_width = config.get("head_dim") or 256
+    return ModelConfig(
+        depth=depth,
+        width=width,
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        hidden=hidden,
+        context=context,
+        vocab=vocab,
+        mlp="geglu",
+        rope_base=base,
+        tied=bool(config.get("tie_word_embeddings", True)),
+        block=BlockConfig(
+            head_width=None if head_width * heads == width else head_width,
+            biases=("qkv", "out") if config.get("attention_bias") else (),
+            **block,
+        ),
+        **{"qk_norm": False} | (more or {}),
+    )
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    return [*norms(NORMS, model), *scaled_embedding(model)]
+
+
+def norms(names: dict[str, str], model: ModelConfig) -> list[Tensor]:
+    """Gains, of which files have less 1."""
+    last = model.width**-0.5 if model.tied else 1.0
+    scales = {path: last if path == "entry" else 1.0 for path in names.values()}
+    return [
+        same(f"{name}.weight", f"{path}.gain")._replace(scale=scales[path], offset=scales[path])
+        for name, path in names.items()
+    ]
+
+
+def scaled_embedding(model: ModelConfig) -> list[Tensor]:
+    """Everything but the norms."""
+    return [
+        tensor._replace(scale=model.width**0.5) if tensor.parts == ("embedding.tokens",) else tensor
+        for tensor in attention_tensors(model) + other_tensors(model)
+    ]
+
+
+def write_common(model: ModelConfig, epsilon: float) -> dict:
+    """What all generations have in common."""
+    refuse("mlp", model.mlp, ("geglu",), "its MLP is gated by GELU")
+    refuse("positions", model.positions, ("rotary",), "its positions are rotary")
+    refuse("block.rotated", model.block.rotated, (1.0,), "rotary turns all features of a head")
+    refuse("block.biases", set(model.block.biases), (set(), {"qkv", "out"}), "qkv and out go together")
+    return {
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.depth,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_width,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": model.context,
+        "rms_norm_eps": epsilon,
+        "attention_bias": bool(model.block.biases),
+        "tie_word_embeddings": model.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def write(model: ModelConfig, scheme: Scheme) -> dict:
+    refuse("scheme", scheme.name, ("plain",), "its residual is plain pre-norm")
+    common = write_common(model, scheme.epsilon)
+    refuse("qk_norm", model.qk_norm, (False,), "queries and keys are not normalised")
+    refuse("block.window", model.block.window, (None,), "attention sees all tokens before")
+    return {"architectures": ["GemmaForCausalLM"], "model_type": "gemma", **common, **write_rope(model)}
+
+
+FAMILY = Family(("gemma",), read, tensors, write)
