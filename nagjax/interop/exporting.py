@@ -83,14 +83,13 @@ def special_ids(run: OpenRun) -> dict:
 def plain_tensors(plain: Expressed, dtype: np.dtype) -> Iterator[Lazy]:
     """Under the family's names, block after block."""
 
-    def lazy(tensor: Tensor, block: int | None) -> Lazy:
+    def lazy(tensor: Tensor, name: str, at: tuple[int, ...]) -> Lazy:
         parts = [plain.params[part] for part in tensor.parts]
-        shapes = [part.shape if block is None else part.shape[1:] for part in parts]
+        shapes = [part.shape[len(at) :] for part in parts]
         shape = tensor.join(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).shape
-        name = tensor.name if block is None else tensor.name.format(block)
 
         def make() -> np.ndarray:
-            own = tensor.join(*(np.asarray(part if block is None else part[block]) for part in parts))
+            own = tensor.join(*(np.asarray(part[at] if at else part) for part in parts))
             return tensor.content(own).astype(dtype)
 
         return Lazy(name, shape, dtype, make)
@@ -98,11 +97,12 @@ def plain_tensors(plain: Expressed, dtype: np.dtype) -> Iterator[Lazy]:
     tensors = plain.family.tensors(plain.model, plain.values)
     for tensor in tensors:
         if not tensor.stacked:
-            yield lazy(tensor, None)
+            yield lazy(tensor, tensor.name, ())
     for block in range(plain.model.depth):
         for tensor in tensors:
             if tensor.stacked:
-                yield lazy(tensor, block)
+                for expert, name in enumerate(tensor.names(block)):
+                    yield lazy(tensor, name, (block, expert) if tensor.experts else (block,))
 
 
 def bundle_config(run: OpenRun) -> dict:

@@ -1,5 +1,6 @@
 """Tensors of a file into a run's parameters: checked as a whole first, then read shard by shard."""
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -39,15 +40,19 @@ def find(
         if not tensor.name:
             found[tensor.parts[0]] = (tensor, [])
             continue
-        if tensor.stacked and depth > len(files):  # each block has tensors of its own
-            raise UserError("weights", f"{len(files)} tensors", f"too few for the {depth:,} blocks of the config.json")
-        wanted = [tensor.name.format(i) for i in range(depth)] if tensor.stacked else [tensor.name]
+        if tensor.stacked and depth * tensor.each > len(files):  # each block and expert has tensors of its own
+            of = f"{tensor.each:,} experts in each of the " if tensor.experts else ""
+            fix = f"too few for the {of}{depth:,} blocks of the config.json"
+            raise UserError("weights", f"{len(files)} tensors", fix)
+        wanted = [name for i in range(depth) for name in tensor.names(i)] if tensor.stacked else [tensor.name]
         names = [tensor.alias if tensor.alias in files and name not in files else name for name in wanted]
         missing += [name for name in names if name not in files]
         used |= set(names)
         own = [files[name] for name in names if name in files]
         for name, value in zip(names, own, strict=False):
-            _check(name, value, tensor, [shapes[part][tensor.stacked :] for part in tensor.parts])
+            _check(
+                name, value, tensor, [shapes[part][tensor.stacked + bool(tensor.experts) :] for part in tensor.parts]
+            )
         found |= {part: (tensor, own) for part in tensor.parts}
     if missing:
         raise UserError("weights", _listed(missing), "missing: the files are not complete, or of another model")
@@ -88,11 +93,13 @@ def _place(path: str, leaf: jax.ShapeDtypeStruct, tensor: Tensor, own: list[np.n
         if not tensor.stacked:
             value = tensor.value(tensor.split(own[0])[part][index])
             return _sound(path, np.array(value, leaf.dtype, order="C"))
-        blocks = range(leaf.shape[0])[index[0]]
-        sizes = (len(range(size)[at]) for size, at in zip(leaf.shape[1:], index[1:], strict=True))
-        rows = np.empty((len(blocks), *sizes), leaf.dtype)
-        for row, block in zip(rows, blocks, strict=True):
-            row[...] = tensor.value(tensor.split(own[block])[part][index[1:]])
+        chosen = [range(size)[at] for size, at in zip(leaf.shape, index, strict=True)]
+        blocks, experts = chosen[0], chosen[1] if tensor.experts else range(1)
+        inner = index[2:] if tensor.experts else index[1:]
+        rows = np.empty([len(own) for own in chosen], leaf.dtype)
+        flat = rows.reshape(-1, *rows.shape[len(index) - len(inner) :])
+        for row, (block, expert) in zip(flat, itertools.product(blocks, experts), strict=True):
+            row[...] = tensor.value(tensor.split(own[block * tensor.each + expert])[part][inner])
         return _sound(path, rows)
 
     return jax.block_until_ready(jax.make_array_from_callback(leaf.shape, leaf.sharding, shard))

@@ -11,7 +11,8 @@ BLOCK = "{}"  # in a tensor's name: the block's number
 class Tensor(NamedTuple):
     """One tensor of a file format and the parameters, by dotted path, that it holds. A name with `{}` stands for one
     tensor per block, and its parameters are the stacked ones. Parameters are `scale * file + offset`, in float32; with
-    no name, a constant that the format has no tensor for."""
+    no name, a constant that the format has no tensor for. With `experts`, a second `{}` stands for the expert, along
+    the parameters' axis after the blocks'."""
 
     name: str
     parts: tuple[str, ...]
@@ -22,6 +23,18 @@ class Tensor(NamedTuple):
     alias: str = ""  # another name that files have for it
     scale: float = 1.0
     offset: float = 0.0
+    experts: int = 0
+
+    @property
+    def each(self) -> int:
+        """Tensors of a block."""
+        return self.experts or 1
+
+    def names(self, block: int) -> list[str]:
+        """Of a block's tensors."""
+        if not self.experts:
+            return [self.name.format(block)]
+        return [self.name.format(block, expert) for expert in range(self.experts)]
 
     @property
     def stacked(self) -> bool:

@@ -8,7 +8,7 @@ from tiny_models import full_logits, make_model, stepwise_logits
 from tolerance import assert_close
 
 from nagjax.generate.sample import generate
-from nagjax.layers.config import MoEConfig
+from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.residual import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
@@ -45,6 +45,21 @@ def test_learned_positions_and_a_prompt_that_fills_the_context():
     model = make_model(Plain(), positions="learned", mlp="gelu", tied=True)
     prompts = [list(range(39)), [9], [2, 40, 7]]
     assert_greedy(model, prompts, generate(model, prompts, tokens=9, temperature=0.0))
+
+
+WINDOWS = BlockConfig(
+    window=4, softcap=1.0, others=OtherBlocks((1,), None, "own", 50.0, RopeConfig("yarn", 2.0, 1.0, 4.0, 16))
+)
+NO_ROTARY = BlockConfig(others=OtherBlocks((0,), 5, "none"), rope=RopeConfig("yarn", 2.0, 1.0, 4.0, 16, 1.2))
+
+
+@pytest.mark.parametrize("block", [WINDOWS, NO_ROTARY], ids=["windows", "no_rotary"])
+def test_blocks_that_differ_and_limited_logits(block):
+    model = make_model(Plain(), logit_softcap=2.0, mlp="geglu", block=block)
+    full, stepwise = full_logits(model, ROWS), stepwise_logits(model, ROWS)
+    assert np.std(full) > 0.1
+    assert_close(stepwise, full, **tiny.FORWARD)
+    assert_greedy(model, PROMPTS, generate(model, PROMPTS, tokens=9, temperature=0.0))
 
 
 def test_experts_drop_nothing_when_sampling():

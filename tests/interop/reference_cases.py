@@ -18,6 +18,8 @@ GEMMA3_ROPE = {
     FULL: dict(rope_type="linear", rope_theta=1e6, factor=8.0),
     SLIDING: dict(rope_type="default", rope_theta=1e4),
 }
+QWEN3_MOE = COMMON | dict(num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=3)
+QWEN3_MOE |= dict(moe_intermediate_size=20)
 GRANITE = COMMON | dict(num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2)
 GRANITE |= dict(residual_multiplier=0.3, logits_scaling=4.0)
 
@@ -72,6 +74,12 @@ CASES = {
         "Gemma3Text",
         GEMMA | dict(layer_types=[FULL, SLIDING, FULL], sliding_window=99, query_pre_attn_scalar=20),
     ),
+    "mixtral": (
+        "Mixtral",
+        COMMON | dict(num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2, sliding_window=9),
+    ),
+    "qwen3_moe": ("Qwen3Moe", QWEN3_MOE | dict(norm_topk_prob=True)),
+    "qwen3_moe_scores": ("Qwen3Moe", QWEN3_MOE | dict(head_dim=8, tie_word_embeddings=True)),
     "opt": ("OPT", OPT),
     "gptj": (
         "GPTJ",

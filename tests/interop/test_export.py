@@ -16,7 +16,7 @@ from nagjax.errors import UserError
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
-from nagjax.layers.config import BlockConfig, OtherBlocks, RopeConfig
+from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme, schemes
 from nagjax.runs.opening import OpenRun
@@ -71,6 +71,8 @@ PLAIN = {
     "gemma": ("plain", dict(qk_norm=False, mlp="geglu", tied=True)),
     "gemma2": ("sandwich", dict(mlp="geglu", qk_norm=False, logit_softcap=3.0, block=CAPPED)),
     "gemma3_text": ("sandwich", dict(mlp="geglu", tied=True, block=GEMMA3)),
+    "mixtral": ("plain", dict(qk_norm=False, moe=MoEConfig(4, 2, hidden=24))),
+    "qwen3_moe": ("plain", dict(moe=MoEConfig(4, 2, hidden=24, weights="score"))),
     "phi3": ("plain", dict(qk_norm=False, block=BlockConfig(rotated=0.5, window=9))),
 }
 
@@ -93,7 +95,7 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
     """Through a run's folder, in shards; the tensors are the same to the bit."""
     from nagjax.interop.safetensors import read_folder
 
-    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini", "smollm3_windows"):
+    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini", "smollm3_windows", "qwen3_moe"):
         source, run, out = reference.folder / case, tmp_path / f"{case}_run", tmp_path / case
         import_model(source, run)
         export(run, out, shard_bytes=20_000)

@@ -1,5 +1,7 @@
 """The parts of a block that models made elsewhere have: biases, gains, windows, rotary on a part and stretched."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from nagjax.errors import UserError
 from nagjax.layers.attend import attend
 from nagjax.layers.attention import Attention
 from nagjax.layers.cache import CachedLayer, KVCache
-from nagjax.layers.config import GATED, BlockConfig, RopeConfig
+from nagjax.layers.config import GATED, BlockConfig, OtherBlocks, RopeConfig
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import frequencies, rotary
@@ -81,6 +83,53 @@ def test_llama3_frequencies():
     assert_close(frequencies(16, 1e4, RopeConfig("linear", 2.0)), plain / 2, terms=1, chain=2)
 
 
+def test_yarn_frequencies():
+    """Pairs that turn often over the original context stay, those that turn seldom are divided by the factor; the share
+    falls linearly with the pair's number, from the last whole one above to the first whole one below."""
+    rope = RopeConfig("yarn", factor=4.0, low=1.0, high=8.0, original=256, attention=1.25)
+    plain, got = np.asarray(frequencies(16, 1e4), float), np.asarray(frequencies(16, 1e4, rope), float)
+    turns = 256 * plain / (2 * np.pi)
+    first, last = np.flatnonzero(turns >= 8)[-1], np.flatnonzero(turns <= 1)[0]
+    share = 1.0 - np.clip((np.arange(16) - first) / (last - first), 0.0, 1.0)
+    assert 0 < first < last - 1 < 15
+    assert_close(got, share * plain + (1.0 - share) * plain / 4.0, terms=1, chain=4)
+    x, at = jnp.ones((1, 3, 1, 32)), jnp.arange(3)[None]
+    norms = lambda y: np.linalg.norm(np.asarray(y, float), axis=-1)  # noqa: E731
+    assert_close(norms(rotary(x, at, 1e4, rope)), 1.25 * norms(x), terms=32)
+
+
+def test_attention_limits_its_logits():
+    config = tiny.model_config(qk_norm=False, positions="learned", block=BlockConfig(softcap=0.5, window=3))
+    module, where = shaken(Attention(config, Scales(), nnx.Rngs(0))), Where.whole(1, 6)
+    x = np.random.default_rng(0).standard_normal((1, 6, 16)).astype(np.float32)
+    q, known = np.asarray(module.queries(jnp.asarray(x), where), float), module.keys_values(jnp.asarray(x), where)
+    k, v = (np.repeat(np.asarray(y, float), q.shape[2] // config.kv_heads, 2) for y in known)
+    scores = 0.5 * np.tanh(np.einsum("bthd,bshd->bhts", q, k) * config.head_width**-0.5 / 0.5)
+    shares = np.where(np.asarray(causal_mask(where, where, 3)), np.exp(scores), 0.0)
+    mixed = np.einsum("bhts,bshd->bthd", shares / shares.sum(-1, keepdims=True), v).reshape(1, 6, -1)
+    want = mixed @ np.asarray(module.out[...], float)
+    assert_close(module(jnp.asarray(x), where)[0], want, terms=16, chain=4)
+    with pytest.raises(UserError, match="cudnn.*softcap"):
+        attend(jnp.asarray(q), *known, where, where, "cudnn", None, 0.5)
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_other_blocks_see_and_turn_as_they_are_told(qk_norm):
+    """Each block is attention whose config says for all blocks what is said for it."""
+    base = BlockConfig(window=3, others=OtherBlocks((1, 4), None, "own", 50.0, RopeConfig("linear", 2.0)))
+    without = dataclasses.replace(base, others=OtherBlocks((1, 4), 5, "none"))
+    where, x = Where.whole(1, 7), jnp.asarray(np.random.default_rng(0).standard_normal((1, 7, 16)), jnp.float32)
+    alone = [(BlockConfig(window=3), "rotary", 1e4)] * 2
+    alone += [(BlockConfig(rope=RopeConfig("linear", 2.0)), "rotary", 50.0), (BlockConfig(window=5), "learned", 1e4)]
+    for block, place, (own, positions, rope_base) in zip([base, without] * 2, [0, 3, 4, 1], alone, strict=True):
+        config = tiny.model_config(depth=5, qk_norm=qk_norm, block=block)
+        module = Attention(config, Scales(), nnx.Rngs(0))
+        one = tiny.model_config(depth=5, qk_norm=qk_norm, block=own, positions=positions, rope_base=rope_base)
+        want, _ = nnx.merge(nnx.split(Attention(one, Scales(), nnx.Rngs(0)))[0], nnx.state(module))(x, where)
+        got = jax.jit(lambda place, module=module: module.of_block(place)(x, where)[0])(jnp.int32(place))
+        assert_close(got, want, terms=16, chain=4)
+
+
 def test_a_window_hides_what_is_further_back_with_a_cache_too():
     where = Where.whole(1, 6)
     seen = np.asarray(causal_mask(where, where, 3))[0, 0]
@@ -107,8 +156,9 @@ def test_a_window_hides_what_is_further_back_with_a_cache_too():
         ({"rotated": 0.0}, "block.rotated"),
         ({"biases": ("all",)}, "block.biases"),
         ({"qk_epsilon": 0.0}, "block.qk_epsilon"),
+        ({"softcap": 0.0}, "block.softcap"),
     ],
-    ids=["window", "rotated", "biases", "epsilon"],
+    ids=["window", "rotated", "biases", "epsilon", "softcap"],
 )
 def test_bad_parts_are_refused_by_name(values, named):
     with pytest.raises(UserError, match=named):
@@ -120,6 +170,10 @@ def test_parts_that_do_not_go_together_are_refused():
         tiny.model_config(qk_norm=False, block=BlockConfig(qk_gain="head"))
     with pytest.raises(UserError, match="even head width, not 1"):
         tiny.model_config(block=BlockConfig(rotated=0.2))
+    with pytest.raises(UserError, match="others.places.*below 3"):
+        tiny.model_config(depth=3, block=BlockConfig(others=OtherBlocks((1, 3))))
+    with pytest.raises(UserError, match="others.places.*ascending"):
+        OtherBlocks((2, 1))
     with pytest.raises(UserError, match="rope.low"):
         RopeConfig("llama3", low=4.0, high=1.0)
     assert tiny.model_config(heads=3, kv_heads=3, block=BlockConfig(head_width=6)).head_width == 6

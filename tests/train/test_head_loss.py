@@ -13,6 +13,7 @@ from tolerance import assert_close
 
 from nagjax.layers.embedding import unembed
 from nagjax.mod.config import ModConfig
+from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Output
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig
@@ -33,12 +34,13 @@ class Table:
     """A model that consists only of its head."""
 
     table: jax.Array
+    config: ModelConfig = ModelConfig()
 
     def head_rows(self):
         return self.table
 
     def logits(self, output):
-        return unembed(output.hidden, output.log_scale, self.table)
+        return unembed(output.hidden, output.log_scale, self.table, self.config.logit_softcap)
 
 
 def problem(vocab: int, dtype):
@@ -54,16 +56,18 @@ def problem(vocab: int, dtype):
     return (jnp.asarray(hidden, dtype), jnp.asarray(log_scale), jnp.asarray(table)), batch
 
 
-def both(z_weight: float, chunk: int, mesh=None):
+def both(z_weight: float, chunk: int, mesh=None, cap=None):
     """The objective with its gradients, and the sums: from all logits, and in chunks on a mesh."""
 
+    config = ModelConfig(logit_softcap=cap)
+
     def whole(parts, batch):
-        sums = cross_entropy(Table(parts[2]).logits(Output(*parts[:2], None, None)), batch)
+        sums = cross_entropy(Table(parts[2], config).logits(Output(*parts[:2], None, None)), batch)
         return sums.nats + z_weight * sums.z, sums
 
     def chunked(parts, batch):
         output = Output(*parts[:2], None, None)
-        return head_loss(Table(parts[2]), output, batch, z_weight=z_weight, chunk=chunk)
+        return head_loss(Table(parts[2], config), output, batch, z_weight=z_weight, chunk=chunk)
 
     run = lambda loss: jax.value_and_grad(lambda parts, batch: loss(parts, batch), has_aux=True)  # noqa: E731
     spread = shard_rows(run(chunked), mesh, row_axes(mesh)) if mesh else run(chunked)
@@ -120,6 +124,17 @@ def test_numbers_by_token_in_pieces(limit, monkeypatch):
     assert_close(pieces[0], whole[0], **tiny.FORWARD)
     np.testing.assert_array_equal(pieces[1], whole[1])
     assert seen[0] == BATCH * TOKENS * 40 and max(seen[1:]) <= max(limit, BATCH * 40)
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 2, 2)])
+def test_chunks_of_limited_logits(mesh):
+    parts, batch = problem(48, jnp.float32)
+    plain, chunked, value = both(0.1, 5, make_mesh(MeshConfig(*mesh)) if mesh else None, cap=2.0)
+    want, got = plain(parts, batch), chunked(parts, batch)
+    assert_close(jax.tree.leaves(got), jax.tree.leaves(want), terms=BATCH * TOKENS, chain=4)
+    assert_close(value(parts, batch)[0], want[0][0], terms=BATCH * TOKENS, chain=4)
+    free, _ = both(0.1, 5)[0](parts, batch)
+    assert abs(float(free[0] - want[0][0])) > 1.0
 
 
 def test_of_equals_the_first_is_the_guess():

@@ -1,0 +1,85 @@
+"""Qwen3-MoE and Mixtral: Qwen3 and Mistral with a Mixture-of-Experts in place of every MLP."""
+
+import dataclasses
+
+from nagjax.errors import UserError
+from nagjax.interop.families import Family, Inexpressible, llama
+from nagjax.interop.families.common import need, only, read_windows, refuse, write_windows
+from nagjax.interop.tensors import MLP, Tensor, transposed
+from nagjax.layers.config import MoEConfig
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+
+ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+LIKE = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
+# Of a Mixture-of-Experts: the router, and an expert's matrices.
+NAMES = {
+    "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.{}", {"gate": "w1", "up": "w3", "down": "w2"}),
+    "qwen3_moe": ("mlp.gate", "mlp.experts.{}", {name: f"{name}_proj" for name in ("gate", "up", "down")}),
+}
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    kind = config["model_type"]
+    experts = read_experts(config)
+    depth, hidden = config.get("num_hidden_layers"), experts.hidden
+    defaults = {"mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, "qwen3_moe": {"num_key_value_heads": 4}}[kind]
+    own = {"model_type": LIKE[kind], "use_sliding_window": False, "intermediate_size": hidden}
+    model, scheme = llama.read(defaults | config | own)
+    always = {"default": None, "always": True, "first": 0} if kind == "mixtral" else {"first": 0}
+    windows = read_windows(config, depth, model.context, **always)
+    return dataclasses.replace(model, moe=experts, block=dataclasses.replace(model.block, **windows)), scheme
+
+
+def read_experts(config: dict) -> MoEConfig:
+    if config["model_type"] == "mixtral":
+        many, active, hidden = need(config, "num_local_experts", "num_experts_per_tok", "intermediate_size")
+        return MoEConfig(many, active, hidden=hidden)
+    config = {"num_experts": config.get("num_local_experts")} | config  # transformers 5 writes that name
+    many, active, hidden = need(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    only(config, "decoder_sparse_step", (1,), 1)
+    if config.get("mlp_only_layers"):
+        raise UserError(
+            "config.json: mlp_only_layers", config["mlp_only_layers"], "blocks with one MLP: cannot be mixed"
+        )
+    weights = "normalised" if config.get("norm_topk_prob", False) else "score"
+    return MoEConfig(many, active, hidden=hidden, weights=weights)
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    router, expert, names = NAMES[config["model_type"]]
+    layer, path = "model.layers.{}", f"{MLP}.branch"
+    found = [transposed(f"{layer}.{router}.weight", f"{path}.router")]
+    for part, name in names.items():
+        found.append(
+            transposed(f"{layer}.{expert}.{name}.weight", f"{path}.{part}")._replace(experts=model.moe.experts)
+        )
+    return found + llama.rms_norms() + llama.attention_tensors(model) + llama.embedding_tensors(model)
+
+
+def write(model: ModelConfig, scheme: Scheme) -> dict:
+    moe = model.moe
+    refuse("scheme", scheme.name, ("plain",), "its residual is plain pre-norm")
+    if not moe.experts:
+        raise Inexpressible("scheme", scheme.name, "every MLP is of experts")
+    values = llama.write(model, scheme)
+    refuse("moe.shared", moe.shared, (0,), "no expert is run by all tokens")
+    refuse("moe.score", moe.score, ("softmax",), "scores are a softmax")
+    refuse("moe.bias_rate", moe.bias_rate, (0.0,), "there are no balancing biases")
+    refuse("moe.skips", moe.skips, (0,), "every choice is an expert")
+    fields = {"num_experts_per_tok": moe.active, "output_router_logits": False}
+    if values["model_type"] == "qwen3":
+        kind = "qwen3_moe"
+        normalised = moe.weights == "normalised"
+        fields |= {"num_experts": moe.experts, "moe_intermediate_size": moe.hidden, "norm_topk_prob": normalised}
+        fields |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    else:
+        kind = "mixtral"
+        refuse("block.biases", model.block.biases, ((),), "no linear map has one")
+        refuse("moe.weights", moe.weights, ("normalised",), "the chosen experts' weights sum to 1")
+        fields |= {"num_local_experts": moe.experts, "intermediate_size": moe.hidden, **write_windows(model)}
+        fields |= {"head_dim": model.head_width, "bos_token_id": None, "eos_token_id": None}
+    return values | fields | {"architectures": [ARCHITECTURES[kind]], "model_type": kind}
+
+
+FAMILY = Family(tuple(ARCHITECTURES), read, tensors, write, options=("moe.experts",))
