@@ -14,7 +14,7 @@ from nagjax.commands.completion import every_option
 from nagjax.data import DataConfig
 from nagjax.declared import fields_of, scheme_fields, scheme_names
 from nagjax.errors import UserError
-from nagjax.layers.config import BlockConfig, RopeConfig
+from nagjax.layers.config import BlockConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.options import read_options, run_options
@@ -32,6 +32,7 @@ CONFIGS = [
     DataConfig,
     ModConfig,
     BlockConfig,
+    OtherBlocks,
     RopeConfig,
     HostsConfig,
 ]
@@ -96,7 +97,7 @@ def test_each_value_of_several_is_checked(value):
 
 
 def test_a_value_of_another_type_is_refused():
-    for cls, field, value in ((ModelConfig, "tied", 1), (ModelConfig, "mlp", "relu"), (TrainConfig, "log", ("csv",))):
+    for cls, field, value in ((ModelConfig, "tied", 1), (ModelConfig, "mlp", "tanh"), (TrainConfig, "log", ("csv",))):
         with pytest.raises(UserError, match=field):
             cls(**{field: value})
     values = to_dict(RunConfig(NAG()))
@@ -128,6 +129,8 @@ VALUES = {
     "data.mix": ("a=0.9@0,0.5@0.8", "b=1"),
     "block.rope.factor": 2.0,
     "block.rope.high": 3.0,
+    "block.others.rope.factor": 2.0,
+    "block.others.rope.high": 3.0,
     "data.tokenizer": "bytes",
     "freeze": ("embedding", "blocks.mlp.*"),
 }

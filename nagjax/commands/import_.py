@@ -1,4 +1,4 @@
-"""A Llama, Mistral, Qwen, OLMo 2, GPT-NeoX or GPT-2 model becomes a run."""
+"""A model of one of the families that nagjax reads becomes a run."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,15 +16,20 @@ def main(
     devices: Count = 1,
 ) -> None:
     """Make a run's folder of a model in safetensors, which eval, generate and the other commands then open: Llama,
-    SmolLM, Mistral, Qwen2, Qwen3, OLMo 2, GPT-NeoX, Pythia, GPT-2, or a bundle that nagjax export has written.
+    SmolLM, Mistral, Mixtral, Qwen2, Qwen3, Gemma, OLMo, Phi, Granite, StableLM, StarCoder2, OPT, GPT-J, GPT-NeoX,
+    Pythia, GPT-2, or a bundle that nagjax export has written.
 
     Args:
-        source: the folder with config.json and *.safetensors.
+        source: the folder with config.json and *.safetensors; or OWNER/NAME, or OWNER/NAME@REVISION, of the Hugging
+            Face hub, from its local cache or, with the package huggingface_hub, fetched.
         out: the run's folder, which must be new.
         context: tokens a sequence may hold, if fewer than the model allows.
         dtype: of the computation; parameters are float32.
         devices: read the parameters split over so many of this machine's devices.
     """
+    from nagjax.interop.hub import find_model
+
+    source = find_model(source, fetch=True, say=say)
     weights = sum(path.stat().st_size for path in source.glob("*.safetensors") if path.is_file())
     say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
     import jax

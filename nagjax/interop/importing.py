@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from nagjax.data.tokenizer import NoTokenizer
 from nagjax.files import copy, write_json
+from nagjax.interop.hub import find_model
 from nagjax.interop.source import read_json, read_source
 from nagjax.interop.tokenizer_files import copy_files
 from nagjax.runs.facts import run_facts
@@ -29,13 +30,14 @@ def import_model(
     devices: Sequence[jax.Device] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> OpenRun:
-    """Reads the model in the folder `source` and writes it to the new folder `out` as a run: config.json, a whole
-    checkpoint (parameters alone: an optimizer's state would be all zeros), the tokenizer's files, origin.json.
+    """Reads the model `source`, a folder or a name on the Hugging Face hub (`nagjax.interop.hub`), and writes it to the
+    new folder `out` as a run: config.json, a whole checkpoint (parameters alone: an optimizer's state would be all
+    zeros), the tokenizer's files, origin.json.
 
     context, dtype, devices: as for `read_source`. `say` is told what is being done. Raises UserError: what
     `read_source` raises, and an `out` in use.
     """
-    source, out = Path(source), Path(out)
+    source, out = find_model(source, fetch=True, say=say), Path(out)
     with new_folder(out, "import") as building:
         say("reading the weights")
         run = read_source(source, context=context, dtype=dtype, devices=devices)

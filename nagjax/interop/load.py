@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from nagjax.interop.hub import find_model
 from nagjax.interop.source import read_json, read_source
 from nagjax.runs.opening import OpenRun, open_run
 
@@ -13,11 +14,12 @@ def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> Op
     """The model in a folder, with its parameters (`params`), its `model` and its `tokenizer`.
 
     path: a run (of `nagjax train`, `import` or `prune`), a bundle that `nagjax export` has written, or a transformers
-    model in safetensors of a family that nagjax reads. devices: parameters are split over them.
+    model in safetensors of a family that nagjax reads; also OWNER/NAME of the Hugging Face hub, where its local cache
+    has that. devices: parameters are split over them.
 
     Raises UserError: what `open_run` and `read_source` raise.
     """
-    folder = Path(path)
+    folder = find_model(path)
     if folder.is_dir() and isinstance(read_json(folder).get("scheme"), dict):
         return open_run(folder, devices=devices)
     return read_source(folder, devices=devices)

@@ -1,0 +1,65 @@
+"""Models by their name on the Hugging Face hub: in its local cache, or fetched."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from nagjax.errors import UserError
+from nagjax.files import has_file
+
+NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
+FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+CONFIG = "config.json"
+
+
+def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], None] = lambda text: None) -> Path:
+    """The folder of a model: `source` itself, unless that is OWNER/NAME or OWNER/NAME@REVISION of the hub and there is
+    neither such a folder nor OWNER here.
+
+    Of a name it is the hub's local cache that is asked, without a network; fetch: then the hub, by `huggingface_hub`.
+    Raises UserError with the command that fetches the model.
+    """
+    path, name = Path(source), NAME.fullmatch(str(source))
+    if name is None or path.exists() or path.parent.exists():
+        return path
+    repository, revision = f"{name['owner']}/{name['model']}", name["revision"] or "main"
+    if cached := _cached(name["owner"], name["model"], revision):
+        return cached
+    why = "huggingface_hub is not installed here" if fetch else "nagjax import fetches it"
+    if fetch:
+        try:
+            from huggingface_hub import snapshot_download
+        except ImportError:
+            pass
+        else:
+            say(f"fetching {repository} from the hub")
+            try:
+                return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
+            except Exception as error:  # its client raises many unrelated types: network, names, rights
+                why = f"it could not be fetched ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+    command = f"hf download {repository}" + (f" --revision {revision}" if name["revision"] else "")
+    fix = (
+        f"is no folder here, nor in the hub's cache {cache_folder()}, and {why}. Where there is a network: pip install"
+    )
+    raise UserError("source", str(source), f"{fix} huggingface_hub && {command}")
+
+
+def cache_folder() -> Path:
+    """The hub's local cache, by the variables that its own client reads."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _cached(owner: str, model: str, revision: str) -> Path | None:
+    """The snapshot of a model in the cache, where it has a config.json and weights."""
+    folder = cache_folder() / f"models--{owner}--{model}"
+    named = folder / "refs" / revision
+    try:
+        commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
+    except (OSError, UnicodeDecodeError):
+        return None
+    snapshot = folder / "snapshots" / commit
+    if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir() or not has_file(snapshot / CONFIG):
+        return None
+    return snapshot if any(snapshot.glob("*.safetensors")) else None
