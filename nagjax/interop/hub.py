@@ -7,10 +7,10 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import has_file
+from nagjax.runs.names import CONFIG, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
-FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
-CONFIG = "config.json"
+FETCHED = ["*.json", "*.safetensors", *TOKENIZER_FILES]
 
 
 def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], None] = lambda text: None) -> Path:
@@ -35,7 +35,7 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
         else:
             say(f"fetching {repository} from the hub")
             try:
-                return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
+                return Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED))
             except Exception as error:  # its client raises many unrelated types: network, names, rights
                 why = f"it could not be fetched ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
     command = f"hf download {repository}" + (f" --revision {revision}" if name["revision"] else "")

@@ -60,7 +60,7 @@ class Attention(nnx.Module):
         own, other = self.config.block.window, self.config.block.others.window
         if self.other is None or own == other:
             return own
-        return jnp.where(self.other, *(ALL if window is None else window for window in (other, own)))
+        return jnp.where(self.other, ALL if other is None else other, ALL if own is None else own)
 
     def _turns(self, where: Where) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
         config, others, half = self.config, self.config.block.others, self.config.rotated_width // 2
