@@ -80,6 +80,16 @@ CASES = {
     ),
     "qwen3_moe": ("Qwen3Moe", QWEN3_MOE | dict(norm_topk_prob=True)),
     "qwen3_moe_scores": ("Qwen3Moe", QWEN3_MOE | dict(head_dim=8, tie_word_embeddings=True)),
+    "gemma3_images": (
+        "Gemma3",
+        dict(
+            text_config=GEMMA | dict(sliding_window=5, rope_parameters=GEMMA3_ROPE),
+            vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+            | dict(image_size=8, patch_size=4),
+            mm_tokens_per_image=4,
+        )
+        | dict.fromkeys(("boi_token_index", "eoi_token_index", "image_token_index"), VOCAB - 1),
+    ),
     "opt": ("OPT", OPT),
     "gptj": (
         "GPTJ",

@@ -109,6 +109,34 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
         assert np.abs(got - reference.logits(case)).max() < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("case", "other"),
+    [("gptj", "gpt_neox"), ("granite_tied_biases", "llama"), ("olmo", "stablelm"), ("gemma3_images", "gemma3_text")],
+)
+def test_a_family_that_is_only_read_is_written_as_another(reference, tmp_path, case, other):
+    assert export(nagjax.load(reference.folder / case), tmp_path / "out") == other
+    got = reference.load(tmp_path / "out", reference.tokens(case))
+    assert np.abs(got - reference.logits(case)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (dict(logit_softcap=3.0), "logit_softcap = 3.0"),
+        (dict(block=BlockConfig(others=OtherBlocks((1,)))), "block.others.places"),
+        (dict(moe=MoEConfig(4, 2)), "moe.experts = 4"),
+        (dict(block=BlockConfig(rope=RopeConfig("yarn"))), "block.rope.scaling = 'yarn'"),
+    ],
+)
+def test_what_the_adapter_has_not_is_refused_before_anything_is_written(tmp_path, changes, named):
+    run = run_of(find_scheme("nag")(), tmp_path, **changes)
+    with pytest.raises(UserError, match=f"{named}.*adapter that a bundle carries"):
+        export(run, tmp_path / "out", format="bundle")
+    with pytest.raises(UserError, match="scheme = 'nag'.*nor can a bundle, whose adapter has no"):
+        export(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 ADAPTED = {name: (name, {}) for name in adapted_schemes()} | {
     "review_rank_2": ("review", {"rank": 2}),
     "nag_tied": ("nag", {"directions": 3}),

@@ -16,7 +16,8 @@ from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.interop import load_tensors as place
 from nagjax.interop.exporting import export
-from nagjax.interop.families import families
+from nagjax.interop.families import Inexpressible, families, family_of, read_only
+from nagjax.interop.head_bias import fold_head_bias
 from nagjax.interop.importing import import_model
 from nagjax.interop.safetensors import Lazy, read_folder, read_tensors, write_folder
 from nagjax.interop.source import read_source
@@ -198,6 +199,91 @@ def test_families_write_what_they_read():
     values |= dict(intermediate_size=12, rope_theta=5e5, attention_bias=True, tie_word_embeddings=True, head_dim=6)
     model, scheme = FAMILY.read(values)
     assert FAMILY.read(FAMILY.write(model, scheme)) == (model, scheme)
+
+
+NEEDED = dict(num_hidden_layers=3, hidden_size=16, num_attention_heads=2, intermediate_size=24, vocab_size=9)
+NEEDED |= dict(n_layer=3, n_embd=16, n_head=2, n_positions=32, ffn_dim=24, rotary_dim=4, num_key_value_heads=2)
+NEEDED |= dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
+NEEDED |= dict(no_rope_layers=[1, 0, 1])
+KINDS = sorted({kind for family in families() for kind in family.model_types} - {"gemma3"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_is_written(kind):
+    """By the family itself, or by another that can say the same: what it writes is read as the same model."""
+    family = family_of({"model_type": kind})
+    values = NEEDED | {"model_type": kind}
+    model, scheme = family.read(values)
+    writers = [family] if family.write is not read_only else families()
+    found = []
+    for writer in writers:
+        try:
+            found.append(writer.write(model, scheme))
+        except Inexpressible:
+            assert family.write is read_only
+    for written in found[:1]:
+        assert written["model_type"] == kind or family.write is read_only
+        assert family_of(written).read(json.loads(json.dumps(written))) == (model, scheme)
+    assert found
+    paths = [part for tensor in family.tensors(model, values) for part in tensor.parts]
+    assert len(paths) == len({*paths})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = False"),
+        ("opt", {"word_embed_proj_dim": 8}, "word_embed_proj_dim = 8.*known: None, 16"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm = True"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
+        ("gptj", {"rotary_dim": 64}, "rotary_dim = 64.*8 features"),
+        ("gptj", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
+        ("phi", {"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type = 'longrope'"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05"),
+        ("gemma2", {"layer_types": ["linear_attention"] * 3}, "layer_types = .'linear_attention'"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters = .*must have sliding_attention"),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 1, 0],
+                     "layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers = .1."),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        ("mixtral", {"num_local_experts": None}, "num_local_experts = None: is missing"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate = False"),
+    ],
+)  # fmt: skip
+def test_what_a_family_could_also_be_is_refused_by_name(kind, changes, named):
+    values = NEEDED | {"model_type": kind} | changes
+    with pytest.raises(UserError, match=named):
+        family_of(values).read(values)
+
+
+def test_the_bias_of_a_head_goes_into_its_table_and_the_norm():
+    noise = np.random.default_rng(0)
+    draw = lambda *shape: noise.standard_normal(shape).astype(np.float32)  # noqa: E731
+    files = {
+        "head.weight": draw(11, 8),
+        "head.bias": draw(11),
+        "norm.weight": 1.0 + 0.3 * draw(8),
+        "norm.bias": draw(8),
+    }
+    n = draw(5, 8)
+    n = (n - n.mean(-1, keepdims=True)) / n.std(-1, keepdims=True)
+
+    def logits(own):
+        read = {name: np.asarray(value, float) for name, value in own.items()}
+        return (read["norm.weight"] * n + read["norm.bias"]) @ read["head.weight"].T + read.get("head.bias", 0.0)
+
+    for sign in (1.0, -1.0):
+        own = files | {"norm.bias": sign * files["norm.bias"]}
+        folded = fold_head_bias(own, "head", "norm")
+        assert set(folded) == set(own) - {"head.bias"}
+        np.testing.assert_allclose(logits(folded), logits(own), atol=1e-5)
+    files["norm.weight"][3] = 0.0
+    with pytest.raises(UserError, match="norm.weight.*gains of 0"):
+        fold_head_bias(files, "head", "norm")
+    assert set(fold_head_bias(files | {"head.bias": np.zeros(11)}, "head", "norm")) == set(files) - {"head.bias"}
 
 
 def entry(shape, begin, end, dtype="F32"):

@@ -1,9 +1,12 @@
-"""Gemma 3, of text alone: Gemma 2 with normalised queries and keys, five blocks of six with a window, and a rotary of
-their own for the sixth."""
+"""Gemma 3: Gemma 2 with normalised queries and keys, five blocks of six with a window, and a rotary of
+their own for the sixth. Of a model that reads images, too, the part that reads text, which is all of its language
+model."""
+
+import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import FULL, SLIDING, read_scaling, refuse, write_scaling
+from nagjax.interop.families.common import FULL, SLIDING, need, read_scaling, refuse, write_scaling
 from nagjax.interop.families.gemma import norms, scaled_embedding
 from nagjax.interop.families.gemma2 import NORMS, OPTIONS, query_scale, read_common, read_kinds, write_sandwich
 from nagjax.interop.tensors import ATTENTION, Tensor
@@ -12,10 +15,21 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
 from nagjax.residual.schemes.sandwich import Sandwich
 
+# Where a config.json leaves them out, as those of models that read images do.
+DEFAULTS = dict(vocab_size=262208, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
+OF_IMAGES = ("vision_tower.", "multi_modal_projector.")
 GAINS = f"{ATTENTION}.branch.query_gain", f"{ATTENTION}.branch.key_gain"
 
 
+def of_text(config: dict) -> dict:
+    if config["model_type"] != "gemma3":
+        return config
+    (text,) = need(config, "text_config")
+    return DEFAULTS | text | {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
+
+
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    config = of_text(config)
     context = int(config.get("max_position_embeddings") or 131072)
     ropes = _ropes(config)
     if "rope_type" not in ropes[SLIDING] and "type" not in ropes[SLIDING]:
@@ -44,7 +58,7 @@ def _read_rope(given: dict, context: int) -> tuple[float, RopeConfig]:
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
-    scales = dict(zip(GAINS, (query_scale(model, config), 1.0), strict=True))
+    scales = dict(zip(GAINS, (query_scale(model, of_text(config)), 1.0), strict=True))
 
     def less_one(tensor: Tensor) -> Tensor:
         scale = scales.get(tensor.parts[0])
@@ -77,4 +91,14 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
     }
 
 
-FAMILY = Family(("gemma3_text",), read, tensors, write, options=OPTIONS)
+def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Without what is of images, under the names of a model of text."""
+    found = {}
+    for name, value in files.items():
+        if not name.removeprefix("model.").startswith(OF_IMAGES):
+            rest = name.removeprefix("language_model.")
+            found[rest.replace("model.language_model.", "model.", 1)] = value
+    return found
+
+
+FAMILY = Family(("gemma3", "gemma3_text"), read, tensors, write, prepare=prepare, options=OPTIONS)
