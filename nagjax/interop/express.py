@@ -19,7 +19,7 @@ from nagjax.runs.opening import OpenRun
 def unadapted(model: ModelConfig) -> tuple[str, object] | None:
     """A setting that the bundle's adapter has not, and its value."""
     values = {name: value(model) for name, value in OPTIONS.items()}
-    values["block.rope.scaling"] = model.block.rope.scaling == "yarn" and "yarn"
+    values["block.rope.scaling"] = model.block.rope.scaling in ("yarn", "longrope") and model.block.rope.scaling
     return next(((name, value) for name, value in values.items() if value), None)
 
 

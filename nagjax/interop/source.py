@@ -15,6 +15,7 @@ from nagjax.errors import UserError
 from nagjax.files import has_file, inside
 from nagjax.files import read_json as read_as_json
 from nagjax.interop.families import family_of
+from nagjax.interop.families.common import LONGEST
 from nagjax.interop.load_tensors import find, flat, load
 from nagjax.interop.safetensors import read_folder
 from nagjax.interop.tensors import same
@@ -95,7 +96,7 @@ def _foreign(values: dict, context: int | None) -> RunConfig:
         raise UserError("config.json: quantization_config", values["quantization_config"], "cannot be imported")
     longest = values.get("max_position_embeddings")
     if context is not None and isinstance(longest, int) and context < longest:
-        values = values | {"max_position_embeddings": context}
+        values = values | {"max_position_embeddings": context, LONGEST: longest}
     try:
         model, scheme = family_of(values).read(values)
     except UserError as error:

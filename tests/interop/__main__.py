@@ -12,11 +12,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 import numpy as np  # noqa: E402
 from conftest import Reference, reference_python  # noqa: E402
 from parity import logits_of  # noqa: E402
-from reference_cases import CASES  # noqa: E402
+from reference_cases import CASES, SHORTER  # noqa: E402
 from test_export import ADAPTED, PLAIN, TOKENS, run_of  # noqa: E402
 
-import nagjax  # noqa: E402
 from nagjax.interop.exporting import export  # noqa: E402
+from nagjax.interop.source import read_source  # noqa: E402
 from nagjax.residual import find_scheme  # noqa: E402
 
 BEGIN, END = "<!-- parity: begin -->", "<!-- parity: end -->"
@@ -29,7 +29,7 @@ def furthest(a: np.ndarray, b: np.ndarray) -> str:
 def rows(reference: Reference, scratch: Path) -> list[tuple[str, str, str]]:
     found = []
     for case in CASES:
-        run, want = nagjax.load(reference.folder / case), reference.logits(case)
+        run, want = read_source(reference.folder / case, context=SHORTER.get(case)), reference.logits(case)
         found.append(("import", case, furthest(logits_of(run, reference.tokens(case)), want)))
     formats = {"export": (PLAIN, "plain"), "bundle, AutoModel adapter": ({n: (s, {}) for n, s in adapted()}, "bundle")}
     for title, (cases, format) in formats.items():

@@ -12,6 +12,9 @@ OPT = dict(vocab_size=VOCAB, hidden_size=32, ffn_dim=48, num_hidden_layers=3, nu
 OPT |= dict(word_embed_proj_dim=32, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=1)
 STABLELM = NEOX  # heads of 16, of which 4 turn
 YARN = dict(rope_type="yarn", rope_theta=1e3, factor=4.0, original_max_position_embeddings=16)
+LONGROPE = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=64)
+LONGROPE |= dict(short_factor=[1.0, 1.1, 1.7, 2.5], long_factor=[1.0, 2.0, 3.0, 4.0])
+SHORTER = {"phi3_longrope": 64}  # the context that it is read with
 FULL, SLIDING = "full_attention", "sliding_attention"
 GEMMA = COMMON | dict(num_key_value_heads=2, head_dim=12)
 GEMMA3_ROPE = {
@@ -106,6 +109,12 @@ CASES = {
         COMMON
         | dict(num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
         | dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.75)),
+    ),
+    "phi3_longrope": (
+        "Phi3",
+        COMMON
+        | dict(num_key_value_heads=2, max_position_embeddings=256, original_max_position_embeddings=64)
+        | dict(rope_parameters=LONGROPE),
     ),
     "starcoder2": ("Starcoder2", COMMON | dict(num_key_value_heads=2, sliding_window=9)),
     "starcoder2_no_biases": ("Starcoder2", COMMON | dict(num_key_value_heads=2, use_bias=False, hidden_act="gelu")),

@@ -69,9 +69,9 @@ def test_tensors_that_do_not_fit_are_named(model, change, named):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "bert"}, "model_type = 'bert'.*known: gemma, gemma2, gemma3_text, gpt2, gpt_neox"),
+        ({"model_type": "bert"}, "model_type = 'bert'.*known: gemma, gemma2, gemma3, gemma3_text, gpt2"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type = 'longrope'.*yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'.*yarn"),
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
         ({"num_hidden_layers": "two"}, "config.json"),
         (
@@ -240,7 +240,7 @@ def test_what_is_read_is_written(kind):
         ("gptj", {"rotary_dim": 64}, "rotary_dim = 64.*8 features"),
         ("gptj", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
         ("phi", {"hidden_act": "relu"}, "hidden_act = 'relu'"),
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope_type = 'longrope'"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}, "max_position_embeddings": 9999}, "longrope'.*--context 4096"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05"),
         ("gemma2", {"layer_types": ["linear_attention"] * 3}, "layer_types = .'linear_attention'"),

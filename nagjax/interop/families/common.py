@@ -29,26 +29,45 @@ def read_rope(config: dict, base: float = 10_000.0) -> tuple[float, RopeConfig, 
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = float(given.get("rope_theta", config.get("rope_theta", base)))
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    return base, read_scaling(given, config["max_position_embeddings"]), share
+    context = config["max_position_embeddings"]
+    return base, read_scaling(given, context, config.get(LONGEST) or context), share
 
 
-def read_scaling(given: dict, context: int) -> RopeConfig:
+def read_scaling(given: dict, context: int, longest: int) -> RopeConfig:
     kind = given.get("rope_type", given.get("type", "default"))
     if kind == "default":
         return RopeConfig()
     if kind == "linear":
         return RopeConfig("linear", factor=float(given["factor"]))
-    if kind not in ("llama3", "yarn"):
-        raise UserError("config.json: rope_type", kind, "cannot be imported; known: default, linear, llama3, yarn")
-    original = int(given.get("original_max_position_embeddings") or context)
+    if kind not in ("llama3", "yarn", "longrope"):
+        known = "default, linear, llama3, yarn, longrope"
+        raise UserError("config.json: rope_type", kind, f"cannot be imported; known: {known}")
+    original = int(given.get("original_max_position_embeddings") or longest)
+    if kind == "longrope":
+        return _longrope(given, original, context, longest)
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         factor, low, high = (float(value) for value in need(given, *names))
         return RopeConfig("llama3", factor, low, high, original)
     only(given, "truncate", (True,), True)
-    factor = float(given.get("factor") or context / original)
+    factor = float(given.get("factor") or longest / original)
     low, high = float(given.get("beta_slow") or 1.0), float(given.get("beta_fast") or 32.0)
     return RopeConfig("yarn", factor, low, high, original, _attention_factor(given, factor))
+
+
+def _longrope(given: dict, original: int, context: int, longest: int) -> RopeConfig:
+    """By the factors for a context up to the original one: those for a longer one would change the shorter ones too."""
+    if context > original:
+        fix = f"beyond {original:,} tokens all frequencies change, which a cache cannot: give --context {original}"
+        raise UserError("config.json: rope_type", "longrope", fix)
+    (short,) = need(given, "short_factor")
+    factor, grown = float(given.get("factor") or longest / original), 1.0
+    if factor > 1.0:
+        grown = math.sqrt(1.0 + math.log(factor) / math.log(original))
+    attention = given.get("attention_factor")
+    factors = tuple(map(float, short))
+    own = grown if attention is None else float(attention)
+    return RopeConfig("longrope", factor, original=original, factors=factors, attention=own)
 
 
 def _attention_factor(given: dict, factor: float) -> float:
@@ -70,6 +89,8 @@ def write_rope(model: ModelConfig) -> dict:
 def write_scaling(rope: RopeConfig) -> dict | None:
     named = {"rope_type": rope.scaling, "factor": rope.factor}
     original = {"original_max_position_embeddings": rope.original}
+    if rope.scaling == "longrope":
+        raise Inexpressible("block.rope.scaling", rope.scaling, "its factors for longer contexts were not read")
     if rope.scaling != "yarn" and rope.attention != 1.0:
         raise Inexpressible("block.rope.attention", rope.attention, "only yarn has it")
     return {
@@ -80,6 +101,7 @@ def write_scaling(rope: RopeConfig) -> dict | None:
     }[rope.scaling]
 
 
+LONGEST = "longest"  # beside a config.json's fields: the context that it had before a shorter one was asked for
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 

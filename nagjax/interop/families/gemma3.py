@@ -54,7 +54,7 @@ def _ropes(config: dict) -> dict[str, dict]:
 
 
 def _read_rope(given: dict, context: int) -> tuple[float, RopeConfig]:
-    return float(given["rope_theta"]), read_scaling(given, context)
+    return float(given["rope_theta"]), read_scaling(given, context, context)
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

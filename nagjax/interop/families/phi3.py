@@ -17,7 +17,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     )
     only(config, "hidden_act", ("silu", "swish"), "silu")
     context = int(config.get("max_position_embeddings") or 4096)
-    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    base, rope, share = read_rope({"max_position_embeddings": context} | _with_original(config))
     model = ModelConfig(
         depth=depth,
         width=width,
@@ -36,6 +36,17 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         ),
     )
     return model, Plain(epsilon=float(config.get("rms_norm_eps", 1e-5)))
+
+
+def _with_original(config: dict) -> dict:
+    """With the original context beside the rest of the rotary's scaling, whatever that is called."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if given := config.get(name):
+            kind = given.get("rope_type", given.get("type"))
+            kind = "longrope" if kind in ("su", "yarn") else kind  # what early files said, of the same scaling
+            original = {"original_max_position_embeddings": config.get("original_max_position_embeddings", 4096)}
+            config = config | {name: original | given | {"rope_type": kind}}
+    return config
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
