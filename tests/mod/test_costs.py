@@ -7,7 +7,7 @@ import jax
 import pytest
 import tiny
 
-from nagjax.layers.config import MoEConfig
+from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks
 from nagjax.measure.routing_times import RoutingTimes, compiled_flops
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs, mod_rates
@@ -119,3 +119,19 @@ def test_a_token_costs_the_experts_it_chooses():
     whole = make(moe=MoEConfig(6, 2, shared=1, hidden=16))
     own = 3 * expert + 16 * 6
     assert model_costs(whole).executed_parameters - model_costs(half).executed_parameters == pytest.approx(0.5 * own)
+
+
+def test_blocks_with_other_windows_cost_their_own():
+    """Pruned or not: a block's window goes by its place before pruning."""
+
+    def forward(block, **model):
+        return model_costs(
+            tiny.blueprint(tiny.run_config(find_scheme("plain")(), block=block, context=32, **model))
+        ).forward
+
+    narrow, wide, none = (forward(BlockConfig(window=window), depth=3) for window in (4, 8, None))
+    assert narrow < wide < none
+    mixed = BlockConfig(window=4, others=OtherBlocks((1, 2), 8))
+    assert forward(mixed, depth=3) == pytest.approx((narrow + 2 * wide) / 3)
+    kept = forward(mixed, depth=2, kept=(1, 2), depth_before=3)
+    assert kept == pytest.approx(forward(BlockConfig(window=8), depth=2))
