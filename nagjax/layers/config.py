@@ -17,7 +17,7 @@ class RopeConfig:
     above `original / low` tokens are divided, those below `original / high` are not; in between, both are mixed with
     a weight linear in the frequency (Llama 3.1, arXiv:2407.21783). yarn: the same with a weight linear in the number
     of the frequency, between whole numbers, and `attention` above 1 (Peng et al. 2023, arXiv:2309.00071).
-    longrope: each is divided by a factor of its own (Ding et al. 2024, arXiv:2402.13753).
+    longrope: each is divided by a number of its own (Ding et al. 2024, arXiv:2402.13753).
     """
 
     scaling: Literal["none", "linear", "llama3", "longrope", "yarn"] = "none"  # which frequencies are divided
@@ -26,7 +26,7 @@ class RopeConfig:
     high: Positive = 4.0  # llama3, yarn: frequencies of wavelengths below original / high are not divided
     original: Count = 8192  # tokens of the context that the model was first trained with
     attention: Positive = 1.0  # on the queries and the keys that rotary turns
-    factors: tuple[Positive, ...] = ()  # longrope: of each pair of features
+    divisors: tuple[Positive, ...] = ()  # longrope: of each pair of features
 
     def __post_init__(self):
         check_fields(self, "block.rope.")

@@ -18,7 +18,7 @@ def frequencies(half: int, base: float, rope: RopeConfig = UNSCALED) -> Float[Ar
     if rope.scaling == "linear":
         return plain / rope.factor
     if rope.scaling == "longrope":
-        return plain / jnp.asarray(rope.factors, jnp.float32)
+        return plain / jnp.asarray(rope.divisors, jnp.float32)
     if rope.scaling == "yarn":
         kept = _kept_by_yarn(half, base, rope)
     else:

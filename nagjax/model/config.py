@@ -84,9 +84,9 @@ class ModelConfig:
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
             raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
         for rope in (self.block.rope, self.block.others.rope):
-            if rope.scaling == "longrope" and len(rope.factors) != self.rotated_width // 2:
+            if rope.scaling == "longrope" and len(rope.divisors) != self.rotated_width // 2:
                 fix = f"longrope needs {self.rotated_width // 2}, one for each pair of features that rotary turns"
-                raise UserError("block.rope.factors", rope.factors, fix)
+                raise UserError("block.rope.divisors", rope.divisors, fix)
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
 

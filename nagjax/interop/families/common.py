@@ -65,9 +65,9 @@ def _longrope(given: dict, original: int, context: int, longest: int) -> RopeCon
     if factor > 1.0:
         grown = math.sqrt(1.0 + math.log(factor) / math.log(original))
     attention = given.get("attention_factor")
-    factors = tuple(map(float, short))
+    divisors = tuple(map(float, short))
     own = grown if attention is None else float(attention)
-    return RopeConfig("longrope", factor, original=original, factors=factors, attention=own)
+    return RopeConfig("longrope", factor, original=original, divisors=divisors, attention=own)
 
 
 def _attention_factor(given: dict, factor: float) -> float:
