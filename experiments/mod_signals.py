@@ -6,7 +6,7 @@ Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; gains and their squ
 Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
   figures published)
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU
-Time: smoke under a minute; cpu with --steps 200 about 10 min, its 1000 steps and h200 not measured
+Time: smoke under a minute; cpu about 30 min with --processes 2; h200 not measured
 Command: python -m experiments.mod_signals --processes 2
 
 Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs whose score is below one threshold for
