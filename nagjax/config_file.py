@@ -62,6 +62,10 @@ for tag, pattern, first in (
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
 
 
+def _loaded(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+
+
 def is_config_file(word: str) -> bool:
     """Whether an argument names a file of options."""
     return not word.startswith("-") and word.lower().endswith(SUFFIXES)
@@ -77,7 +81,7 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
             data = file.read(LARGEST_FILE + 1)
         if len(data) > LARGEST_FILE:
             raise UserError("config", str(path), "is larger than 1 MiB: that is no file of options")
-        found = yaml.load(data.decode(), Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        found = _loaded(data.decode())
     except OSError as error:
         fix = f"cannot be read ({error.strerror}); nagjax config prints a file to begin with"
         raise UserError("config", str(path), fix) from None
@@ -108,7 +112,7 @@ def read_values(text: str) -> list[Any]:
     """The values of a list such as `0.001, 2e-3` or `plain, nag`, each as a file of options would have it. Raises
     UserError."""
     try:
-        return yaml.load(f"[{text}]", Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        return _loaded(f"[{text}]")
     except (yaml.YAMLError, RecursionError):
         raise UserError("value", text, "is no list of values: separate them by commas, as in 0.001,0.002") from None
 

@@ -22,6 +22,7 @@ import numpy as np
 from nagjax.config_file import read_values
 from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.json_reader import parse_json
 from nagjax.memory import keep_freed_memory
 from nagjax.options import RunOptions, read_options
 
@@ -195,7 +196,7 @@ def taken(shard: str) -> slice:
 
 
 def _main(given: str, out: str) -> None:
-    options = json.loads(given)
+    options: Any = parse_json(given)
     keep_freed_memory()
     work(plan(**options["plan"])[taken(options["shard"])], Path(out), say)
 

@@ -43,7 +43,7 @@ LINES = {
     "nagjax.report": ["nagjax.generate", "nagjax.measure"],
     "nagjax.notebook": ["nagjax.report", "nagjax.options"],
     "nagjax.config_file": ["nagjax.options"],
-    "nagjax.sweep": ["nagjax.config_file", "nagjax.memory", "nagjax.train"],
+    "nagjax.sweep": ["nagjax.config_file", "nagjax.json_reader", "nagjax.memory", "nagjax.train"],
     "nagjax.cli": ["nagjax", "nagjax.config_file"],  # commands are imported when they are called
     "nagjax.commands": [
         "nagjax.cli",

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from pallas_kernels.aot.targets import gpu_description
-
 TPU_SOURCE = "https://docs.cloud.google.com/tpu/docs/{}"
 
 
@@ -22,7 +20,16 @@ class Chip:
     shapes: tuple[str, ...]  # published slices, or numbers of chips in a machine
     source: str
     memory_note: str
-    description: str = ""  # GPUs: XLA's description of the device, as a text proto
+    whole: int = 0  # GPUs: bytes of all their memory
+
+    @property
+    def description(self) -> str:
+        """GPUs: XLA's description of the device, as a text proto."""
+        if self.platform != "cuda":
+            return ""
+        from pallas_kernels.aot.targets import gpu_description
+
+        return gpu_description(self.title, self.whole, self.bandwidth)
 
     def spelled(self, shape: str) -> str:
         """The topology's full name."""
@@ -52,8 +59,8 @@ GPU_SHARE = 0.75  # of the memory: JAX's default for XLA_PYTHON_CLIENT_MEM_FRACT
 def _gpu(name, title, flops, memory, bandwidth, source) -> Chip:
     note = f"{GPU_SHARE:.0%} of {memory / 2**30:.1f} GiB, JAX's default; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives more"
     counts = ("1", "2", "4", "8")
-    text = gpu_description(title, memory, bandwidth)
-    return Chip(name, title, "cuda", flops, int(GPU_SHARE * memory), bandwidth, 450e9, 1, counts, source, note, text)
+    usable = int(GPU_SHARE * memory)
+    return Chip(name, title, "cuda", flops, usable, bandwidth, 450e9, 1, counts, source, note, int(memory))
 
 
 FLAT = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"

@@ -18,7 +18,6 @@ from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.blueprint import build_model
 from nagjax.train.distributed.mesh import batch_sharding
-from nagjax.train.loss import forward
 from tests.tiny import blueprint, moved, packed_batch, run_config
 
 SOME = 12
@@ -59,7 +58,7 @@ def test_streamed_statistics_are_those_of_the_tensors(name):
     kept = np.sort(np.random.default_rng(0).permutation(inside)[:SOME])
     ends = np.concatenate([seen.before[:1], seen.after[1::2]]).reshape(4, -1, model.config.width)
     assert_close(seen.sample, ends[:, kept], **tiny.FORWARD)
-    output = nnx.jit(lambda model: forward(model, batch, observed=True)[1])(model)
+    output = nnx.jit(lambda model: model(batch.tokens, batch.where, observed=True))(model)
     logits = np.asarray(model.logits(output), np.float64).reshape(-1, model.config.vocab)
     log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     loss = -log_p[kept, batch.targets.ravel()[kept]].mean()
