@@ -24,12 +24,29 @@ def only(config: dict, name: str, allowed: tuple, default: object) -> object:
     return value
 
 
-def read_rope(config: dict, base: float = 10_000.0) -> tuple[float, RopeConfig, float | None]:
+def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int | None = None) -> dict:
+    """Of a ModelConfig, by the names that most families have. The arguments are for a config.json that leaves them
+    out; without `kv_heads` there are as many as heads."""
+    depth, width, heads, hidden, vocab = need(
+        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
+    )
+    return {
+        "depth": depth,
+        "width": width,
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads", kv_heads) or heads,
+        "hidden": hidden,
+        "vocab": vocab,
+        "context": int(config.get("max_position_embeddings") or context),
+        "tied": bool(config.get("tie_word_embeddings", tied)),
+    }
+
+
+def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig, float | None]:
     """Base, scaling, and share of the rotated features (None where it is not said), of old and new files."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     base = float(given.get("rope_theta", config.get("rope_theta", base)))
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    context = config["max_position_embeddings"]
     return base, read_scaling(given, context, config.get(LONGEST) or context), share
 
 

@@ -4,7 +4,7 @@ The scale goes into the table; where the head has the same table, the last norm'
 """
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import need, only, read_rope, refuse, write_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
 from nagjax.interop.tensors import Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -20,30 +20,20 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_act", ONCE, "gelu_pytorch_tanh")
     only(config, "hidden_activation", (None, *ACTIVATION), None)
     context = int(config.get("max_position_embeddings") or 8192)
-    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    base, rope, _ = read_rope(config, context)
     return read_model(config, context, base, rope=rope), Plain(epsilon=float(config.get("rms_norm_eps", 1e-6)))
 
 
 def read_model(config: dict, context: int, base: float, more: dict | None = None, **block) -> ModelConfig:
     """What all generations have in common, `more` of the model and `block` of its blocks."""
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     only(config, "use_bidirectional_attention", (None, False), None)
-    head_width = config.get("head_dim") or 256
+    sizes, head_width = read_sizes(config, context, tied=True), config.get("head_dim") or 256
     return ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         mlp="geglu",
         rope_base=base,
-        tied=bool(config.get("tie_word_embeddings", True)),
         block=BlockConfig(
-            head_width=None if head_width * heads == width else head_width,
+            head_width=None if head_width * sizes["heads"] == sizes["width"] else head_width,
             biases=("qkv", "out") if config.get("attention_bias") else (),
             **block,
         ),

@@ -30,7 +30,7 @@ NORMS = {
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
     context = int(config.get("max_position_embeddings") or 8192)
-    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    base, rope, _ = read_rope(config, context)
     windows = read_kinds(config, context, 2)
     return read_common(config, context, base, {"attn": 50.0, "final": 30.0}, rope=rope, **windows), Sandwich()
 

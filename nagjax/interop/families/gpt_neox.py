@@ -22,7 +22,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     activation = only(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh"), "gelu")
     context = int(config.get("max_position_embeddings") or 2048)
     base = config.get("rotary_emb_base", 10_000.0)
-    base, rope, share = read_rope({"max_position_embeddings": context} | config, base)
+    base, rope, share = read_rope(config, context, base)
     model = ModelConfig(
         depth=depth,
         width=width,

@@ -1,7 +1,7 @@
 """Llama 2 and 3, SmolLM, Mistral, Qwen2, Qwen3: RMSNorm before gated branches, rotary positions."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import need, only, read_rope, read_windows, refuse, write_rope, write_windows
+from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse, write_rope, write_windows
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
@@ -19,35 +19,28 @@ CONTEXT = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
     kind = config["model_type"]
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
+    mistral = kind == "mistral"
     only(config, "hidden_act", ("silu", "swish"), "silu")
     biases = ("qkv",) if kind == "qwen2" else ("qkv", "out") if config.get("attention_bias") else ()
     biases += ("mlp",) if config.get("mlp_bias") else ()
     epsilon = float(config.get("rms_norm_eps", 1e-6))
-    context = int(config.get("max_position_embeddings") or CONTEXT[kind])
-    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    sizes = read_sizes(config, CONTEXT[kind], kv_heads=8 if mistral else None)
+    base, rope, share = read_rope(config, sizes["context"])
     head_width = config.get("head_dim") or (128 if kind == "qwen3" else None)
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or (8 if kind == "mistral" else heads),
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         rope_base=base,
         qk_norm=kind == "qwen3",
-        tied=bool(config.get("tie_word_embeddings", False)),
         block=BlockConfig(
-            head_width=None if head_width is None or head_width * heads == width else head_width,
+            head_width=None if head_width is None or head_width * sizes["heads"] == sizes["width"] else head_width,
             biases=biases,
             qk_gain="head" if kind == "qwen3" else "none",
             qk_epsilon=epsilon if kind == "qwen3" else 1e-6,
             rotated=share or 1.0,
             rope=rope,
-            **read_windows(config, depth, context, always=kind == "mistral", first=0 if kind == "mistral" else 28),
+            **read_windows(
+                config, sizes["depth"], sizes["context"], always=kind == "mistral", first=0 if kind == "mistral" else 28
+            ),
         ),
     )
     return model, Plain(epsilon=epsilon)

@@ -1,7 +1,7 @@
 """OLMo 1: LayerNorm without gain and bias. Only read: what it becomes is a StableLM to others."""
 
 from nagjax.interop.families import Family, read_only
-from nagjax.interop.families.common import need, only, read_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
 from nagjax.interop.tensors import Tensor, constant
 from nagjax.layers.config import BlockConfig
@@ -11,24 +11,14 @@ from nagjax.residual.schemes.layer_norm import LayerNorm
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     only(config, "hidden_act", ("silu", "swish"), "silu")
     only(config, "clip_qkv", (None,), None)
-    context = int(config.get("max_position_embeddings") or 2048)
-    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    sizes = read_sizes(config, 2048)
+    base, rope, _ = read_rope(config, sizes["context"])
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         rope_base=base,
         qk_norm=False,
-        tied=bool(config.get("tie_word_embeddings", False)),
         block=BlockConfig(biases=("qkv", "out") if config.get("attention_bias") else (), rope=rope),
     )
     return model, LayerNorm(epsilon=1e-5)

@@ -1,7 +1,7 @@
 """OLMo 2: norms at the ends of the branches, and of queries and keys over all heads."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import need, only, read_rope, refuse
+from nagjax.interop.families.common import only, read_rope, read_sizes, refuse
 from nagjax.interop.families.llama import attention_tensors, other_tensors, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -11,31 +11,21 @@ from nagjax.residual.schemes.reordered import Reordered
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     only(config, "hidden_act", ("silu", "swish"), "silu")
     epsilon = float(config.get("rms_norm_eps", 1e-5))
-    context = int(config.get("max_position_embeddings") or 2048)
-    base, rope, _ = read_rope({"max_position_embeddings": context} | config)
+    sizes = read_sizes(config, 2048)
+    base, rope, _ = read_rope(config, sizes["context"])
     head_width = config.get("head_dim")
     block = BlockConfig(
-        head_width=None if head_width is None or head_width * heads == width else head_width,
+        head_width=None if head_width is None or head_width * sizes["heads"] == sizes["width"] else head_width,
         biases=("qkv", "out") if config.get("attention_bias") else (),
         qk_gain="row",
         qk_epsilon=epsilon,
         rope=rope,
     )
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         rope_base=base,
-        tied=bool(config.get("tie_word_embeddings", False)),
         block=block,
     )
     return model, Reordered(epsilon=epsilon)

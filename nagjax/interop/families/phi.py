@@ -4,7 +4,7 @@ in the head. Only read."""
 import numpy as np
 
 from nagjax.interop.families import Family, read_only
-from nagjax.interop.families.common import need, only, read_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.gptj import one_norm
 from nagjax.interop.head_bias import fold_head_bias
@@ -16,22 +16,13 @@ from nagjax.residual.schemes.parallel import Parallel
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     activation = only(config, "hidden_act", tuple(ACTIVATIONS), "gelu_new")
     only(config, "qk_layernorm", (False,), False)
     only(config, "tie_word_embeddings", (False,), False)
-    context = int(config.get("max_position_embeddings") or 2048)
-    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    sizes = read_sizes(config, 2048)
+    base, rope, share = read_rope(config, sizes["context"])
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         mlp=ACTIVATIONS[activation],
         rope_base=base,
         qk_norm=False,

@@ -2,7 +2,7 @@
 head in some."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import need, only, read_rope, read_windows, refuse
+from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse
 from nagjax.interop.families.llama import embedding_tensors, rms_norms, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, Tensor, stacked_rows, transposed
 from nagjax.layers.config import BlockConfig
@@ -12,27 +12,17 @@ from nagjax.residual.schemes.plain import Plain
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     only(config, "hidden_act", ("silu", "swish"), "silu")
-    context = int(config.get("max_position_embeddings") or 4096)
-    base, rope, share = read_rope({"max_position_embeddings": context} | _with_original(config))
+    sizes = read_sizes(config, 4096)
+    base, rope, share = read_rope(_with_original(config), sizes["context"])
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         rope_base=base,
         qk_norm=False,
-        tied=bool(config.get("tie_word_embeddings", False)),
         block=BlockConfig(
             rotated=share or 1.0,
             rope=rope,
-            **read_windows(config, depth, context, None, always=True, first=0),
+            **read_windows(config, sizes["depth"], sizes["context"], None, always=True, first=0),
         ),
     )
     return model, Plain(epsilon=float(config.get("rms_norm_eps", 1e-5)))

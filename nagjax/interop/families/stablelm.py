@@ -1,7 +1,7 @@
 """StableLM: LayerNorm before gated branches, in turn or in parallel, rotary on a part of each head."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import need, only, read_rope, refuse
+from nagjax.interop.families.common import only, read_rope, read_sizes, refuse
 from nagjax.interop.families.gptj import one_norm
 from nagjax.interop.families.llama import attention_tensors, layer_norms, other_tensors, write_common
 from nagjax.interop.tensors import Tensor
@@ -13,24 +13,14 @@ from nagjax.residual.schemes.parallel import Parallel
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     only(config, "hidden_act", ("silu", "swish"), "silu")
     only(config, "qk_layernorm", (False,), False)
-    context = int(config.get("max_position_embeddings") or 4096)
-    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    sizes = read_sizes(config, 4096, kv_heads=32)
+    base, rope, share = read_rope(config, sizes["context"])
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads", 32) or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         rope_base=base,
         qk_norm=False,
-        tied=bool(config.get("tie_word_embeddings", False)),
         block=BlockConfig(
             biases=("qkv",) if config.get("use_qkv_bias") else (),
             rotated=0.25 if share is None else share,

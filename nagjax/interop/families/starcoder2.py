@@ -1,7 +1,7 @@
 """StarCoder2: LayerNorm, rotary positions, one GELU, biases in all linear maps or in none."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import need, only, read_rope, read_windows, refuse, write_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse, write_rope
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.llama import attention_tensors, embedding_tensors, layer_norms
 from nagjax.interop.tensors import MLP, Tensor, same, transposed
@@ -12,31 +12,21 @@ from nagjax.residual.schemes.layer_norm import LayerNorm
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     activation = only(config, "hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh")
     only(config, "mlp_type", ("default",), "default")
     only(config, "norm_type", ("layer_norm",), "layer_norm")
-    context = int(config.get("max_position_embeddings") or 4096)
-    base, rope, share = read_rope({"max_position_embeddings": context} | config)
+    sizes = read_sizes(config, 4096, tied=True, kv_heads=2)
+    base, rope, share = read_rope(config, sizes["context"])
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads", 2) or heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         mlp=ACTIVATIONS[activation],
         rope_base=base,
         qk_norm=False,
-        tied=bool(config.get("tie_word_embeddings", True)),
         block=BlockConfig(
             biases=BIASES if config.get("use_bias", True) else (),
             rotated=share or 1.0,
             rope=rope,
-            **read_windows(config, depth, context, None, always=True, first=0),
+            **read_windows(config, sizes["depth"], sizes["context"], None, always=True, first=0),
         ),
     )
     return model, LayerNorm(epsilon=float(config.get("norm_epsilon", 1e-5)))
