@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nagjax.config_file import read_values
+from nagjax.config_file import overridden, read_values
 from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
@@ -96,8 +96,7 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
 
 
 def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any]) -> Trial:
-    sizes = {"depth", "width", "context"} if "preset" in varied else set()
-    return Trial(name, varied, read_options({key: own for key, own in base.items() if key not in sizes} | varied))
+    return Trial(name, varied, read_options(overridden(base, varied)))
 
 
 def _name(varied: dict[str, Any]) -> str:
@@ -111,7 +110,7 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
     import jax
 
     from nagjax.runs.lock import Held
-    from nagjax.train.loop import train
+    from nagjax.train.loop import BROKEN_DOWN, train
 
     for number, trial in enumerate(trials, 1):
         if finished(trial, out):
@@ -126,9 +125,6 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
                 raise
             tell(f"[{number}/{len(trials)}] {trial.name}: {error}")
         jax.clear_caches()
-
-
-BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors by which training says so
 
 
 def finished(trial: Trial, out: Path) -> bool:
@@ -166,11 +162,16 @@ def table(found: Sequence[dict]) -> str:
     return "\n".join(["    loss  run", *lines])
 
 
+def shared_cores(count: int) -> dict[str, str]:
+    """The environment of one of so many processes that share this machine's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return os.environ | {"NPROC": str(max(cores // count, 1))}
+
+
 def in_processes(trials: Sequence[Trial], out: Path, given: dict[str, Any], count: int) -> None:
     """`work` in so many processes at once, each with its share of the cores. `given`: of `plan`, and `shard`; the
     processes make the same plan of it. Raises UserError if one fails."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = os.environ | {"NPROC": str(max(cores // count, 1))}
+    environment = shared_cores(count)
     command = [sys.executable, "-m", "nagjax.sweep", json.dumps(given), str(out)]
     workers = [subprocess.Popen(command, env=environment) for _ in range(min(count, len(trials)))]
     try:

@@ -16,13 +16,12 @@ from nagjax.runs.config import RunConfig, TrainConfig, differences, from_dict, t
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import judged
 from nagjax.runs.names import METRICS
-from nagjax.train.loop import train
+from nagjax.train.loop import BROKEN_DOWN, train
 from pallas_kernels.origin import origin
 
 RECORD = "record.json"
 NAMES = {field.name for field in dataclasses.fields(RunConfig)}
 RUN = {"scheme", "model", "optimizer", "train", "data"}  # a run's config has had these from the beginning
-DIVERGED = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors by which training says so
 
 
 class Job(Protocol):
@@ -68,7 +67,7 @@ class Training:
         try:
             train(self.run_config, folder, label=self.name)
         except UserError as error:
-            if error.field not in DIVERGED:
+            if error.field not in BROKEN_DOWN:
                 raise
             return {"diverged": str(error), "loss": None}
         return trained_metrics(folder) | (self.after(folder) if self.after else {})

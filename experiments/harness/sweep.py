@@ -7,7 +7,6 @@ system releases however the process ends. Machines of an array (SLURM, TPU slice
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from experiments.harness.recipe import HOME, Recipe, load, planned
 from experiments.harness.settings import from_json
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
+from nagjax.sweep import shared_cores, taken
 
 try:
     import fcntl
@@ -39,13 +39,8 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> "Shard":
         """From "i/n", i from 0 to n - 1. Raises UserError."""
-        try:
-            index, count = (int(part) for part in text.split("/"))
-        except ValueError:
-            index, count = 0, 0
-        if not 0 <= index < count:
-            raise UserError("shard", text, "give i/n with i from 0 to n - 1, as in --shard 0/8")
-        return cls(index, count)
+        every = taken(text)
+        return cls(every.start, every.step)
 
     def take(self, jobs: Sequence[Job]) -> Sequence[Job]:
         return jobs[self.index :: self.count]
@@ -75,14 +70,12 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
     Raises UserError if one of them failed.
     """
     jobs = planned(recipe, settings)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = os.environ | {"NPROC": str(max(cores // processes, 1))}
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "experiments.harness.sweep", recipe.name, str(folder.absolute())]
     command.append(json.dumps(dataclasses.asdict(settings)))
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context((folder / f"worker-{i}.log").open("w")) for i in range(processes)]
-        options = {"cwd": HOME.parent, "env": environment, "stderr": subprocess.STDOUT}
+        options = {"cwd": HOME.parent, "env": shared_cores(processes), "stderr": subprocess.STDOUT}
         workers = [subprocess.Popen(command, stdout=log, **options) for log in logs]
         # Asked to end, this process first tells the workers.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,7 +1,7 @@
 """Conversations in JSON lines: messages with roles, or a prompt and its response."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from nagjax.errors import UserError
@@ -43,9 +43,11 @@ def messages_of(document: str) -> list[Message]:
     return parse_json(document, lenient=True)
 
 
-def refuse_special(messages: list[Message], special_in: Callable[[str], str | None]) -> None:
-    """Raises UserError for a conversation that spells a special token of the template, which would end its turn; or has
-    a role that becomes one between <| and |>, as templates write it."""
+def refuse_special(messages: list[Message], tokenizer: Any) -> None:
+    """Raises UserError for a conversation that spells a special token of the tokenizer, which would end its turn; or
+    has a role that becomes one between <| and |>, as templates write it. A tokenizer of bytes has none."""
+    if (special_in := getattr(tokenizer, "special_in", None)) is None:
+        return
     roles = {message["role"] for message in messages}.difference(ROLES)
     for text in (*_strings(messages), *(f"<|{role}|>" for role in sorted(roles))):
         if found := special_in(text):

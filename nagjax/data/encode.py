@@ -31,13 +31,11 @@ def encode_conversations(
 
     Raises UserError: what the template raises, and for a message that spells a special token.
     """
-    special_in = getattr(tokenizer, "special_in", None)
     for batch in _batches(documents):
         shown, last = [], []
         for document, _ in batch:
             messages = messages_of(document)
-            if special_in is not None:
-                refuse_special(messages, special_in)
+            refuse_special(messages, tokenizer)
             shown.append(template.render(messages))
             last.append(messages[-1]["role"] == ANSWERS)
         encoded = tokenizer.encode_templated([text for text, _ in shown])

@@ -49,6 +49,5 @@ def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[in
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not all(isinstance(message.get(own), str) for own in ("role", "content")):
             raise UserError("messages", message, f'message {number} is not {{"role": "user", "content": "..."}}')
-    if (special_in := getattr(run.tokenizer, "special_in", None)) is not None:
-        refuse_special(messages, special_in)
+    refuse_special(messages, run.tokenizer)
     return run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()

@@ -14,6 +14,7 @@ from nagjax.errors import UserError
 from nagjax.files import copy, has_file, write_json
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.express import Expressed, express, unadapted
+from nagjax.interop.families.common import write_sizes
 from nagjax.interop.load_tensors import flat
 from nagjax.interop.safetensors import Lazy, write_folder
 from nagjax.interop.source import BUNDLE, CUTS, MODEL_CONFIG
@@ -123,14 +124,7 @@ def bundle_config(run: OpenRun) -> dict:
             "AutoModelForCausalLM": "modeling_nagjax.NagjaxForCausalLM",
         },
         "model_type": BUNDLE,
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "intermediate_size": model.hidden,
-        "num_hidden_layers": model.depth,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "max_position_embeddings": model.context,
-        "tie_word_embeddings": model.tied,
+        **write_sizes(model),
         "nagjax": own,
     }
 

@@ -53,7 +53,7 @@ def average(
             raise UserError("newest" if newest else "steps", newest or list(chosen), f"{fix} to have more to average")
         config, mesh, mean = read_config(folder), run.blueprint.mesh, None
         for count, step in enumerate(chosen, 1):
-            found = read_weights(folder, config, mesh, step)
+            found = run if step == run.step else read_weights(folder, config, mesh, step)
             mean = found.params if mean is None else _towards(mean, found.params, count)
         last = dataclasses.replace(run, step=found.step, params=found.params, mod=found.mod)
         held_out = text_batches(run, data, "validation", batches)

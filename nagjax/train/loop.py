@@ -31,6 +31,8 @@ from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 from nagjax.train.warm_start import begin, check_start
 
+BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors that say that a training broke down
+
 
 def train(
     config: RunConfig,

@@ -42,6 +42,20 @@ def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int 
     }
 
 
+def write_sizes(model: ModelConfig) -> dict:
+    """The inverse of `read_sizes`."""
+    return {
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.depth,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "max_position_embeddings": model.context,
+        "tie_word_embeddings": model.tied,
+    }
+
+
 def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig, float | None]:
     """Base, scaling, and share of the rotated features (None where it is not said), of old and new files."""
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}

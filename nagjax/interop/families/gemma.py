@@ -4,7 +4,7 @@ The scale goes into the table; where the head has the same table, the last norm'
 """
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope, write_sizes
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
 from nagjax.interop.tensors import Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -70,19 +70,12 @@ def write_common(model: ModelConfig, epsilon: float) -> dict:
     refuse("block.rotated", model.block.rotated, (1.0,), "rotary turns all features of a head")
     refuse("block.biases", set(model.block.biases), (set(), {"qkv", "out"}), "qkv and out go together")
     return {
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "intermediate_size": model.hidden,
-        "num_hidden_layers": model.depth,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
+        **write_sizes(model),
         "head_dim": model.head_width,
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": model.context,
         "rms_norm_eps": epsilon,
         "attention_bias": bool(model.block.biases),
-        "tie_word_embeddings": model.tied,
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,

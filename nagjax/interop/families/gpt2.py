@@ -14,19 +14,21 @@ BIASES = ("qkv", "out", "mlp")
 ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}
 
 
-def read(config: dict) -> tuple[ModelConfig, Scheme]:
+def read_sizes(config: dict) -> dict:
+    """Of a ModelConfig, by GPT-2's names."""
     depth, width, heads, context, vocab = need(config, "n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
+    hidden = config.get("n_inner") or 4 * width
+    return {"depth": depth, "width": width, "heads": heads, "hidden": hidden, "context": context, "vocab": vocab}
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    sizes = read_sizes(config)
     activation = only(config, "activation_function", tuple(ACTIVATIONS), "gelu_new")
     only(config, "scale_attn_weights", (True,), True)
     only(config, "scale_attn_by_inverse_layer_idx", (False,), False)
     only(config, "add_cross_attention", (False,), False)
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        hidden=config.get("n_inner") or 4 * width,
-        context=context,
-        vocab=vocab,
+        **sizes,
         mlp=ACTIVATIONS[activation],
         positions="learned",
         qk_norm=False,

@@ -7,7 +7,7 @@ import numpy as np
 from nagjax.errors import UserError
 from nagjax.interop.families import Family, read_only
 from nagjax.interop.families.common import need, only
-from nagjax.interop.families.gpt2 import ACTIVATIONS
+from nagjax.interop.families.gpt2 import ACTIVATIONS, read_sizes
 from nagjax.interop.head_bias import fold_head_bias
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, shared, transposed
 from nagjax.layers.config import BlockConfig
@@ -17,23 +17,17 @@ from nagjax.residual.schemes.parallel import Parallel
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, context, vocab, rotated = need(
-        config, "n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "rotary_dim"
-    )
+    sizes, (rotated,) = read_sizes(config), need(config, "rotary_dim")
+    head_width = sizes["width"] // sizes["heads"]
     activation = only(config, "activation_function", tuple(ACTIVATIONS), "gelu_new")
     only(config, "tie_word_embeddings", (False,), False)
-    if rotated > width // heads:
-        raise UserError("config.json: rotary_dim", rotated, f"a head has {width // heads} features")
+    if rotated > head_width:
+        raise UserError("config.json: rotary_dim", rotated, f"a head has {head_width} features")
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        hidden=config.get("n_inner") or 4 * width,
-        context=context,
-        vocab=vocab,
+        **sizes,
         mlp=ACTIVATIONS[activation],
         qk_norm=False,
-        block=BlockConfig(biases=("mlp",), rotated=rotated * heads / width),
+        block=BlockConfig(biases=("mlp",), rotated=rotated * sizes["heads"] / sizes["width"]),
     )
     return model, Parallel(epsilon=float(config.get("layer_norm_epsilon", 1e-5)))
 

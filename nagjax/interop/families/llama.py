@@ -1,7 +1,16 @@
 """Llama 2 and 3, SmolLM, Mistral, Qwen2, Qwen3: RMSNorm before gated branches, rotary positions."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse, write_rope, write_windows
+from nagjax.interop.families.common import (
+    only,
+    read_rope,
+    read_sizes,
+    read_windows,
+    refuse,
+    write_rope,
+    write_sizes,
+    write_windows,
+)
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
@@ -97,16 +106,9 @@ def write_common(model: ModelConfig, epsilon: float) -> dict:
     refuse("mlp", model.mlp, ("swiglu",), "its MLP is gated")
     refuse("positions", model.positions, ("rotary",), "its positions are rotary")
     return {
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "intermediate_size": model.hidden,
-        "num_hidden_layers": model.depth,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
+        **write_sizes(model),
         "hidden_act": "silu",
-        "max_position_embeddings": model.context,
         "rms_norm_eps": epsilon,
-        "tie_word_embeddings": model.tied,
         **write_rope(model),
     }
 

@@ -1,7 +1,7 @@
 """StarCoder2: LayerNorm, rotary positions, one GELU, biases in all linear maps or in none."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse, write_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse, write_rope, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.llama import attention_tensors, embedding_tensors, layer_norms
 from nagjax.interop.tensors import MLP, Tensor, same, transposed
@@ -52,18 +52,11 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
     return {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "intermediate_size": model.hidden,
-        "num_hidden_layers": model.depth,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
+        **write_sizes(model),
         "hidden_act": "gelu" if model.mlp == "gelu_exact" else "gelu_pytorch_tanh",
-        "max_position_embeddings": model.context,
         "norm_epsilon": scheme.epsilon,
         "use_bias": bool(model.block.biases),
         "sliding_window": model.block.window,
-        "tie_word_embeddings": model.tied,
         **write_rope(model),
     }
 
