@@ -73,7 +73,8 @@ def test_the_steps_ratios_are_in_their_file():
     ("file", "command"),
     [
         ("compile_cpu", "compile"),
-        ("mod_cpu", "mod"),
+        ("mod_cpu", "mod --batch 4"),
+        ("mod_one_row_cpu", "mod"),
         ("mod_decode_cpu", "mod --phase decode --batch 16"),
         ("mod_prefill_cpu", "mod --phase prefill --batch 16"),
     ],
