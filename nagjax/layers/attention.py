@@ -96,6 +96,12 @@ class Attention(nnx.Module):
         keys = self._place(self._heads(x, self.key, self.key_bias), self.key_gain, where)
         return KeysValues(keys, self._heads(x, self.value, self.value_bias))
 
+    def queries_keys(
+        self, x: Float[Array, "B T D"], where: Where
+    ) -> tuple[Float[Array, "B T H Dh"], Float[Array, "B T K Dh"]]:
+        """Of all tokens: what its weights are made of."""
+        return self.queries(x, where), self.keys_values(x, where).keys
+
     def mix(
         self, x: Float[Array, "B k D"], where: Where, known: KeysValues | CachedLayer, seen: Where
     ) -> Float[Array, "B k D"]:

@@ -1,4 +1,4 @@
-"""Kinds of branches. Every branch is a callable; one in which tokens read each other has two more methods."""
+"""Kinds of branches. Every branch is a callable; one in which tokens read each other has more methods."""
 
 import dataclasses
 import functools
@@ -43,6 +43,14 @@ class MixingAtOnce(Mixing, Protocol):
     ) -> Float[Array, "B k D"]: ...
 
 
+@runtime_checkable
+class InOrder(Protocol):
+    """A branch whose tokens read those right before them, such as a convolution: it runs for all tokens of a pass, in
+    their order. The cache it gets and returns is one of its own."""
+
+    def in_order(self, x: Float[Array, "B T D"], where: Where, cache: Any) -> tuple[Float[Array, "B T D"], Any]: ...
+
+
 def between(
     branch: Mixing, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
 ) -> Float[Array, "B k D"]:
@@ -66,8 +74,10 @@ def update_by_token(branch: Any, x: Float[Array, "B k D"], real: Bool[Array, "B 
 
 
 def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = None) -> tuple[Array, Any]:
-    """The update of all tokens by a branch of either kind, and its cache. New keys and values are written into a cache,
+    """The update of all tokens by a branch of any kind, and its cache. New keys and values are written into a cache,
     and queries see all of it."""
+    if isinstance(branch, InOrder):
+        return branch.in_order(x, where, cache)
     if not isinstance(branch, Mixing):
         return branch(x), cache
     if cache is None:
@@ -90,6 +100,16 @@ class Narrow:
     def __call__(self, x: Float[Array, "B T D"], *rest: Any) -> Any:
         found = self.branch(x.astype(self.dtype), *rest)
         return (found[0].astype(x.dtype), *found[1:]) if isinstance(found, tuple) else found.astype(x.dtype)
+
+
+@_holds_a_branch
+@dataclasses.dataclass(frozen=True)
+class NarrowInOrder(Narrow):
+    """The same of a branch in which tokens read those before them."""
+
+    def in_order(self, x: Float[Array, "B T D"], where: Where, cache: Any) -> tuple[Float[Array, "B T D"], Any]:
+        found, cache = self.branch.in_order(x.astype(self.dtype), where, cache)
+        return found.astype(x.dtype), cache
 
 
 @_holds_a_branch
@@ -125,5 +145,6 @@ def narrowed(branch: Any, dtype: DTypeLike, stream: DTypeLike) -> Any:
     """The branch for a stream of dtype `stream`, computing in `dtype`: itself where both are the same."""
     if stream == dtype:
         return branch
-    kind = NarrowMixing if isinstance(branch, Mixing) else NarrowChoosing if isinstance(branch, Choosing) else Narrow
+    kinds = (InOrder, NarrowInOrder), (Mixing, NarrowMixing), (Choosing, NarrowChoosing)
+    kind = next((narrow for protocol, narrow in kinds if isinstance(branch, protocol)), Narrow)
     return kind(branch, dtype)

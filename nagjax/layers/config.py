@@ -62,6 +62,7 @@ class BlockConfig:
     rope: RopeConfig = RopeConfig()  # rotary for longer contexts
     window: Count | None = None  # tokens that attention sees, counting back from the query's own; None: all
     softcap: Positive | None = None  # smooth limit on attention's logits
+    cca: bool = False  # compressed convolutional attention (`nagjax.layers.compressed`): narrow by heads x head_width
     others: OtherBlocks = OtherBlocks()  # blocks for which the window and rotary are others
 
     def __post_init__(self):

@@ -167,7 +167,7 @@ def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array,
     """Attention to first tokens, one head at a time, so that memory holds only one [B, T, T]."""
     branch, where = call.layer.block.attention.branch.of_block(call.layer.index[0] // 2), call.ctx.where
     x = model.scheme.read(stream).astype(model.config.compute_dtype)
-    q, k = branch.queries(x, where), branch.keys_values(x, where).keys
+    q, k = branch.queries_keys(x, where)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     mask = causal_mask(where, where, branch.window)[:, 0]
 

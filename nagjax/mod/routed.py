@@ -334,9 +334,9 @@ def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[st
 
 def _update(branch: Any, x: Float[Array, "B T D"], cache: Cache, ctx: ForwardContext) -> Update:
     """The update of all tokens."""
-    if isinstance(branch, Mixing):
-        return Update(*update_of(branch, x, ctx.where, cache))
-    return update_by_token(branch, x, ctx.where.segments > 0, ctx.lossless)._replace(cache=cache)
+    if isinstance(branch, Choosing):
+        return update_by_token(branch, x, ctx.where.segments > 0, ctx.lossless)._replace(cache=cache)
+    return Update(*update_of(branch, x, ctx.where, cache))
 
 
 def _no_notes(branch: Any, x: Float[Array, "B T D"]) -> dict[str, Float[Array, "B ..."]]:

@@ -90,6 +90,25 @@ class ModelConfig:
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
 
+        if self.block.cca:
+            self._check_compressed()
+
+    def _check_compressed(self) -> None:
+        block = self.block
+        if self.mod.routes("attention"):
+            fix = "a convolution reads the token before, which may have skipped: use --mod.skip mlp"
+            raise UserError("mod.skip", self.mod.skip, f"block.cca: {fix}")
+        if not self.qk_norm or block.qk_gain != "none":
+            field, value = ("qk_norm", False) if not self.qk_norm else ("block.qk_gain", block.qk_gain)
+            raise UserError(field, value, "block.cca normalises queries and keys and has a factor of its own for keys")
+        if "qkv" in block.biases:
+            raise UserError(
+                "block.biases", block.biases, "block.cca has its biases behind the convolutions: leave qkv out"
+            )
+        if (self.kv_heads or 1) * self.head_width % 2:
+            fix = "block.cca halves the values: give an even number of features to all key heads together"
+            raise UserError("kv_heads", self.kv_heads, fix)
+
     def _check_experts(self) -> None:
         if "mlp" in self.block.biases:
             raise UserError("block.biases", self.block.biases, "experts have no biases: leave mlp out")

@@ -12,12 +12,12 @@ power of n.
     vector      1              1         n^(a-1)    1 / m     n^-a
 
 `matrix` is what sums over the features of the residual or of a branch: hidden matrices, and what a gate reads the
-residual with; `vector` is every gain, bias and other gate parameter. Start values are relative to the rules of
-`standard`, where matrices and head already start at 1/sqrt(width); under `init_std` that root comes on top. s is what
-the scheme's own rule makes of its embedding between the two widths: 1 for most, m^-1/2 for NAG, which reads only the
-direction. Weight decay is divided by the learning rate's power of m, so that rate times decay is the same at every
-width. All singular values of Muon's update are the same, not only a few large: its rate goes with m^-1/2, and the
-update's spectral norm is the same at every width.
+residual with; `vector` is every gain, bias and other gate parameter, and what sums over one head's features. Start
+values are relative to the rules of `standard`, where matrices and head already start at 1/sqrt(width); under `init_std`
+that root comes on top. s is what the scheme's own rule makes of its embedding between the two widths: 1 for most,
+m^-1/2 for NAG, which reads only the direction. Weight decay is divided by the learning rate's power of m, so that rate
+times decay is the same at every width. All singular values of Muon's update are the same, not only a few large: its
+rate goes with m^-1/2, and the update's spectral norm is the same at every width.
 
 muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (no multipliers: exports and decoding need not know of it); Muon's
 rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # a parser of options imports configs, and schemes import jax
     from nagjax.residual import Scheme
 
 SUMMED = ("embed", "mlp", "heads")  # axes as long as the model is wide
+ONE_HEAD = "head"  # an axis as long as one head, at every width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Parametrization:
 
 def _kind(role: str, axes: tuple[str | None, ...]) -> str:
     """The row of the table."""
-    if role != "gate":
-        return "vector" if role == "norm" else role
     summed = axes[-2] if len(axes) > 1 else axes[0] if axes else None
+    if role != "gate":
+        return "vector" if role == "norm" or summed == ONE_HEAD else role
     return "matrix" if summed in SUMMED else "vector"

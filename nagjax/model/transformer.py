@@ -13,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.layers.attention import Attention
 from nagjax.layers.branch import Update, narrowed, update_by_token
 from nagjax.layers.cache import CachedLayer, KVCache
+from nagjax.layers.compressed import CompressedAttention, CompressedCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.experts import Experts
 from nagjax.layers.lora import adapted, adapters
@@ -94,7 +95,7 @@ class Block(nnx.Module):
             mlp = Experts(config.width, config.moe, config.mlp, scales(second), rngs)
         else:
             mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
-        attention = Attention(config, scales(first), rngs)
+        attention = (CompressedAttention if config.block.cca else Attention)(config, scales(first), rngs)
         if config.init_std is not None:
             std = config.init_std * Parametrization.of(config, scheme).root
             restart(attention, std)
@@ -343,11 +344,14 @@ class Transformer(nnx.Module):
         computation's dtype. If attention sees only selected tokens, it has room for as many as run in training."""
         config, dtype = self.config, self.config.compute_dtype
 
-        def one(group: Group, rate: float) -> KVCache | SelectedCache:
+        def one(group: Group, rate: float) -> KVCache | SelectedCache | CompressedCache:
+            own = config.kv_heads or 0, config.head_width, dtype
+            if config.block.cca:
+                return CompressedCache.empty(group.repeats, batch, tokens, config.heads or 0, *own)
             routed = config.mod.kv == "selected" and rate > 0.0
             slots = min(self.mod.room(rate), tokens) if routed else tokens
             kind = SelectedCache if routed else KVCache
-            return kind.empty(group.repeats, batch, slots, config.kv_heads or 0, config.head_width, dtype)
+            return kind.empty(group.repeats, batch, slots, *own)
 
         return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)
 

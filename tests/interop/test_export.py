@@ -166,13 +166,14 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("oru", {}, "scheme = 'oru'"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
         ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle"),
+        ("plain", {"block": BlockConfig(cca=True)}, "block.cca = True: plain formats.*nor can a bundle"),
         (
             "layer_norm",
             {"qk_norm": False, "kv_heads": 2, "mlp": "gelu", "block": BlockConfig(biases=("qkv",))},
             "block.biases",
         ),
     ],
-    ids=["nag", "review", "built_on_plain", "gelu", "mod", "no_biases"],
+    ids=["nag", "review", "built_on_plain", "gelu", "mod", "cca", "no_biases"],
 )
 def test_what_plain_formats_cannot_say_is_refused(tmp_path, scheme, changes, named):
     run = run_of(find_scheme(scheme)(), tmp_path, **changes)

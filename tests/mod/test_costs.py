@@ -21,7 +21,9 @@ SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=64)
 
 
 @functools.cache
-def counted(scheme: str, mod: ModConfig, moe: MoEConfig | None = None) -> tuple[float, float]:
+def counted(
+    scheme: str, mod: ModConfig, moe: MoEConfig | None = None, block: BlockConfig | None = None
+) -> tuple[float, float]:
     """Training FLOPs per token that a second block adds: XLA's count, and the closed form."""
     both = []
     for depth in (1, 2):
@@ -32,6 +34,7 @@ def counted(scheme: str, mod: ModConfig, moe: MoEConfig | None = None) -> tuple[
                 depth=depth,
                 mod=mod,
                 moe=moe or MoEConfig(),
+                block=block or BlockConfig(),
                 attention="xla",  # a CPU's own takes the scores again in the backward pass
                 **SHAPE,
             )
@@ -72,6 +75,13 @@ def test_experts_cost_what_xla_counts():
     moe = MoEConfig(4, 2, shared=1, hidden=512, dispatch="capacity", capacity=1.0)
     count, known = counted("plain", ModConfig(), moe)
     assert count == pytest.approx(known, rel=0.02)
+
+
+def test_compressed_attention_costs_what_xla_counts():
+    block = BlockConfig(cca=True, head_width=32)
+    count, known = counted("plain", ModConfig(), block=block)
+    assert count == pytest.approx(known, rel=0.02)
+    assert known < 0.9 * counted("plain", ModConfig())[1]
 
 
 def test_half_the_tokens_cost_at_most_six_tenths():
