@@ -15,7 +15,7 @@ from benchmarks.parts.rows import Case, Options
 from nagjax.layers.attend import attend
 from nagjax.layers.where import Where
 
-IMPLEMENTATIONS = {"gpu": ("cudnn", "xla"), "tpu": ("splash", "xla"), "cpu": ("xla",)}
+IMPLEMENTATIONS = {"gpu": ("cudnn", "xla", "tokamax"), "tpu": ("splash", "xla"), "cpu": ("xla",)}
 
 
 def cases(options: Options) -> Iterator[Case]:

@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
+from nagjax.layers.flash import HEAD_AXIS, flash
 from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.softcap import softcap
 from nagjax.layers.where import Window, causal_mask
 from pallas_kernels.placement import Placement, current_placement
 
 SPLASH_BLOCK = 128  # splash attention works on whole blocks of the sequence
-HEAD_AXIS = "tensor"  # mesh axis that heads are split over, where the mesh has it
 
 
 def attend(
@@ -32,9 +32,10 @@ def attend(
 ) -> Float[Array, "B Tq H Dh"]:
     """Causal attention within documents, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
 
-    `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "splash" (TPU, sequences in
-    whole blocks of 128 tokens, as many queries as keys, no window); "auto" takes the fastest that applies. window: the
-    number of tokens that a query sees, counting back from its own. cap: limits the logits (`softcap`), xla alone.
+    `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "tokamax" (GPU, without
+    scores in memory, `nagjax.layers.flash`); "splash" (TPU, sequences in whole blocks of 128 tokens, as many queries as
+    keys, no window); "auto" takes the fastest that applies. window: the number of tokens that a query sees, counting
+    back from its own. cap: limits the logits (`softcap`), xla alone.
 
     If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 
@@ -48,6 +49,8 @@ def attend(
         implementation = "xla" if cap is not None else _best(q, k, window)
     if cap is not None and implementation != "xla":
         raise UserError("attention", implementation, f"does not support block.softcap = {cap}: choose auto or xla")
+    if implementation == "tokamax":
+        return flash(q, k, v, q_where, k_where, window)
     if implementation == "splash":
         if window is not None:
             raise UserError("attention", "splash", "does not support block.window: choose auto or xla")

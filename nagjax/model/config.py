@@ -40,7 +40,8 @@ class ModelConfig:
     residual_dtype: Literal["auto", "float32"] = "auto"  # of the residual stream; auto: as the computation's
     # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
     remat: Literal["none", "block", "dots", "offload"] = "none"
-    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"  # its implementation; auto: the device's fastest
+    # its implementation; auto: the device's own; tokamax: for a GPU, from the package of its name
+    attention: Literal["auto", "xla", "cudnn", "splash", "tokamax"] = "auto"
     # implementation of the residual updates; auto: the device's own kernels where they fit, else xla
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "mosaic_gpu", "triton"] = "auto"
     mod: ModConfig = ModConfig()  # Mixture-of-Depths
@@ -92,6 +93,9 @@ class ModelConfig:
 
         if self.block.cca:
             self._check_compressed()
+        if self.attention == "tokamax" and self.mod.routes("attention") and self.mod.kv == "selected":
+            fix = "its kernel takes stretches of keys, and selected ones have gaps: use --mod.kv all, or another one"
+            raise UserError("attention", self.attention, fix)
 
     def _check_compressed(self) -> None:
         block = self.block

@@ -35,9 +35,10 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
             notes.append(
                 "a GPU run uses cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
-                "writes all scores to memory, so memory and bytes are upper bounds"
+                "writes all scores to memory, so memory and bytes are upper bounds (--attention tokamax is planned as "
+                "it is)"
             )
-        attention = taken = "xla"
+        attention = taken = "tokamax" if attention == "tokamax" else "xla"
     model = dataclasses.replace(model, dtype=dtype, attention=attention)
     return dataclasses.replace(config, model=model), Choices(dtype, taken, tuple(notes))
 

@@ -11,6 +11,9 @@ from pallas_kernels.hlo import Computation, Instruction, arrays
 # Matrix products of the splash attention kernels: scores and mixing forward; backward the scores again and their
 # gradient once per kernel, and one product for each gradient.
 SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
+# The same of tokamax's kernels, of which one does the whole backward pass; and their tiles' size, in tokens.
+FLASH = {"pallas_flash_attention_vjp": 7, "pallas_flash_attention": 2}
+TILE = 64
 
 
 def flops_of(one: Instruction, home: Computation) -> float:
@@ -29,6 +32,9 @@ def flops_of(one: Instruction, home: Computation) -> float:
         for name, products in SPLASH.items():
             if name in one.name:
                 return products * _splash_product(one, home, name)
+        for name, products in FLASH.items():
+            if f"{name}/" in one.attributes or f"{name}_fwd_res/" in one.attributes:
+                return products * _flash_product(one, home)
     return 0.0
 
 
@@ -100,6 +106,14 @@ def _splash_product(one: Instruction, home: Computation, kernel: str) -> float:
     rows, columns = (int(s[1]) if s else tokens for s in sizes)
     visited = sum(min(math.ceil((i + 1) * rows / columns), tokens // columns) for i in range(tokens // rows))
     return 2.0 * math.prod(shape[:-2]) * visited * rows * columns * features
+
+
+def _flash_product(one: Instruction, home: Computation) -> float:
+    """FLOPs of one [Tq, Tk] x Dh product per head; as many queries as keys: for the tiles on and below the diagonal."""
+    *batch, queries, heads, features = _shape(home, one.operands[0])
+    keys = _shape(home, one.operands[1])[-3]
+    visited = queries * (keys + min(TILE, keys)) / 2 if queries == keys else queries * keys
+    return 2.0 * math.prod(batch) * heads * visited * features
 
 
 def _shape(home: Computation, name: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from nagjax.train.state import Blueprint
 
 PLATFORM_OF = {
     "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "mosaic_gpu": "gpu", "triton": "gpu"},
-    "attention": {"splash": "tpu", "cudnn": "gpu"},
+    "attention": {"splash": "tpu", "cudnn": "gpu", "tokamax": "gpu"},
 }
 
 

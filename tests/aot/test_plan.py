@@ -50,6 +50,18 @@ def test_gradients_are_summed_where_their_parameters_live(tmp_path, data, fsdp, 
     assert found["involuntary_rematerializations"] == 0
 
 
+def test_a_gpu_with_tokamax_s_attention(tmp_path):
+    """No scores in memory: the backward pass of a layer has a mask of one byte for a query and a key."""
+    pytest.importorskip("tokamax", reason="the extra tokamax is not installed")
+    args = "--batch 8 --context 2048 --heads 2 --remat block".split()
+    found, other = (planned(tmp_path, "h200x8", *args, "--attention", name) for name in ("tokamax", "xla"))
+    assert found["choices"]["attention"] == "tokamax" and "pallas_flash_attention_vjp" in found["kernels"]
+    scores = 2 * 2 * 2048**2  # of one layer, in bfloat16
+    assert other["memory"]["peak"] - found["memory"]["peak"] > scores
+    attention = (2 + 2 + 7) * 2 * 128 * 2048 * (2048 + 64) / 2 * 2  # forward twice and backward, 2 layers
+    assert found["flops"] == pytest.approx(4 / 3 * products(1, tokens=2048) + attention, rel=0.1)
+
+
 def test_a_split_sequence(tmp_path):
     """Splash attention takes a part of the queries, and nothing but keys and values is gathered for it."""
     args = "--batch 4 --context 512 --mesh.data 2 --mesh.fsdp 2 --mesh.sequence 2 --remat block".split()

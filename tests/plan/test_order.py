@@ -38,6 +38,8 @@ def test_attention_of_skipping_tokens_is_said():
 def test_attention_that_cannot_be_compiled_here_is_said():
     assert "cuDNN" in choose(run(), parse("h200x8"))[1].notes[0]
     assert not choose(run(attention="xla"), parse("h200x8"))[1].notes
+    config, choices = choose(run(attention="tokamax"), parse("h200x8"))
+    assert config.model.attention == choices.attention == "tokamax" and not choices.notes
     assert not choose(run(dtype="float32"), parse("h200x8"))[1].notes
     assert not choose(run(), parse("v5e:2x2"))[1].notes
 

@@ -63,8 +63,9 @@ def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
     if model.mod.active:
         fix = "Mixture-of-Depths chooses among all tokens of a sequence: use mesh.sequence 1 and more fsdp or tensor"
         raise UserError("mesh.sequence", parts, fix)
-    if model.attention == "cudnn":
-        raise UserError("attention", "cudnn", f"needs whole sequences, not mesh.sequence = {parts}: choose auto or xla")
+    if model.attention in ("cudnn", "tokamax"):
+        fix = f"needs whole sequences, not mesh.sequence = {parts}: choose auto or xla"
+        raise UserError("attention", model.attention, fix)
 
 
 def check_experts(model: ModelConfig, shape: Mapping[str, int]) -> None:
