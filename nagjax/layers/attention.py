@@ -1,6 +1,7 @@
 """The attention branch: grouped-query attention, causal within a document, with an optional key/value cache."""
 
 import copy
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,9 @@ from nagjax.layers import cpu
 from nagjax.layers.attend import attend
 from nagjax.layers.branch import update_of
 from nagjax.layers.cache import CachedLayer, KeysValues, attend_cached
-from nagjax.layers.linear import linear, linears
+from nagjax.layers.linear import linear, linears, linears_then
 from nagjax.layers.parameters import Scales, bias, gain, matrix
-from nagjax.layers.platform import on_one_cpu
+from nagjax.layers.platform import on_gpu, on_one_cpu
 from nagjax.layers.rotary import turned, turns
 from nagjax.layers.where import Where, Window, causal_mask, causal_mask_by_key
 
@@ -22,7 +23,9 @@ ALL = 2**30  # tokens: more than any context
 
 def unit_rms(x: Float[Array, "*n Dh"], epsilon: float = 1e-6) -> Float[Array, "*n Dh"]:
     wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
+    scale = jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + epsilon)
+    scale = cpu.once(scale) if on_gpu() else scale  # XLA:GPU would write float32 rows between norm and rotation
+    return (wide * scale).astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -106,29 +109,41 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B k D"], where: Where, known: KeysValues | CachedLayer, seen: Where
     ) -> Float[Array, "B k D"]:
         """The update of the tokens `x`, which stand at `where`, from keys and values that stand at `seen`."""
-        q, cap = self.queries(x, where), self.config.block.softcap
+        return self._mixed(self.queries(x, where), where, known, seen)
+
+    def _mixed(
+        self, q: Float[Array, "B k H Dh"], where: Where, known: KeysValues | CachedLayer, seen: Where
+    ) -> Float[Array, "B k D"]:
+        cap = self.config.block.softcap
         if isinstance(known, CachedLayer):
             mixed = attend_cached(q, known, where, self.window, cap)
         else:
             mixed = attend(q, known.keys, known.values, where, seen, self.config.attention, self.window, cap)
-        return linear(mixed.reshape(*x.shape[:2], -1), self.out, self.out_bias)
+        return linear(mixed.reshape(*q.shape[:2], -1), self.out, self.out_bias)
 
     def between(
         self, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
     ) -> Float[Array, "B k D"]:
         """The update of the tokens `x`, which stand at `where`, from the tokens `source`, which stand at `seen`."""
-        if self.config.attention != "auto" or self.config.block.softcap is not None or not on_one_cpu():
-            return self.mix(x, where, self.keys_values(source, seen), seen)
-        config = self.config
-        bounded, scale = self._unit and cpu.is_bounded(config.head_width), config.head_width**-0.5
+        config, here = self.config, on_one_cpu()
         qkv = (self.query, self.query_bias), (self.key, self.key_bias), (self.value, self.value_bias)
+        if source is x and not here:
+            q, *known = linears_then(functools.partial(self._placed, where), x, *qkv)
+            return self._mixed(q, where, KeysValues(*known), seen)
+        if not here or config.attention != "auto" or config.block.softcap is not None:
+            return self.mix(x, where, self.keys_values(source, seen), seen)
         q, k, v = linears(x, *qkv) if source is x else (*linears(x, qkv[0]), *linears(source, *qkv[1:]))
+        bounded, scale = self._unit and cpu.is_bounded(config.head_width), config.head_width**-0.5
         q = self._heads_first(q, self.query_gain, where, scale)
         k = self._heads_first(k, self.key_gain, seen, 1.0)
         v = self._split(v).swapaxes(1, 2)
         masks = (make(where, seen, self.window) for make in (causal_mask, causal_mask_by_key))
         spans = cpu.spans_of(x.shape[1]) if source is x else 1
         return linear(cpu.attention(q, k, v, *masks, bounded, spans), self.out, self.out_bias)
+
+    def _placed(self, where: Where, *parts: Float[Array, "B T _"]) -> tuple[Float[Array, "B T _ Dh"], ...]:
+        q, k, v = map(self._split, parts)
+        return self._place(q, self.query_gain, where), self._place(k, self.key_gain, where), v
 
     @property
     def _unit(self) -> bool:

@@ -9,6 +9,7 @@ choices the first `experts` are experts and the rest run nothing: Mixture-of-Dep
 (Raposo et al. 2024, arXiv:2404.02258). Padding is neither routed nor counted.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from nagjax.layers.branch import Update
 from nagjax.layers.config import GATED, MoEConfig
 from nagjax.layers.dispatch import Products, run_experts
-from nagjax.layers.linear import linear
+from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.parameters import Scales, bias, matrix
 from nagjax.parameters import parameter
 from pallas_kernels.placement import current_placement
@@ -76,8 +77,11 @@ class Experts(nnx.Module):
             )
         if self.shared_up is not None and self.shared_down is not None:
             with jax.named_scope("shared"):
-                up = linear(x, self.shared_up, None)
-                opened = self._activation(None if self.shared_gate is None else linear(x, self.shared_gate, None), up)
+                up, gate = (self.shared_up, None), self.shared_gate
+                if gate is None:
+                    opened = linears_then(functools.partial(self._activation, None), x, up)
+                else:
+                    opened = linears_then(self._activation, x, (gate, None), up)
                 done = done + linear(opened, self.shared_down, None)
         ran = None
         if config.skips and not config.shared:

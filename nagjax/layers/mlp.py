@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
-from nagjax.layers.linear import linear
+from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.parameters import Scales, bias, matrix
 from nagjax.layers.platform import on_one_cpu
 
@@ -29,8 +29,9 @@ class SwiGLU(nnx.Module):
         return self._gated(x, jax.nn.silu)
 
     def _gated(self, x: Float[Array, "B T D"], opening: Callable[[Array], Array]) -> Float[Array, "B T D"]:
-        opened = opening(linear(x, self.gate, self.gate_bias))
-        return linear(opened * linear(x, self.up, self.up_bias), self.down, self.down_bias)
+        maps = (self.gate, self.gate_bias), (self.up, self.up_bias)
+        opened = linears_then(lambda gate, up: opening(gate) * up, x, *maps)
+        return linear(opened, self.down, self.down_bias)
 
 
 class GEGLU(SwiGLU):
@@ -52,7 +53,7 @@ class GELU(nnx.Module):
         self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return linear(self._opened(linear(x, self.up, self.up_bias)), self.down, self.down_bias)
+        return linear(linears_then(self._opened, x, (self.up, self.up_bias)), self.down, self.down_bias)
 
     def _opened(self, up: Float[Array, "B T F"]) -> Float[Array, "B T F"]:
         return jax.nn.gelu(up, approximate=self.approximate)

@@ -38,3 +38,15 @@ def platform_of(mesh: Mesh | AbstractMesh) -> str:
 def on_one_cpu() -> bool:
     """Whether the program is for a CPU, and its rows are not split over a mesh."""
     return platform() == "cpu" and current_placement() is None
+
+
+def on_gpu() -> bool:
+    """Whether the program is for a GPU, whose compiler XLA:GPU makes passes over memory that these layers avoid."""
+    return platform() in ("gpu", "cuda", "rocm")
+
+
+def joins_products() -> bool:
+    """Whether products of one x with several weights are to be one: on a GPU, for which each is otherwise a pass over x
+    and its cotangent; not where the weights' columns are split over devices, which would have to exchange them."""
+    placement = current_placement()
+    return on_gpu() and (placement is None or placement.mesh.shape.get("tensor", 1) == 1)
