@@ -80,6 +80,7 @@ aot: .venv-aot/.aot
 # The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.
 plans: .venv-aot/.aot
 	.venv-aot/bin/python benchmarks/plan.py
+	.venv-aot/bin/python benchmarks/block_bytes.py
 
 # nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
 bench-torch: $(VENV)/.dev .venv-torch/.torch

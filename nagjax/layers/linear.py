@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
-from nagjax.layers.platform import joins_products, on_one_cpu, platform
+from nagjax.layers.platform import joins_products, on_gpu, on_one_cpu
 
 Map = tuple[nnx.Param, nnx.Param | None]  # a weight, and a bias or None
 
@@ -29,9 +29,9 @@ def linears(x: Float[Array, "B T m"], *maps: Map) -> tuple[Float[Array, "B T _"]
 
 
 def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map) -> Any:
-    """`then(*linears(x, *maps))` as a GPU or TPU runs it fastest: `then` should be elementwise or nearly so, and is
-    computed again for the gradient, which needs nothing but the products. On a GPU these are one."""
-    if platform() == "cpu":
+    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the products are one, and `then` is
+    computed again for the gradient, which otherwise writes and reads several arrays of its size."""
+    if not on_gpu():
         return then(*(linear(x, *one) for one in maps))
     weights = _weights(x, maps)
     ends = list(itertools.accumulate(weight.shape[-1] for weight in weights))

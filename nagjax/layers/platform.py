@@ -41,7 +41,7 @@ def on_one_cpu() -> bool:
 
 
 def on_gpu() -> bool:
-    """Whether the program is for a GPU, whose compiler XLA:GPU makes passes over memory that these layers avoid."""
+    """Whether the program is for a GPU."""
     return platform() in ("gpu", "cuda", "rocm")
 
 

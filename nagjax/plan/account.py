@@ -64,6 +64,12 @@ def account(program: Program, devices: int) -> Account:
     return _Walk(program, devices).computation(program.entry)
 
 
+def loops(program: Program, devices: int) -> list[tuple[Account, int]]:
+    """The cost of one iteration of each loop in the entry computation, and its number of iterations."""
+    walk, home = _Walk(program, devices), program.computations[program.entry]
+    return [walk._instruction(one, home) for one in home.instructions if one.opcode == "while"]
+
+
 class _Walk:
     def __init__(self, program: Program, devices: int):
         self.program, self.devices = program, devices

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nagjax.model.config import ModelConfig
-from nagjax.plan.account import account, group_size
+from nagjax.plan.account import account, group_size, loops
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
 from nagjax.train.abstract_step import training_step
@@ -46,6 +46,12 @@ def test_nested_loops_multiply(arrays):
         return jax.lax.fori_loop(0, 5, lambda _, x: layers(w, x), x)
 
     assert compiled(repeated, *arrays).flops == 5 * LAYERS * 2 * ROWS * WIDTH * WIDTH
+
+
+def test_loops_are_listed_with_the_cost_of_one_iteration(arrays):
+    text = jax.jit(lambda w, x: layers(w[:3], layers(w, x))).lower(*arrays).compile().as_text()
+    found = [(cost.flops, times) for cost, times in loops(parse(text), 1)]
+    assert sorted(found) == [(2 * ROWS * WIDTH * WIDTH, 3), (2 * ROWS * WIDTH * WIDTH, LAYERS)]
 
 
 def test_a_loop_reads_one_slice_of_its_weights_at_a_time():

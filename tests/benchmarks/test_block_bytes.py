@@ -1,0 +1,37 @@
+"""The table of bytes that a block moves: what its results say, and what it was made for."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import block_bytes
+from nagjax.plan import tables
+
+
+def results():
+    return json.loads(block_bytes.RESULTS.read_text())
+
+
+def test_the_table_is_that_of_the_results():
+    page = block_bytes.PAGE.read_text()
+    assert [tuple(one["case"]) for one in results()] == block_bytes.CASES
+    assert page == tables.insert(page, "block bytes", block_bytes.table(results()))
+
+
+def test_on_an_h200_a_block_of_nag_moves_no_more_than_one_of_plain():
+    """As long as blocks are computed again, and with joined products less than with separate ones."""
+    moved = {tuple(one["case"]): one["moved"] for one in results()}
+    assert moved["h200x8", "block", "joined", "nag"] <= moved["h200x8", "block", "joined", "plain"]
+    for case, value in moved.items():
+        if case[2] == "separate" and "joined" in block_bytes.CHIPS[case[0]]:
+            assert moved[case[0], case[1], "joined", case[3]] < 0.95 * value
+
+
+def test_the_stand_in_for_attention_is_one_kernel_each_way():
+    q, k = (jax.ShapeDtypeStruct((2, 16, heads, 8), jnp.bfloat16) for heads in (4, 2))
+    step = jax.make_jaxpr(jax.grad(lambda q, k, v: jnp.sum(block_bytes.attention(q, k, v)), (0, 1, 2)))(q, k, k)
+    forward, backward = (one for one in step.eqns if one.primitive.name == "pallas_call")
+    assert [x.aval.shape for x in forward.invars] == [q.shape, k.shape, k.shape]
+    assert [x.aval.shape for x in forward.outvars] == [q.shape, (2, 4, 16)]
+    assert len(backward.invars) == 6 and [x.aval.shape for x in backward.outvars] == [q.shape, k.shape, k.shape]
