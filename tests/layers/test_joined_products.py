@@ -12,6 +12,8 @@ from flax import nnx
 from test_cpu import ROUNDED, branch_and_gradients, draw
 
 from nagjax.layers.config import BlockConfig
+from nagjax.layers.linear import linears_then
+from nagjax.layers.lora import LowRank, summed
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import joins_products, tracing_for
@@ -93,6 +95,13 @@ def test_the_gradient_needs_x_the_products_and_what_the_last_map_reads(kind, col
         _, back = jax.vjp(lambda state, x: nnx.merge(graph, state)(x), state, x)
     kept = sum(leaf.shape[-1] for leaf in jax.tree.leaves(back) if leaf.shape[:-1] == (1, ROWS))
     assert kept == WIDTH + columns + HIDDEN
+
+
+def test_an_adapted_weight_stays_by_itself():
+    x, weight, other, a, b = draw((1, ROWS, 8), (8, 4), (8, 4), (8, 2), (2, 4), dtype=np.float32)
+    with tracing_for("gpu"):
+        found = linears_then(lambda *both: both, x, (LowRank(weight, a, b, 0.5), None), (other, None))
+    compare(found, (x @ summed(weight, a, b, 0.5), x @ other))
 
 
 @pytest.mark.parametrize("platform, joins", [("cpu", False), ("tpu", False), ("gpu", True), ("cuda", True)])
