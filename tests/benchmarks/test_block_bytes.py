@@ -24,8 +24,8 @@ def test_on_an_h200_a_block_of_nag_moves_no_more_than_one_of_plain():
     moved = {tuple(one["case"]): one["moved"] for one in results()}
     assert moved["h200x8", "block", "joined", "nag"] <= moved["h200x8", "block", "joined", "plain"]
     for case, value in moved.items():
-        if case[2] == "separate" and "joined" in block_bytes.CHIPS[case[0]]:
-            assert moved[case[0], case[1], "joined", case[3]] < 0.95 * value
+        joined = moved.get((case[0], case[1], "joined", case[3]))
+        assert joined is None or case[2] == "joined" or joined < 0.95 * value
 
 
 def test_the_stand_in_for_attention_is_one_kernel_each_way():
