@@ -110,7 +110,7 @@ class CompressedAttention(Attention):
     ) -> tuple[Float[Array, "B T D"], CachedLayer | None]:
         """The update of all tokens, and the cache, of which queries see all. Padding stands behind a row's tokens."""
         if cache is None:
-            mixed = self._mixed(self.vectors(x, where), where)
+            mixed = self._attended(self.vectors(x, where), where)
         else:
             q, fresh, last = self.vectors(x, where, cache.stored.last[cache.layer])
             cache = cache.write(fresh, where, last)
@@ -118,7 +118,7 @@ class CompressedAttention(Attention):
             mixed = mixed.reshape(*x.shape[:2], -1)
         return linear(mixed, self.out, self.out_bias), cache
 
-    def _mixed(self, vectors: Vectors, where: Where) -> Float[Array, "B T n"]:
+    def _attended(self, vectors: Vectors, where: Where) -> Float[Array, "B T n"]:
         config, (q, (k, v), _) = self.config, vectors
         cap = config.block.softcap
         if config.attention != "auto" or cap is not None or not on_one_cpu():
