@@ -18,7 +18,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch torture fuzz notebooks docs lint clean
+.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch bench-decode torture fuzz notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -85,6 +85,10 @@ plans: .venv-aot/.aot
 # nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
 bench-torch: $(VENV)/.dev .venv-torch/.torch
 	$(BIN)/python benchmarks/step.py --torch .venv-torch/bin/python $(BENCH)
+
+# nagjax's sampling beside transformers' of the same model; writes benchmarks/results/decode_cpu.json.
+bench-decode: $(VENV)/.dev .venv-torch/.torch
+	$(BIN)/python benchmarks/decode_peers.py --torch .venv-torch/bin/python $(BENCH)
 
 # Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
 torture: $(VENV)/.dev

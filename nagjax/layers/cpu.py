@@ -19,10 +19,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 once = jax.lax.optimization_barrier  # the value is computed once, however many read it
+FEW = 64  # rows of x for which to copy weights side by side costs more than one product saves
 
 
 def _product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
     return jax.lax.dot_general(x, weight, (((2,), (0,)), ((), ())))
+
+
+def _product_with_all(x: Float[Array, "B T m"], weights) -> Float[Array, "B T n"]:
+    """`x W` for each of the weights, side by side: one product, but of few rows, as in sampling, one for each."""
+    if math.prod(x.shape[:-1]) < FEW:
+        return _joined([_product(x, weight) for weight in weights])
+    return _product(x, _joined(weights))
 
 
 def _back(dy: Float[Array, "B T n"], weight: Float[Array, "m n"]) -> Float[Array, "B T m"]:
@@ -36,12 +44,12 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 
 @jax.custom_vjp
 def products(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
-    """`x W` for each of the weights, as one product with all of them."""
+    """`x W` for each of the weights, of many rows as one product with all of them."""
     return _products_forward(x, *weights)[0]
 
 
 def _products_forward(x, *weights):
-    return _parts(_product(x, _joined(weights)), weights), (x, weights)
+    return _parts(_product_with_all(x, weights), weights), (x, weights)
 
 
 def _products_backward(kept, d_parts):
@@ -70,7 +78,7 @@ def swiglu(
 
 
 def _swiglu_forward(x, gate, up, down):
-    both = once(_product(x, _joined((gate, up))))
+    both = once(_product_with_all(x, (gate, up)))
     a, b = _parts(both, (gate, up))
     return _product(a * jax.nn.sigmoid(a) * b, down), (x, both, gate, up, down)
 

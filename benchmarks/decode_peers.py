@@ -1,0 +1,138 @@
+"""Tokens per second beside transformers, for the same imported model on this CPU: `make bench-decode`, which writes
+benchmarks/results/decode_cpu.json.
+
+transformers makes a random Llama-like model, nagjax imports it, both must write the same greedy tokens, and then they
+take turns in one sitting. Reading a prompt is timed as writing one token behind it; writing as the time that further
+tokens take, in the same round. A ratio is the median over rounds of that round's two rates, by the clock and, less
+moved by what else the machine does, by CPU time. transformers runs in an
+environment of its own (benchmarks/hf_decode.py), with its default cache and, `compiled`, by torch.compile with a
+static one.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nagjax.generate.sample import generate
+from nagjax.interop.importing import import_model
+from pallas_kernels.origin import origin
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "decode_cpu.json"
+MODEL = {
+    "num_hidden_layers": 16,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 16384,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+NAGJAX = "nagjax"
+
+
+class Nagjax:
+    def __init__(self, folder: Path, out: Path, dtype: str):
+        self.model = import_model(folder, out, dtype=dtype).model
+
+    def written(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:
+        """New tokens, and seconds: by the clock, and of CPU time."""
+        began, used = time.perf_counter(), time.process_time()
+        new = generate(self.model, prompts, tokens=tokens, temperature=0.0)
+        return new, np.array([time.perf_counter() - began, time.process_time() - used])
+
+
+class Peer:
+    """transformers in a process that waits for its turn."""
+
+    def __init__(self, python: str, folder: Path, dtype: str, compiled: bool):
+        program = [python, str(ROOT / "benchmarks" / "hf_decode.py"), f"--folder={folder}", f"--dtype={dtype}"]
+        options = [f"--config={json.dumps(MODEL)}", f"--threads={os.cpu_count()}", *["--compiled"] * compiled]
+        self.process = subprocess.Popen([*program, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.about = json.loads(self.process.stdout.readline())
+
+    def written(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:
+        print(json.dumps({"prompts": prompts, "tokens": tokens}), file=self.process.stdin, flush=True)
+        found = json.loads(self.process.stdout.readline())
+        return found["new"], np.array(found["seconds"])
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(everyone: dict, batch: int, prompt: int, tokens: int, rounds: int) -> dict:
+    """Tokens per second of reading and of writing, each peer's and as ratios."""
+    ids = np.random.default_rng(0).integers(0, MODEL["vocab_size"], (batch, prompt)).tolist()
+    first = {name: one.written(ids, tokens)[0] for name, one in everyone.items()}
+    same = {
+        name: float(np.mean(np.array(new) == np.array(first[NAGJAX]))) for name, new in first.items() if name != NAGJAX
+    }
+    for one in everyone.values():
+        one.written(ids, 1)
+    rates = {name: {"prefill": [], "decode": []} for name in everyone}
+    for _ in range(rounds):
+        for name, one in everyone.items():
+            read, whole = one.written(ids, 1)[1], one.written(ids, tokens)[1]
+            rates[name]["prefill"].append(batch * prompt / read)
+            rates[name]["decode"].append(batch * (tokens - 1) / (whole - read))
+    rows = {}
+    for name, own in rates.items():
+        rows[name] = {f"{phase}_tokens_per_second": float(np.median(found, axis=0)[0]) for phase, found in own.items()}
+        for phase, found in own.items() if name != NAGJAX else ():
+            ratio, cpu_ratio = np.median(np.array(rates[NAGJAX][phase]) / np.array(found), axis=0).tolist()
+            rows[name] |= {f"{phase}_ratio": ratio, f"{phase}_cpu_ratio": cpu_ratio}
+        if name != NAGJAX:
+            rows[name]["same_tokens"] = same[name]
+    return {"batch": batch, "prompt": prompt, "tokens": tokens, "results": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--torch", required=True, help="Python of the environment with torch and transformers")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=33)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--compiled", action="store_true", help="also transformers by torch.compile")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
+    sizes, versions = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "llama"
+        for dtype in options.dtypes:
+            peers = {"transformers": Peer(options.torch, source, dtype, False)}
+            if options.compiled:
+                peers["transformers_compiled"] = Peer(options.torch, source, dtype, True)
+            versions = peers["transformers"].about
+            everyone = {NAGJAX: Nagjax(source, Path(folder) / f"run_{dtype}", dtype)} | peers
+            for batch in options.batches:
+                found = measure(everyone, batch, options.prompt, options.tokens, options.rounds)
+                sizes.append({"dtype": dtype} | found)
+                for name, row in found["results"].items():
+                    print(
+                        f"{dtype} x {batch:2} {name:22}", *(f"{key} {own:.2f}" for key, own in row.items()), flush=True
+                    )
+            for peer in peers.values():
+                peer.end()
+    for size in sizes:
+        if size["dtype"] == "float32" and any(row.get("same_tokens", 1.0) < 1.0 for row in size["results"].values()):
+            raise SystemExit("the greedy tokens differ: nothing is written")
+    machine = {"cores": os.cpu_count(), "load_before": load}
+    result = {"bench": "decode", "model": MODEL, "rounds": options.rounds, "sizes": sizes}
+    about = origin()
+    about["versions"] |= versions
+    options.out.write_text(json.dumps(result | machine | about, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
