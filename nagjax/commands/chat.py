@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import note
@@ -20,6 +20,7 @@ def main(
     top_p: Annotated[float, Range(gt=0, le=1)] = 0.95,
     min_p: Share = 0.0,
     seed: Seed = 0,
+    weights: Literal["full", "int8"] = "full",
 ) -> None:
     """Talk with a model: each line of the input is a message, and the model answers it, knowing what was said before.
 
@@ -36,12 +37,14 @@ def main(
         top_p: of these, from the smallest set of tokens that holds this probability.
         min_p: of these, from the tokens at least so many times as likely as the likeliest.
         seed: of the samples.
+        weights: int8 holds matrices in 8 bits, with a scale per output channel.
     """
     note(f"opening {run}")
     from nagjax.generate.chat import answer
+    from nagjax.generate.weights import with_weights
     from nagjax.runs.opening import open_run
 
-    opened = open_run(run)
+    opened = with_weights(open_run(run), weights)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     start = [{"role": "system", "content": system}] if system else []
     said = list(start)

@@ -1,7 +1,7 @@
 """Continue prompts."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import note
@@ -19,6 +19,7 @@ def main(
     stop: tuple[str, ...] = (),
     slide: bool = False,
     seed: Seed = 0,
+    weights: Literal["full", "int8"] = "full",
     speed: bool = False,
 ) -> None:
     """Continue prompts, all of them in one batch, with a key/value cache.
@@ -34,13 +35,15 @@ def main(
         stop: texts that end a row where it writes one of them; they are not shown.
         slide: let text be longer than the context: when that is full, its older half is forgotten.
         seed: of the samples.
+        weights: int8 holds matrices in 8 bits, with a scale per output channel.
         speed: also time it greedily, with skipped sublayers and with all of them: time saved over FLOPs saved.
     """
     note(f"opening {run}")
     from nagjax.generate.sample import complete
+    from nagjax.generate.weights import with_weights
     from nagjax.runs.opening import open_run
 
-    opened = open_run(run)
+    opened = with_weights(open_run(run), weights)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     texts = complete(opened, list(prompt), tokens=tokens, stop=stop, slide=slide, **sampling)
     for start, text in zip(prompt, texts, strict=True):

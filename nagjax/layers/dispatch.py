@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from nagjax.layers.int8 import Quantized
 from nagjax.layers.ragged import ragged_product
 from pallas_kernels.placement import current_placement
 
@@ -46,9 +47,9 @@ class Products(NamedTuple):
 class Matrices(NamedTuple):
     """The same as arrays; on a device of a mesh, its part of them."""
 
-    gate: Float[Array, "E D F"] | None
-    up: Float[Array, "E D F"]
-    down: Float[Array, "E F D"]
+    gate: Float[Array, "E D F"] | Quantized | None
+    up: Float[Array, "E D F"] | Quantized
+    down: Float[Array, "E F D"] | Quantized
 
 
 class Dispatch(NamedTuple):

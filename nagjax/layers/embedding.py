@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from nagjax.layers.int8 import Quantized
 from nagjax.layers.parameters import table
 from nagjax.layers.softcap import softcap
 from nagjax.layers.where import Where
@@ -38,8 +39,14 @@ class Head(nnx.Module):
 
 
 def unembed(
-    hidden: Float[Array, "B T D"], log_scale: Float[Array, "B T"], rows: Float[Array, "V D"], cap: float | None = None
+    hidden: Float[Array, "B T D"],
+    log_scale: Float[Array, "B T"],
+    rows: Float[Array, "V D"] | Quantized,
+    cap: float | None = None,
 ) -> Float[Array, "B T V"]:
     """Logits `exp(log_scale) * hidden rows^T`, limited by `softcap`: float32, from a product in hidden's dtype."""
-    logits = jnp.einsum("btd,vd->btv", hidden, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    if isinstance(rows, Quantized):
+        logits = rows.product(hidden, 1)
+    else:
+        logits = jnp.einsum("btd,vd->btv", hidden, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return softcap(jnp.exp(log_scale)[..., None] * logits, cap)

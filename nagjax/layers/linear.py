@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
+from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import joins_products, on_gpu, on_one_cpu
 
 Map = tuple[nnx.Param, nnx.Param | None]  # a weight, and a bias or None
@@ -24,7 +25,8 @@ def linear(x: Float[Array, "B T m"], weight: nnx.Param, added: nnx.Param | None)
 def linears(x: Float[Array, "B T m"], *maps: Map) -> tuple[Float[Array, "B T _"], ...]:
     """Several linear maps of the same x."""
     weights = _weights(x, maps)
-    found = cpu.products(x, *weights) if on_one_cpu() else [x @ weight for weight in weights]
+    joined = on_one_cpu() and not any(isinstance(weight, Quantized) for weight in weights)
+    found = cpu.products(x, *weights) if joined else [x @ weight for weight in weights]
     return _with_biases(found, maps)
 
 
@@ -36,7 +38,7 @@ def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map)
     weights = _weights(x, maps)
     ends = list(itertools.accumulate(weight.shape[-1] for weight in weights))
     # Joining copies the weights, and saves a pass over x and its cotangent for each: not for the few rows of decoding.
-    plain = all(isinstance(weight, jax.Array) for weight in weights)  # and not `LowRank`
+    plain = all(isinstance(weight, jax.Array) for weight in weights)  # neither `LowRank` nor `Quantized`
     if not (joins_products() and plain and math.prod(x.shape[:-1]) >= ends[-1]):
         return jax.checkpoint(lambda *found: then(*_with_biases(found, maps)))(*(x @ weight for weight in weights))
     product = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array

@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
+from nagjax.layers.int8 import Quantized
 from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.parameters import Scales, bias, matrix
 from nagjax.layers.platform import on_one_cpu
@@ -24,8 +25,9 @@ class SwiGLU(nnx.Module):
         self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        if on_one_cpu() and self.gate_bias is None:
-            return cpu.swiglu(x, *(weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)))
+        weights = [weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)]
+        if on_one_cpu() and self.gate_bias is None and not isinstance(weights[0], Quantized):
+            return cpu.swiglu(x, *weights)
         return self._gated(x, jax.nn.silu)
 
     def _gated(self, x: Float[Array, "B T D"], opening: Callable[[Array], Array]) -> Float[Array, "B T D"]:

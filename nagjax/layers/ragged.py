@@ -13,20 +13,32 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import platform
 
 BLOCK = 128  # rows of a block at most; larger ones waste more at the end of a group
 
 
 def ragged_product(
-    rows: Float[Array, "N m"], matrices: Float[Array, "E m n"], sizes: Int[Array, " E"]
+    rows: Float[Array, "N m"], matrices: Float[Array, "E m n"] | Quantized, sizes: Int[Array, " E"]
 ) -> Float[Array, "N n"]:
     """`rows[i] W[e]` for the group e that row i is in: the first `sizes[0]` rows, and so on; 0 for rows after the last
     group."""
+    if isinstance(matrices, Quantized):
+        return _quantized(rows, matrices, sizes)
     if platform() == "cpu":
         return _in_blocks(rows, matrices, sizes)
     done = jax.lax.ragged_dot(rows, matrices, sizes, preferred_element_type=rows.dtype)
     return jnp.where(jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes), done, 0)
+
+
+def _quantized(rows, matrices: Quantized, sizes):
+    """The same without a gradient; a CPU widens the matrix of a block at a time."""
+    if platform() == "cpu":
+        return _multiplied(rows, matrices, sizes, 0)
+    sums = jax.lax.ragged_dot(rows, matrices.values.astype(rows.dtype), sizes, preferred_element_type=jnp.float32)
+    group = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows.shape[0]), side="right")
+    return (sums * matrices.scale[:, 0].at[group].get(mode="fill", fill_value=0.0)).astype(rows.dtype)
 
 
 class Blocks(NamedTuple):
@@ -82,8 +94,11 @@ def _multiplied(rows, matrices, sizes, along: int) -> Array:
 
     def step(done, start, group, own):
         block = jax.lax.dynamic_slice_in_dim(padded, start, size)
-        weight = jax.lax.dynamic_index_in_dim(matrices, group, keepdims=False)
-        product = jax.lax.dot_general(block, weight, (((1,), (along,)), ((), ())))
+        weight = jax.tree.map(lambda own: jax.lax.dynamic_index_in_dim(own, group, keepdims=False), matrices)
+        if isinstance(weight, Quantized):
+            product = weight.product(block, along)
+        else:
+            product = jax.lax.dot_general(block, weight, (((1,), (along,)), ((), ())))
         return jax.lax.dynamic_update_slice_in_dim(done, jnp.where(own, product, 0), start, 0)
 
     empty = jnp.zeros((padded.shape[0], matrices.shape[2 - along]), rows.dtype)

@@ -16,6 +16,7 @@ from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.compressed import CompressedAttention, CompressedCache
 from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.experts import Experts
+from nagjax.layers.int8 import Quantized
 from nagjax.layers.lora import adapted, adapters
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales, restart
@@ -330,10 +331,10 @@ class Transformer(nnx.Module):
         (stream, written), noted = jax.lax.scan(step, (stream, cache), (pattern, layers))
         return stream, (written, *noted)
 
-    def head_rows(self) -> Float[Array, "V D"]:
-        """The unembedding table as the scheme's head uses it."""
-        table = self.embedding.tokens if self.head is None else self.head.tokens
-        return self.scheme.head_rows(table[...])
+    def head_rows(self) -> Float[Array, "V D"] | Quantized:
+        """The unembedding table as the scheme's head uses it; a quantised one was made so before."""
+        table = (self.embedding.tokens if self.head is None else self.head.tokens)[...]
+        return table if isinstance(table, Quantized) else self.scheme.head_rows(table)
 
     def logits(self, output: Output) -> Float[Array, "B T V"]:
         """Float32 logits."""

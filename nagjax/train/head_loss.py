@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from nagjax.layers.int8 import widened
 from nagjax.layers.softcap import softcap
 from nagjax.model.transformer import Output, Transformer
 from nagjax.train.distributed.mesh import SHARDING_RULES
@@ -85,7 +86,7 @@ def head_loss(
     chunk holds them all, logits are made whole.
     """
     layout = Layout(current_placement(), chunk or 0, z_weight, model.config.logit_softcap)
-    head = Head(output.hidden, output.log_scale, model.head_rows())
+    head = Head(output.hidden, output.log_scale, widened(model.head_rows()))
     if _chunk(layout, head.rows.shape[0], batch.targets.size) is None:
         sums = cross_entropy(model.logits(output), batch)
         return sums.nats + z_weight * sums.z, jax.lax.stop_gradient(sums)
