@@ -69,6 +69,17 @@ def test_the_steps_ratios_are_in_their_file():
     assert plain.strip().startswith(torch)
 
 
+def test_the_ratios_to_transformers_are_in_their_file_and_both_wrote_the_same():
+    sizes = {
+        (size["dtype"], size["batch"]): size["results"]["transformers"] for size in measured("decode_cpu")["sizes"]
+    }
+    assert all(found["same_tokens"] == 1.0 for (dtype, _), found in sizes.items() if dtype == "float32")
+    told = lambda phase, dtype: " and ".join(f"{sizes[dtype, rows][f'{phase}_ratio']:.2f}" for rows in (1, 8))  # noqa: E731
+    write, read = (line.split("|")[-2].strip() for line in README.splitlines() if "`make bench-decode`" in line)
+    assert write == told("decode", "float32")
+    assert read.startswith(f"{told('prefill', 'float32')}; bfloat16 {told('prefill', 'bfloat16')}")
+
+
 @pytest.mark.parametrize(
     ("file", "command"),
     [
