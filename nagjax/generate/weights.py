@@ -8,11 +8,12 @@ from flax import nnx
 
 from nagjax.errors import UserError
 from nagjax.layers.int8 import quantized
+from nagjax.layers.lora import GROUPS
 from nagjax.model.transformer import Transformer
 from nagjax.runs.opening import OpenRun
 
 Weights = Literal["full", "int8"]
-KEPT = ("router",)  # which experts a token runs is decided in full precision
+MATRICES = {name for names in GROUPS.values() for name in names}  # those of plain products: no router, no convolution
 
 _matrix = jax.jit(quantized)
 _table = jax.jit(lambda scheme, table: quantized(scheme.head_rows(table), over=-1), static_argnums=0)
@@ -22,7 +23,7 @@ def int8_model(model: Transformer) -> Transformer:
     """The model with the matrices of attention, MLP and experts, and the head's table, as 8-bit integers and a float32
     scale per output channel (`nagjax.layers.int8`); for passes without gradients.
 
-    Routers, gates, gains and biases stay as they are. So does the embedding, unless it is the head's table too, and a
+    Routers, convolutions, gates, gains and biases stay as they are. So does the embedding, unless it is the head's table too, and a
     tied table that the scheme's head normalises (NAG's).
 
     Raises UserError: adapters that are not merged, or parameters over several devices.
@@ -40,7 +41,7 @@ def int8_model(model: Transformer) -> Transformer:
             return (
                 variable if tied and scheme.head_rows(value) is not value else variable.replace(_table(scheme, value))
             )
-        matrix = variable.get_metadata()["role"] == "matrix" and "branch" in names and names[-1] not in KEPT
+        matrix = names[-2:-1] == ["branch"] and names[-1] in MATRICES
         return variable.replace(_matrix(value)) if matrix else variable
 
     is_leaf = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731

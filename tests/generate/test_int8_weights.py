@@ -10,7 +10,7 @@ from tiny_models import full_logits, make_model
 from nagjax.errors import UserError
 from nagjax.generate.sample import complete, generate
 from nagjax.generate.weights import int8_model, with_weights
-from nagjax.layers.config import LoRAConfig, MoEConfig
+from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig
 from nagjax.layers.int8 import Quantized, quantized, widened
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.ragged import ragged_product
@@ -115,7 +115,8 @@ CASES = {
     "tied, normalised head": ("nag", {"tied": True}),
     "biases, gelu": ("layer_norm", {"mlp": "gelu"}),
     "bfloat16": ("nag", {"dtype": "bfloat16"}),
-    "few": ("nag", {"mod": ModConfig(rate=(0.5,))}),
+    "compressed attention": ("review", {"block": BlockConfig(cca=True)}),
+    "Mixture-of-Depths": ("nag", {"mod": ModConfig(rate=(0.5,))}),
 }
 
 
@@ -126,7 +127,7 @@ def test_every_kind_of_model_samples(case):
     small = int8_model(model)
     held = {path for path, leaf in parts(small).items() if isinstance(leaf, Quantized)}
     assert {"blocks/attention/branch/query", "blocks/mlp/branch/up", "blocks/mlp/branch/down"} <= held
-    assert not any("router" in path or "gate/" in path for path in held)
+    assert not any(part in path for path in held for part in ("router", "/gate/", "/mix"))
     assert ("head/tokens" in held) == (not model.config.tied)
     assert ("embedding/tokens" in held) == (case == "tied")
     routed = {"cuts": jnp.full(model.config.sublayers, -10.0)} if model.config.mod.active else {}
