@@ -23,8 +23,8 @@ def int8_model(model: Transformer) -> Transformer:
     """The model with the matrices of attention, MLP and experts, and the head's table, as 8-bit integers and a float32
     scale per output channel (`nagjax.layers.int8`); for passes without gradients.
 
-    Routers, convolutions, gates, gains and biases stay as they are. So does the embedding, unless it is the head's table too, and a
-    tied table that the scheme's head normalises (NAG's).
+    Routers, convolutions, gates, gains and biases stay as they are. So does the embedding, unless it is the head's
+    table too, and a tied table that the scheme's head normalises (NAG's).
 
     Raises UserError: adapters that are not merged, or parameters over several devices.
     """

@@ -72,7 +72,7 @@ class OpenRun:
         return self.tokenizer.in_front if isinstance(self.tokenizer, JsonTokenizer) else []
 
     def __repr__(self) -> str:
-        model, count = self.config.model, sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        model, count = self.config.model, sum(p.size for p in jax.tree.leaves(self.blueprint.parameters))
         facts = [
             f"{self.config.scheme.title}, {model.depth} blocks x {model.width}",
             f"{model.heads} heads of {model.head_width} on {model.kv_heads} keys",
