@@ -155,7 +155,7 @@ $(VENV)/.notebooks: $(VENV)/.dev
 
 .venv-aot/.aot: pyproject.toml constraints.txt
 	$(call MAKE_VENV,.venv-aot)
-	$(call INSTALL,.venv-aot) -c constraints.txt -e '.[dev,aot,triton]'
+	$(call INSTALL,.venv-aot) -c constraints.txt -e '.[dev,aot,triton,tokamax]'
 	@touch $@
 
 clean:
