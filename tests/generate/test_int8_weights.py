@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from streams import one_per_stream
 from tiny_models import full_logits, make_model
 
 from nagjax.errors import UserError
@@ -15,7 +16,7 @@ from nagjax.layers.int8 import Quantized, quantized, widened
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.ragged import ragged_product
 from nagjax.mod import ModConfig
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual import find_scheme
 from nagjax.runs.opening import open_run
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
@@ -93,8 +94,8 @@ def test_logits_are_those_of_the_widened_matrices(changes):
         np.testing.assert_allclose(found, exact, atol=2e-4 * np.std(exact))
 
 
-@pytest.mark.parametrize("name", sorted(schemes()))
-def test_every_scheme_s_logits_stay_close_and_its_sampling_is_that_of_its_full_pass(name):
+@pytest.mark.parametrize("name", one_per_stream())
+def test_a_scheme_s_logits_stay_close_and_its_sampling_is_that_of_its_full_pass(name):
     """Close: an error of half a step in every weight is one of at most 1/254 of a channel's largest weight; through two
     blocks the logits move by a few percent of their spread."""
     model = make_model(find_scheme(name)())
