@@ -100,8 +100,6 @@ def measured(topology_name: str, remat: str, way: str, scheme: str) -> float:
         stack.enter_context(jax.set_mesh(mesh))
         stack.enter_context(tracing_for(topology.chip.platform))
         text = step.trace(*args).lower(lowering_platforms=(topology.chip.platform,)).compile().as_text()
-    if kept := os.environ.get("KEEP_HLO"):
-        Path(kept, "-".join([topology_name, remat, way, scheme]) + ".hlo").write_text(text)
     found = loops(parse_program(text), topology.size)
     return sum(cost.moved * times for cost, times in found if _of_blocks(cost)) / DEPTH
 

@@ -4,20 +4,19 @@ benchmarks/results/decode_cpu.json.
 transformers makes a random Llama-like model, nagjax imports it, both must write the same greedy tokens, and then they
 take turns in one sitting. Reading a prompt is timed as writing one token behind it; writing as the time that further
 tokens take, in the same round. A ratio is the median over rounds of that round's two rates, by the clock and, less
-moved by what else the machine does, by CPU time. transformers runs in an
-environment of its own (benchmarks/hf_decode.py), with its default cache and, `compiled`, by torch.compile with a
-static one.
+moved by what else the machine does, by CPU time. transformers runs in an environment of its own
+(benchmarks/hf_decode.py), with its default cache and, `compiled`, by torch.compile with a static one.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from peer import Peer
 
 from nagjax.generate.sample import generate
 from nagjax.interop.importing import import_model
@@ -49,23 +48,17 @@ class Nagjax:
         return new, np.array([time.perf_counter() - began, time.process_time() - used])
 
 
-class Peer:
-    """transformers in a process that waits for its turn."""
+class Transformers(Peer):
+    """Its sampling of the same model."""
 
     def __init__(self, python: str, folder: Path, dtype: str, compiled: bool):
-        program = [python, str(ROOT / "benchmarks" / "hf_decode.py"), f"--folder={folder}", f"--dtype={dtype}"]
-        options = [f"--config={json.dumps(MODEL)}", f"--threads={os.cpu_count()}", *["--compiled"] * compiled]
-        self.process = subprocess.Popen([*program, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.about = json.loads(self.process.stdout.readline())
+        options = [f"--folder={folder}", f"--dtype={dtype}", f"--config={json.dumps(MODEL)}"]
+        options += [f"--threads={os.cpu_count()}", *["--compiled"] * compiled]
+        super().__init__(python, "hf_decode.py", *options)
 
     def written(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:
-        print(json.dumps({"prompts": prompts, "tokens": tokens}), file=self.process.stdin, flush=True)
-        found = json.loads(self.process.stdout.readline())
+        found = json.loads(self.ask(json.dumps({"prompts": prompts, "tokens": tokens})))
         return found["new"], np.array(found["seconds"])
-
-    def end(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def measure(everyone: dict, batch: int, prompt: int, tokens: int, rounds: int) -> dict:
@@ -110,9 +103,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "llama"
         for dtype in options.dtypes:
-            peers = {"transformers": Peer(options.torch, source, dtype, False)}
+            peers = {"transformers": Transformers(options.torch, source, dtype, False)}
             if options.compiled:
-                peers["transformers_compiled"] = Peer(options.torch, source, dtype, True)
+                peers["transformers_compiled"] = Transformers(options.torch, source, dtype, True)
             versions = peers["transformers"].about
             everyone = {NAGJAX: Nagjax(source, Path(folder) / f"run_{dtype}", dtype)} | peers
             for batch in options.batches:

@@ -8,10 +8,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from peer import Peer
 
 from nagjax.measure.profile import profile
 from nagjax.measure.step_times import Racer, blueprint_of
@@ -27,24 +28,17 @@ FIRST = "plain"
 TORCH = ("eager", "compiled")
 
 
-class Torch:
-    """PyTorch's step of the same sizes, in a process that waits for its turn."""
+class Torch(Peer):
+    """PyTorch's step of the same sizes."""
 
     def __init__(self, python: str, blueprint, batch: int, compiled: bool):
         model = blueprint.config.model
         sizes = {name: getattr(model, name) for name in ("depth", "width", "context", "vocab", "heads", "hidden")}
         options = [f"--{name}={value}" for name, value in {**sizes, "batch": batch, "threads": os.cpu_count()}.items()]
-        command = [python, str(ROOT / "benchmarks" / "torch_step.py"), *options, *["--compiled"] * compiled]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.about = json.loads(self.process.stdout.readline())
+        super().__init__(python, "torch_step.py", *options, *["--compiled"] * compiled)
 
     def seconds(self, steps: int) -> float:
-        print(steps, file=self.process.stdin, flush=True)
-        return float(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+        return float(self.ask(steps))
 
 
 def compile_seconds(blueprint) -> float:

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
-from nagjax.layers.flash import HEAD_AXIS, flash
+from nagjax.layers.flash import flash
+from nagjax.layers.platform import head_axis
 from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.softcap import softcap
 from nagjax.layers.where import Window, causal_mask
@@ -107,9 +108,8 @@ def _splash(q, k, v, q_where, k_where):
     if placement is None:
         return local(_splash_kernel(tokens, q.shape[2], 1), q, k, v, ids, ids)
     mesh, split = placement.mesh, placement.rows[1] if parts > 1 else None
-    batch, shards = placement.rows[0], mesh.shape.get(HEAD_AXIS, 1)
-    heads, shards = (HEAD_AXIS, shards) if k.shape[2] % shards == 0 and HEAD_AXIS in mesh.shape else (None, 1)
-    kernel = _splash_kernel(tokens, q.shape[2] // shards, parts)
+    batch, heads = placement.rows[0], head_axis(mesh, k.shape[2])
+    kernel = _splash_kernel(tokens, q.shape[2] // (mesh.shape[heads] if heads else 1), parts)
     rows, whole = P(batch, split, heads, None), P(batch, None, heads, None)
     mapped = jax.shard_map(
         local,

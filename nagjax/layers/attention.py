@@ -130,15 +130,32 @@ class Attention(nnx.Module):
         if source is x and not here:
             q, *known = linears_then(functools.partial(self._placed, where), x, *qkv)
             return self._mixed(q, where, KeysValues(*known), seen)
-        if not here or config.attention != "auto" or config.block.softcap is not None:
+        if not self._at_once:
             return self.mix(x, where, self.keys_values(source, seen), seen)
         q, k, v = linears(x, *qkv) if source is x else (*linears(x, qkv[0]), *linears(source, *qkv[1:]))
         bounded, scale = self._unit and cpu.is_bounded(config.head_width), config.head_width**-0.5
         q = self._heads_first(q, self.query_gain, where, scale)
         k = self._heads_first(k, self.key_gain, seen, 1.0)
         v = self._split(v).swapaxes(1, 2)
+        return self._mixed_at_once(q, k, v, where, seen, bounded, cpu.spans_of(x.shape[1]) if source is x else 1)
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether `nagjax.layers.cpu` has what this attention computes."""
+        return on_one_cpu() and self.config.attention == "auto" and self.config.block.softcap is None
+
+    def _mixed_at_once(
+        self,
+        q: Float[Array, "B H k Dh"],
+        k: Float[Array, "B K S Dh"],
+        v: Float[Array, "B K S Dh"],
+        where: Where,
+        seen: Where,
+        bounded: bool,
+        spans: int,
+    ) -> Float[Array, "B k D"]:
+        """`_mixed` by `cpu.attention`, which says what bounded and spans are."""
         masks = (make(where, seen, self.window) for make in (causal_mask, causal_mask_by_key))
-        spans = cpu.spans_of(x.shape[1]) if source is x else 1
         return linear(cpu.attention(q, k, v, *masks, bounded, spans), self.out, self.out_bias)
 
     def _placed(self, where: Where, *parts: Float[Array, "B T _"]) -> tuple[Float[Array, "B T _ Dh"], ...]:

@@ -24,13 +24,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers import cpu
-from nagjax.layers.attend import attend
 from nagjax.layers.attention import Attention
-from nagjax.layers.cache import CachedLayer, KeysValues, KVCache, attend_cached
-from nagjax.layers.linear import linear, linears
+from nagjax.layers.cache import CachedLayer, KeysValues, KVCache
+from nagjax.layers.linear import linears
 from nagjax.layers.parameters import Scales, bias
-from nagjax.layers.platform import on_one_cpu
-from nagjax.layers.where import Where, causal_mask, causal_mask_by_key
+from nagjax.layers.where import Where
 from nagjax.parameters import parameter
 
 
@@ -100,33 +98,18 @@ class CompressedAttention(Attention):
         self.key_convolution = Convolution(config.kv_heads, config.head_width, rngs)
         self.temperature = parameter(jnp.ones((config.kv_heads,), jnp.float32), ("heads",), "norm")
 
-    def __call__(
-        self, x: Float[Array, "B T D"], where: Where, cache: CachedLayer | None = None
-    ) -> tuple[Float[Array, "B T D"], CachedLayer | None]:
-        return self.in_order(x, where, cache)
-
     def in_order(
         self, x: Float[Array, "B T D"], where: Where, cache: CachedLayer | None
     ) -> tuple[Float[Array, "B T D"], CachedLayer | None]:
         """The update of all tokens, and the cache, of which queries see all. Padding stands behind a row's tokens."""
-        if cache is None:
-            mixed = self._attended(self.vectors(x, where), where)
-        else:
-            q, fresh, last = self.vectors(x, where, cache.stored.last[cache.layer])
-            cache = cache.write(fresh, where, last)
-            mixed = attend_cached(q, cache, where, self.window, self.config.block.softcap)
-            mixed = mixed.reshape(*x.shape[:2], -1)
-        return linear(mixed, self.out, self.out_bias), cache
-
-    def _attended(self, vectors: Vectors, where: Where) -> Float[Array, "B T n"]:
-        config, (q, (k, v), _) = self.config, vectors
-        cap = config.block.softcap
-        if config.attention != "auto" or cap is not None or not on_one_cpu():
-            mixed = attend(q, k, v, where, where, config.attention, self.window, cap)
-            return mixed.reshape(*mixed.shape[:2], -1)
-        masks = (make(where, where, self.window) for make in (causal_mask, causal_mask_by_key))
-        q, k, v = (rows.swapaxes(1, 2) for rows in (q * config.head_width**-0.5, k, v))
-        return cpu.attention(q, k, v, *masks, False, cpu.spans_of(q.shape[2]))
+        q, known, last = self.vectors(x, where, None if cache is None else cache.stored.last[cache.layer])
+        if cache is not None:
+            cache = cache.write(known, where, last)
+            return self._mixed(q, where, cache, cache.where), cache
+        if not self._at_once:
+            return self._mixed(q, where, known, where), None
+        q, k, v = (rows.swapaxes(1, 2) for rows in (q * self.config.head_width**-0.5, *known))
+        return self._mixed_at_once(q, k, v, where, where, False, cpu.spans_of(x.shape[1])), None
 
     def vectors(self, x: Float[Array, "B T D"], where: Where, last: Float[Array, "B n"] | None = None) -> Vectors:
         """Queries, keys and values. last: of the token before the first one; None: zeros."""

@@ -15,10 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
+from nagjax.layers.platform import head_axis
 from nagjax.layers.where import Where, Window, causal_mask
 from pallas_kernels.placement import current_placement
-
-HEAD_AXIS = "tensor"  # mesh axis that heads are split over, where the mesh has it
 
 
 def seen_keys(queries: Where, keys: Where, window: Window = None) -> tuple[Int[Array, "B Tq"], Int[Array, "B Tq"]]:
@@ -44,8 +43,7 @@ def flash(
     if placement is None:
         return local(q, k, v, *stretch)
     mesh, batch = placement.mesh, placement.rows[0]
-    heads = HEAD_AXIS if HEAD_AXIS in mesh.shape and k.shape[2] % mesh.shape[HEAD_AXIS] == 0 else None
-    rows = P(batch, None, heads, None)
+    rows = P(batch, None, head_axis(mesh, k.shape[2]), None)
     specs = (rows, rows, rows, P(batch, None), P(batch, None))
     return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(q, k, v, *stretch)
 

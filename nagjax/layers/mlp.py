@@ -25,9 +25,8 @@ class SwiGLU(nnx.Module):
         self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        weights = [weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)]
-        if on_one_cpu() and self.gate_bias is None and not isinstance(weights[0], Quantized):
-            return cpu.swiglu(x, *weights)
+        if on_one_cpu() and self.gate_bias is None and not isinstance(self.gate[...], Quantized):
+            return cpu.swiglu(x, *(weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)))
         return self._gated(x, jax.nn.silu)
 
     def _gated(self, x: Float[Array, "B T D"], opening: Callable[[Array], Array]) -> Float[Array, "B T D"]:

@@ -9,6 +9,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from pallas_kernels.placement import current_placement
 
+HEAD_AXIS = "tensor"  # mesh axis that heads and hidden features are split over, where the mesh has it
+
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
@@ -35,6 +37,11 @@ def platform_of(mesh: Mesh | AbstractMesh) -> str:
     return "gpu" if name in ("cuda", "rocm") else name
 
 
+def head_axis(mesh: Mesh | AbstractMesh, heads: int) -> str | None:
+    """The mesh axis that so many heads are split over; None where they stay together."""
+    return HEAD_AXIS if HEAD_AXIS in mesh.shape and heads % mesh.shape[HEAD_AXIS] == 0 else None
+
+
 def on_one_cpu() -> bool:
     """Whether the program is for a CPU, and its rows are not split over a mesh."""
     return platform() == "cpu" and current_placement() is None
@@ -49,4 +56,4 @@ def joins_products() -> bool:
     """Whether products of one x with several weights are to be one: on a GPU, for which each is otherwise a pass over x
     and its cotangent; not where the weights' columns are split over devices, which would have to exchange them."""
     placement = current_placement()
-    return on_gpu() and (placement is None or placement.mesh.shape.get("tensor", 1) == 1)
+    return on_gpu() and (placement is None or placement.mesh.shape.get(HEAD_AXIS, 1) == 1)

@@ -12,7 +12,7 @@ from pallas_kernels.hlo import Computation, Instruction, arrays
 # gradient once per kernel, and one product for each gradient.
 SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 # The same of tokamax's kernels, of which one does the whole backward pass; and their tiles' size, in tokens.
-FLASH = {"pallas_flash_attention_vjp": 7, "pallas_flash_attention": 2}
+FLASH = {"pallas_flash_attention": 2, "pallas_flash_attention_fwd_res": 2, "pallas_flash_attention_vjp": 7}
 TILE = 64
 
 
@@ -33,7 +33,7 @@ def flops_of(one: Instruction, home: Computation) -> float:
             if name in one.name:
                 return products * _splash_product(one, home, name)
         for name, products in FLASH.items():
-            if f"{name}/" in one.attributes or f"{name}_fwd_res/" in one.attributes:
+            if f"{name}/" in one.attributes:
                 return products * _flash_product(one, home)
     return 0.0
 
