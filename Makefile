@@ -69,7 +69,7 @@ test-hf: $(VENV)/.dev .venv-torch/.torch
 
 # lm-evaluation-harness on a tiny run, in an environment of its own: it brings datasets and scikit-learn along.
 test-eval: .venv-eval/.eval
-	.venv-eval/bin/python -m pytest tests/interop/test_lm_eval.py
+	.venv-eval/bin/python -m pytest tests/interop/test_lm_eval.py tests/train/test_harness_tasks.py
 
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most 120 s per program.
@@ -80,7 +80,8 @@ aot: .venv-aot/.aot
 # The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.
 plans: .venv-aot/.aot
 	.venv-aot/bin/python benchmarks/plan.py
-	.venv-aot/bin/python benchmarks/block_bytes.py
+	.venv-aot/bin/python -m benchmarks.block_bytes
+	.venv-aot/bin/python -m benchmarks.library_kernels
 
 # nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
 bench-torch: $(VENV)/.dev .venv-torch/.torch

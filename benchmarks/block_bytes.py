@@ -1,4 +1,4 @@
-"""Bytes that one block of a training step moves, as compiled: `python benchmarks/block_bytes.py` (or `make plans`).
+"""Bytes that one block of a training step moves, as compiled: `python -m benchmarks.block_bytes` (or `make plans`).
 
 Compiles the 350M preset's sharded training step, with fewer blocks, for chips that are not there, and counts the loops
 over blocks, forward and backward: what benchmarks/results/block_bytes.json lacks is compiled, then the table of
@@ -6,19 +6,14 @@ pallas_kernels/README.md is written. cuDNN attention, which a GPU run takes, can
 place stands a kernel that has the same operands and no other use, so that no scores are in the count.
 """
 
-import argparse
 import contextlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from benchmarks.compiled import ROOT, main
 from nagjax.layers.platform import tracing_for
 from nagjax.options import read_options
 from nagjax.plan import tables
@@ -26,14 +21,11 @@ from nagjax.plan.account import loops
 from nagjax.plan.order import choose, filled
 from nagjax.plan.topology import parse
 from nagjax.train.abstract_step import training_step
-from pallas_kernels.aot.targets import ENVIRONMENT
 from pallas_kernels.hlo import parse as parse_program
-from pallas_kernels.origin import commit, now
 from pallas_kernels.placement import current_placement, on_shards
 
-ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "block_bytes.json", ROOT / "pallas_kernels" / "README.md"
-PRESET, VOCAB, DEPTH, MINUTES = "350M", 32768, 6, 15
+PAGE = ROOT / "pallas_kernels" / "README.md"
+PRESET, VOCAB, DEPTH = "350M", 32768, 6
 SCHEMES, REMATS = ("nag", "plain"), ("block", "none")
 WAYS = {  # what is patched to get the plain formulas
     "separate": {f"nagjax.layers.{name}.on_gpu": lambda: False for name in ("linear", "attention")},
@@ -87,8 +79,8 @@ def _kernel(like, *operands):
     return on_shards(run, placement, (1,) * len(operands), (1,) * len(like))(*operands)
 
 
-def measured(topology_name: str, remat: str, way: str, scheme: str) -> float:
-    """Bytes of main memory that each device reads and writes for one block, forward and backward."""
+def measured(topology_name: str, remat: str, way: str, scheme: str) -> dict[str, float]:
+    """`moved`: bytes of main memory that each device reads and writes for one block, forward and backward."""
     topology = parse(topology_name)
     config = read_options({"preset": PRESET, "remat": remat, "scheme": scheme, "depth": DEPTH}).config()
     config, _ = choose(filled(config, topology, VOCAB, batch_given=False, mesh_given=False), topology)
@@ -101,7 +93,7 @@ def measured(topology_name: str, remat: str, way: str, scheme: str) -> float:
         stack.enter_context(tracing_for(topology.chip.platform))
         text = step.trace(*args).lower(lowering_platforms=(topology.chip.platform,)).compile().as_text()
     found = loops(parse_program(text), topology.size)
-    return sum(cost.moved * times for cost, times in found if _of_blocks(cost)) / DEPTH
+    return {"moved": sum(cost.moved * times for cost, times in found if _of_blocks(cost)) / DEPTH}
 
 
 def _of_blocks(cost) -> bool:
@@ -119,29 +111,5 @@ def table(results: list[dict]) -> str:
     return tables.table(head, rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fresh", action="store_true", help="compile everything again")
-    parser.add_argument("--case", nargs=4, help="print the bytes of this one")
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(measured(*arguments.case)))
-        return
-    results = [] if arguments.fresh or not RESULTS.exists() else json.loads(RESULTS.read_text())
-    for case in CASES:
-        if list(case) in [one["case"] for one in results]:
-            continue
-        command = [sys.executable, __file__, "--case", *case]
-        own = dict(capture_output=True, text=True, timeout=60 * MINUTES)
-        done = subprocess.run(command, env=os.environ | ENVIRONMENT, **own)
-        if done.returncode:
-            sys.exit(done.stderr[-2000:])
-        made = {"jax": jax.__version__, "commit": commit(), "date": now()}
-        results.append({"case": list(case), "moved": float(done.stdout), **made})
-        print(*case, done.stdout.strip(), flush=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    PAGE.write_text(tables.insert(PAGE.read_text(), "block bytes", table(results)))
-
-
 if __name__ == "__main__":
-    main()
+    main("block_bytes", CASES, measured, PAGE, table)

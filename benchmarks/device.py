@@ -2,10 +2,10 @@
 
     python benchmarks/device.py --part values --out FOLDER [--minutes 9]
 
-Parts, in the order in which they matter: values, kernels, steps, attention, mod, training, profile; `all` takes them
-in turn for as long as the time lasts. A part writes FOLDER/PART.jsonl row by row: a part that is killed loses the case
-it was at, and the same command goes on behind it. `--rehearse` takes shapes that a CPU finishes in seconds.
-benchmarks/README.md says how to run it on a machine that has little more than jax.
+Parts, in the order in which they matter: values, kernels, steps, attention, experts, mod, training, profile; `all`
+takes them in turn for as long as the time lasts. A part writes FOLDER/PART.jsonl row by row: a part that is killed
+loses the case it was at, and the same command goes on behind it. `--rehearse` takes shapes that a CPU finishes in
+seconds. benchmarks/README.md says how to run it on a machine that has little more than jax.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the peers sha
 
 def parts() -> dict[str, Callable]:
     """Each part's generator of cases, by name."""
-    from benchmarks.parts import attention, kernels, profile, steps, training, values
+    from benchmarks.parts import attention, experts, kernels, profile, steps, training, values
 
     return {
         "values": values.cases,
         "kernels": kernels.cases,
         "steps": steps.cases,
         "attention": attention.cases,
+        "experts": experts.cases,
         "mod": steps.routed_cases,
         "training": training.cases,
         "profile": profile.cases,

@@ -86,16 +86,28 @@ def steps(rows: list[dict]) -> str:
 
 def attention(rows: list[dict]) -> str:
     """Time and the worst error of output and gradients by shape and implementation."""
+    return _compared(rows, {"B x T x H x Dh": _shape, "documents a row": lambda case: str(case["documents"])})
+
+
+def experts(rows: list[dict]) -> str:
+    """Time and the worst error of the products of dropless experts and their gradients."""
+    return _compared(rows, {"rows x experts x m x n": _shape})
+
+
+def _compared(rows: list[dict], columns: dict[str, Callable[[dict], str]]) -> str:
+    """Implementations: after columns of the case, milliseconds and the worst error."""
     lines = []
     for row in rows:
         if "result" in row:
             case, found = row["case"], row["result"]
             worst = max(value for name, value in found.items() if name.startswith("error"))
-            shape = " x ".join(map(str, case["shape"]))
-            milliseconds = f"{found['milliseconds']:.3f}"
-            lines.append((shape, str(case["documents"]), case["implementation"], milliseconds, f"{worst:.1e}"))
-    header = ("B x T x H x Dh", "documents a row", "implementation", "ms, both passes", "worst relative error")
-    return _table(header, lines)
+            figures = case["implementation"], f"{found['milliseconds']:.3f}", f"{worst:.1e}"
+            lines.append((*(show(case) for show in columns.values()), *figures))
+    return _table((*columns, "implementation", "ms, both passes", "worst relative error"), lines)
+
+
+def _shape(case: dict) -> str:
+    return " x ".join(map(str, case["shape"]))
 
 
 def mod(rows: list[dict]) -> str:
@@ -139,7 +151,7 @@ def profile(rows: list[dict]) -> str:
 
 
 TABLES: dict[str, Callable[[list[dict]], str]] = {
-    f.__name__: f for f in (values, kernels, steps, attention, mod, training, profile)
+    f.__name__: f for f in (values, kernels, steps, attention, experts, mod, training, profile)
 }
 
 

@@ -1,16 +1,18 @@
-"""The run that matters: does NAG's lead last as tokens grow, and which scheme is best at 64 blocks?
+"""The run that matters: does NAG's lead over plain pre-norm last as tokens grow?
 
-Claim: NAG's lead over plain pre-norm shrinks as training tokens grow, at 16 and at 64 blocks.
+Claim: NAG's lead over plain pre-norm shrinks as training tokens grow.
 Source: this project's question to Figliolia & Millidge 2026, arXiv:2606.16112
 Expected: over earlier recipes, each at its own shape, plain minus NAG was 0.05 to 0.11 nats at 61k tokens, 0.059 at
   184k, 0.036 at 307k, -0.017 at 410k; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 30 s; cpu a few nights (80 runs at 16 blocks, 80 at 64; resumable); h200 and paper not measured
+Time: smoke 30 s; cpu (16 blocks, 1M tokens, two arms) 45 minutes; longer (and 2.1M, 4.2M) five hours; cpu64 (64 blocks,
+  five arms) a few nights; all resumable; h200 and paper not measured
 Command: nice python -m experiments.tokens_and_depth --processes 2
 
-Plain has its scaled start. The table ranks all five arms at every shape; a scheme is best at 64 blocks if Holm's test
-over the four others says so. Runs that end above the 4-gram table of their own text decide nothing: `wide` is the size
-to go to if the narrow models do. Start it early and let it run beside other work: a stopped run goes on where it was.
+With `--out runs/tokens_and_depth-cpu` the size `longer` takes over the runs of `cpu`. Plain has its scaled start. A
+table ranks all arms at every shape. Runs that end above the 4-gram table of their own text decide nothing, which is
+why the width is 64 and not 32 (experiments/LOG.md). Start it early and let it run beside other work: a stopped run
+goes on where it was.
 """
 
 from experiments.harness.claims import Lead
@@ -19,15 +21,16 @@ from experiments.harness.settings import Settings, crossed
 
 SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4, 8), 1, ("plain", "nag"), (1.0,), eval_batches=1, looks=1),
-    "cpu": Settings(crossed((16, 64), 32, 128, 4, 4096, 8192), 5, eval_batches=128),
-    "wide": Settings(crossed((16, 64), 64, 128, 4, 4096, 8192), 5, eval_batches=128),
+    "cpu": Settings(crossed((16,), 64, 128, 4, 2048), 5, ("plain", "nag"), eval_batches=128),
+    "longer": Settings(crossed((16,), 64, 128, 4, 2048, 4096, 8192), 5, ("plain", "nag"), eval_batches=128),
+    "cpu64": Settings(crossed((64,), 64, 128, 4, 4096, 8192), 5, eval_batches=128),
     "h200": Settings(crossed((64,), 256, 512, 64, 512, 4096), 5, ("plain", "lns", "nag", "rezero_prenorm")),
     "paper": Settings(crossed((16, 32, 64), 512, 1024, 256, 3816, 15_259), 5, eval_batches=80),
 }
 COMPARISON = Comparison(
     schemes("plain", "lns", "review", "nag", "rezero_prenorm"),
     Lead("nag", "plain", along="tokens", sign=-1),
-    "Loss by tokens at 16 and 64 blocks, each scheme at its best learning rate",
+    "Loss by tokens, each scheme at its best learning rate",
 )
 plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 

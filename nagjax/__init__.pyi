@@ -44,6 +44,7 @@ from nagjax.residual.schemes.oru import ORU as _ORU
 from nagjax.residual.schemes.parallel import Parallel as _Parallel
 from nagjax.residual.schemes.peri_ln import PeriLN as _PeriLN
 from nagjax.residual.schemes.plain import Plain as _Plain
+from nagjax.residual.schemes.post_layer_norm import PostLayerNorm as _PostLayerNorm
 from nagjax.residual.schemes.post_ln import PostLN as _PostLN
 from nagjax.residual.schemes.prores import ProRes as _ProRes
 from nagjax.residual.schemes.reordered import Reordered as _Reordered
@@ -416,6 +417,23 @@ class Plain(Residual):
         embedding_std: float | None = ...,
         epsilon: float = ...,
         scaled_start: bool = ...,
+    ) -> None: ...
+
+class PostLayerNorm(Residual):
+    """
+    `h <- LN_0(embedding)`; `h <- LN_l(h + f_l(h))`, `LN(x) = gain (x - mean(x)) / sqrt(var(x) + epsilon) + bias`.
+    """
+
+    Scheme: ClassVar[type[_PostLayerNorm]]
+
+    def __init__(
+        self,
+        width: int,
+        sublayers: int,
+        *,
+        rngs: nnx.Rngs,
+        embedding_std: float | None = ...,
+        epsilon: float = ...,
     ) -> None: ...
 
 class PostLN(Residual):

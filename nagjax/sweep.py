@@ -7,12 +7,8 @@ started with the same command.
 
 import dataclasses
 import itertools
-import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +18,9 @@ import numpy as np
 from nagjax.config_file import overridden, read_values
 from nagjax.console import say
 from nagjax.errors import UserError
-from nagjax.json_reader import parse_json
 from nagjax.memory import keep_freed_memory
 from nagjax.options import RunOptions, read_options
+from nagjax.processes import as_worker
 
 Draw = Callable[[np.random.Generator], Any]
 _NUMBER = r"-?[0-9.]+(?:[eE][-+]?[0-9]+)?"
@@ -162,29 +158,6 @@ def table(found: Sequence[dict]) -> str:
     return "\n".join(["    loss  run", *lines])
 
 
-def shared_cores(count: int) -> dict[str, str]:
-    """The environment of one of so many processes that share this machine's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return os.environ | {"NPROC": str(max(cores // count, 1))}
-
-
-def in_processes(trials: Sequence[Trial], out: Path, given: dict[str, Any], count: int) -> None:
-    """`work` in so many processes at once, each with its share of the cores. `given`: of `plan`, and `shard`; the
-    processes make the same plan of it. Raises UserError if one fails."""
-    environment = shared_cores(count)
-    command = [sys.executable, "-m", "nagjax.sweep", json.dumps(given), str(out)]
-    workers = [subprocess.Popen(command, env=environment) for _ in range(min(count, len(trials)))]
-    try:
-        codes = [worker.wait() for worker in workers]
-    finally:
-        for worker in workers:
-            worker.terminate()  # those that have ended stay ended; the others save themselves and end
-        for worker in workers:
-            worker.wait()
-    if any(codes):
-        raise UserError("processes", count, f"one ended with exit code {max(codes)}: see above, and start again")
-
-
 def taken(shard: str) -> slice:
     """Of `i/n`: every n-th run from the i-th on, from 0. Raises UserError."""
     try:
@@ -196,16 +169,10 @@ def taken(shard: str) -> slice:
     return slice(index, None, count)
 
 
-def _main(given: str, out: str) -> None:
-    options: Any = parse_json(given)
+def _main(given: Any) -> None:
     keep_freed_memory()
-    work(plan(**options["plan"])[taken(options["shard"])], Path(out), say)
+    work(plan(**given["plan"])[taken(given["shard"])], Path(given["out"]), say)
 
 
 if __name__ == "__main__":
-    try:
-        _main(*sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"nagjax: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    as_worker(_main)

@@ -43,7 +43,9 @@ LINES = {
     "nagjax.report": ["nagjax.generate", "nagjax.measure"],
     "nagjax.notebook": ["nagjax.report", "nagjax.options"],
     "nagjax.config_file": ["nagjax.options"],
-    "nagjax.sweep": ["nagjax.config_file", "nagjax.json_reader", "nagjax.memory", "nagjax.train"],
+    "nagjax.processes": ["nagjax.json_reader"],
+    "nagjax.demo": ["nagjax.generate", "nagjax.memory", "nagjax.options", "nagjax.processes"],
+    "nagjax.sweep": ["nagjax.config_file", "nagjax.memory", "nagjax.processes", "nagjax.train"],
     "nagjax.cli": ["nagjax", "nagjax.config_file"],  # commands are imported when they are called
     "nagjax.commands": [
         "nagjax.cli",
@@ -53,6 +55,8 @@ LINES = {
         "nagjax.interop",
         "nagjax.plan",
         "nagjax.sweep",
+        "nagjax.demo",
+        "nagjax.processes",
     ],
     "experiments": ["nagjax.commands", "nagjax.notebook"],
 }

@@ -123,7 +123,11 @@ def sample(option):
     return (value,) if option.several else value
 
 
-BESIDE = {"block.qk_gain": {"qk_norm": True}, "accumulate": {"batch": 4}}  # what an option goes with
+BESIDE = {
+    "block.qk_gain": {"qk_norm": True},
+    "accumulate": {"batch": 4},
+    "tasks_every": {"eval_every": 1},
+}  # what an option goes with
 VALUES = {
     "parametrization": "mup",
     "data.mix": ("a=0.9@0,0.5@0.8", "b=1"),
@@ -133,6 +137,7 @@ VALUES = {
     "block.others.rope.high": 3.0,
     "data.tokenizer": "bytes",
     "freeze": ("embedding", "blocks.mlp.*"),
+    "tasks": ("questions.jsonl", "arc_easy"),
 }
 
 

@@ -45,18 +45,18 @@ def measure(shape: tuple[int, int, int, int], documents: int, implementation: st
     program = jax.jit(functools.partial(both, implementation))
     found = jax.block_until_ready(program(q, k, v, pulled))
     names = ("out", "dq", "dk", "dv")
-    errors = {f"error_{name}": _error(a, b) for name, a, b in zip(names, found, exact, strict=True)}
-    return errors | {"milliseconds": _milliseconds(lambda: program(q, k, v, pulled))}
+    errors = {f"error_{name}": error(a, b) for name, a, b in zip(names, found, exact, strict=True)}
+    return errors | {"milliseconds": milliseconds(lambda: program(q, k, v, pulled))}
 
 
-def _error(found, exact) -> float:
+def error(found, exact) -> float:
     found, exact = np.asarray(found, np.float32), np.asarray(exact, np.float32)
     if not np.isfinite(found).all():
         raise FloatingPointError("values that are not finite")
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-def _milliseconds(run, rounds: int = 7, calls: int = 3) -> float:
+def milliseconds(run, rounds: int = 7, calls: int = 3) -> float:
     times = []
     for _ in range(rounds):
         began = time.perf_counter()

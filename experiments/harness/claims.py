@@ -85,10 +85,14 @@ class Lead:
         verdict: Verdict = "undecided" if slope is None else same_sign(slope, self.sign)
         if self.ahead:
             verdict = both(verdict, ahead_of_all(list(gaps.values())))
-        head = f"{self.judged}'s lead over {self.rival} per doubling of the {self.along}: "
         told = ", ".join(f"{shape.name} {outcome.gap_text(gap)}" for shape, gap in gaps.items())
+        if len(gaps) == 1:
+            head = f"{self.rival} minus {self.judged} at {told} nats; over {self.along} needs two"
+        else:
+            shown = f"{signed(slope)} nats" if slope else "needs two"
+            head = f"{self.judged}'s lead over {self.rival} per doubling of the {self.along}: {shown}"
         text = f"{self.rival} minus {self.judged}: {told} nats per token; {outcome.ranking()}"
-        return Decision(verdict, head + (f"{signed(slope)} nats" if slope else "needs two"), text)
+        return Decision(verdict, head, text)
 
     def slope(self, gaps: dict[Shape, Gap]) -> Interval | None:
         """Nats per doubling: least squares for each seed (with fresh ones none: the tuning's own) at each value of the

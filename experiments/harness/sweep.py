@@ -21,7 +21,8 @@ from experiments.harness.recipe import HOME, Recipe, load, planned
 from experiments.harness.settings import from_json
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
-from nagjax.sweep import shared_cores, taken
+from nagjax.processes import end, shared_cores
+from nagjax.sweep import taken
 
 try:
     import fcntl
@@ -82,9 +83,7 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
         try:
             _watch(workers, jobs, folder)
         finally:
-            for worker in workers:
-                worker.terminate()  # those that have ended stay ended; the others save themselves and end
-            codes = [worker.wait() for worker in workers]
+            codes = end(workers)
             signal.signal(signal.SIGTERM, before)
     failed = [i for i, code in enumerate(codes) if code not in (0, -signal.SIGTERM)]
     if failed:

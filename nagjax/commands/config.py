@@ -31,5 +31,6 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
     config = read_config(run)
     if config.model.kept:
         raise UserError("run", str(run), "was pruned, which no options say: train on from it with --start")
+    config.model.check_causal("a training by options")
     found, names = options_of_run(config)
     print(config_text(found, names), end="")

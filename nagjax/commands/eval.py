@@ -1,11 +1,12 @@
-"""Validation loss and depth of a run."""
+"""Validation loss and depth of a run, or its scores on tasks."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import note
+from nagjax.errors import UserError
 from nagjax.ranges import Count, Natural
 
 
@@ -18,26 +19,34 @@ def main(
     task_folder: Path | None = None,
     fewshot: Natural | None = None,
     limit: Count | None = None,
+    weights: Literal["full", "int8"] = "full",
 ) -> None:
-    """Validation loss of a run, and what its depth does; or, with --tasks, benchmarks of lm-evaluation-harness.
+    """Validation loss of a run, and what its depth does; or, with --tasks, its scores on questions.
 
     Args:
         run: a run folder.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: read only so many batches; all by default.
         as_json: print one JSON object.
-        tasks: of the harness, separated by commas; the report goes to tasks.json in the run's folder.
-        task_folder: with tasks of your own.
-        fewshot: examples in each prompt; the task's own number by default.
+        tasks: separated by commas, files of questions (.jsonl) and tasks of lm-evaluation-harness; also in tasks.json.
+        task_folder: with tasks of your own for the harness.
+        fewshot: examples in each prompt of the harness; the task's own number by default.
         limit: ask only so many questions of each task.
+        weights: int8 holds matrices in 8 bits, with a scale per output channel.
     """
     note(f"evaluating {run}")
     if tasks is not None:
-        _benchmarks(run, tasks, task_folder, fewshot, limit, as_json)
+        scores = _on_tasks(run, tasks, task_folder, fewshot, limit, weights)
+        if as_json:
+            print(json.dumps(scores))
+            return
+        for task, metrics in scores.items():
+            for metric, value in metrics.items():
+                print(f"{task:24} {metric:24} {value:.6g}")
         return
     from nagjax.generate.evaluate import evaluate
 
-    scores = evaluate(run, data=data, batches=batches)
+    scores = evaluate(run, data=data, batches=batches, weights=weights)
     if as_json:
         print(json.dumps(scores))
         return
@@ -46,18 +55,37 @@ def main(
             print(f"{name:15} {value:.6g}" if isinstance(value, float) else f"{name:15} {value}")
 
 
-def _benchmarks(run: Path, tasks: str, folder: Path | None, fewshot: int | None, limit: int | None, as_json: bool):
-    from nagjax.interop.lm_eval import evaluate_tasks
+def _on_tasks(
+    run: Path, tasks: str, folder: Path | None, fewshot: int | None, limit: int | None, weights: Literal["full", "int8"]
+) -> dict[str, dict[str, float]]:
+    """Metrics of each task by name. Files need no harness; all that was found is written to the run's folder."""
+    from nagjax.files import write_text
+    from nagjax.generate.weights import with_weights
     from nagjax.runs.lock import lock_of_report
+    from nagjax.runs.names import TASKS
     from nagjax.runs.opening import open_run
+    from nagjax.train.tasks import FILE, open_tasks
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    opened = open_run(run)
+    if not names:
+        raise UserError("tasks", tasks, "give a file of questions (.jsonl), or a task of lm-evaluation-harness")
+    files = [name for name in names if name.endswith(FILE)]
+    others = [name for name in names if name not in files]
+    if others:
+        from nagjax.interop.lm_eval import evaluate_tasks
+    opened = with_weights(open_run(run), weights)
+    asked = open_tasks(files, opened.tokenizer, opened.config.model.context, limit)
     with lock_of_report(run, "eval", "run"):
-        scores = evaluate_tasks(opened, names, task_folder=folder, fewshot=fewshot, limit=limit)
-    if as_json:
-        print(json.dumps(scores))
-        return
-    for task, metrics in scores.items():
-        for metric, value in metrics.items():
-            print(f"{task:24} {metric:24} {value:.6g}")
+        found = {"results": {task.name: {} for task in asked.tasks}}
+        for name, value in asked.score(opened.blueprint, opened.params, opened.mod, opened.step).items():
+            task, _, metric = name.rpartition("/")
+            found["results"][task][metric] = value
+        if others:
+            report = evaluate_tasks(opened, others, task_folder=folder, fewshot=fewshot, limit=limit)
+            found = report | {"results": found["results"] | report["results"]}
+        record = {"step": opened.step, "tasks": names, "limit": limit, "weights": weights, **found}
+        write_text(run / TASKS, json.dumps(record, indent=2, default=str))
+    return {
+        task: {metric: value for metric, value in own.items() if isinstance(value, float)}
+        for task, own in found["results"].items()
+    }

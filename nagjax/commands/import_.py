@@ -17,7 +17,7 @@ def main(
 ) -> None:
     """Make a run's folder of a model in safetensors, which eval, generate and the other commands then open: Llama,
     SmolLM, Mistral, Mixtral, Qwen2, Qwen3, Gemma, OLMo, Phi, Granite, StableLM, StarCoder2, OPT, GPT-J, GPT-NeoX,
-    Pythia, GPT-2, or a bundle that nagjax export has written.
+    Pythia, GPT-2, or a bundle that nagjax export has written; to look at, BERT and RoBERTa, too.
 
     Args:
         source: the folder with config.json and *.safetensors; or OWNER/NAME, or OWNER/NAME@REVISION, of the Hugging
@@ -37,4 +37,5 @@ def main(
     from nagjax.interop.importing import import_model
 
     run = import_model(source, out, context=context, dtype=dtype, devices=jax.local_devices()[:devices], say=say)
-    print(f"{run!r}\n  nagjax info {out}\n  nagjax generate {out} --prompt 'def '")
+    use = f"generate {out} --prompt 'def '" if run.config.model.causal else f"map {out} --text 'a text'"
+    print(f"{run!r}\n  nagjax info {out}\n  nagjax {use}")

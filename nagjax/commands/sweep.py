@@ -33,7 +33,8 @@ def main(
         processes: of this machine, which share its cores. Accelerators are not shared: give each its own by --shard.
         shard: i/n, i from 0: only every n-th run, for the tasks of an array.
     """
-    from nagjax.sweep import in_processes, plan, results, table, taken, work
+    from nagjax.processes import in_processes
+    from nagjax.sweep import plan, results, table, taken, work
 
     given = {"base": read_config_file(config), "vary": vary, "draws": draws, "seed": draw_seed}
     trials = plan(**given)
@@ -43,7 +44,8 @@ def main(
         keep_freed_memory()
         work(mine, out, say)
     else:
-        in_processes(mine, out, {"plan": given, "shard": shard}, processes)
+        told = {"plan": given, "shard": shard, "out": str(out)}
+        in_processes("nagjax.sweep", told, min(processes, len(mine)))
     from nagjax.files import write_text
 
     found = results(trials, out)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 LARGEST = 1 << 28  # bytes of a tokenizer.json
 MOST_TOKENS = 1 << 24
-_KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+_KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
 class Templated(NamedTuple):
@@ -107,10 +107,14 @@ class JsonTokenizer:
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         if self.vocab_size > MOST_TOKENS:
             raise UserError("tokenizer", name, f"has the id {self.vocab_size - 1:,}: give one below {MOST_TOKENS:,}")
-        ends = [vocabulary[token] for token in _KNOWN_ENDS if token in vocabulary]
-        if not ends:
+        ending = self.first_of(_KNOWN_ENDS)
+        if ending is None:
             raise UserError("tokenizer", name, f"needs an end-of-text token, one of {', '.join(_KNOWN_ENDS)}")
-        self.end_of_text = ends[0]
+        self.end_of_text = ending
+
+    def first_of(self, tokens: Sequence[str]) -> int | None:
+        """The id of the first of these tokens that the vocabulary has."""
+        return next((i for token in tokens if (i := self._engine.token_to_id(token)) is not None), None)
 
     @cached_property
     def token_bytes(self) -> Int32[np.ndarray, "V"] | None:
@@ -149,6 +153,11 @@ class JsonTokenizer:
             found = self._templated.encode_batch(list(texts), add_special_tokens=False)
         starts = (np.array([start for start, _ in one.offsets], np.int32) for one in found)
         return [Templated(np.array(one.ids, np.int32), own) for one, own in zip(found, starts, strict=True)]
+
+    def encode_whole(self, text: str) -> Int32[np.ndarray, "n"]:
+        """With the tokens that this tokenizer.json puts around a text, and special ones where it spells them."""
+        with self._told("cannot encode this text"):
+            return np.array(self._templated.encode(text).ids, np.int32)
 
     @cached_property
     def _special(self) -> re.Pattern | None:

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass, Rows, empty, keep, place, read, write
 from nagjax.train.distributed.mesh import BATCH
+from nagjax.train.score import STEP, padded
 
-STEP = 32  # texts are padded to a power of two times it: few lengths, few compilations
 ROUND = 64  # tokens between two looks at who is done
 OFTEN = 16  # and where somebody has to be asked
 NO_TOKEN = -1
@@ -47,10 +47,6 @@ def window_start(tokens: int, context: int) -> int:
     of tokens alone, not from how many of them were a prompt."""
     half = max(context // 2, 1)
     return half * max(math.ceil((tokens - context) / half), 0)
-
-
-def padded(tokens: int, context: int) -> int:
-    return min(STEP * 2 ** max(0, math.ceil(math.log2(max(tokens, 1) / STEP))), context)
 
 
 class Writer:
@@ -91,6 +87,7 @@ class Writer:
                 keys[[row.index for row in batch]],
                 np.int32(drawn),
                 np.int32(limit),
+                np.bool_(drawn + limit == tokens),
                 sampling,
                 np.int32(stop),
                 self.given,

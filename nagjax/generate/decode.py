@@ -82,6 +82,7 @@ def _write(
     keys: UInt32[Array, "B 2"],
     first: Int[Array, ""],
     limit: Int[Array, ""],
+    last: Bool[Array, ""],
     sampling: Sampling,
     stop: Int[Array, ""],
     given: Pass,
@@ -92,7 +93,8 @@ def _write(
 ) -> tuple[Int[Array, "B room"], Rows]:
     """Up to `limit` of at most `room` new tokens, the `first`-th and following of each row, from position `at` on.
 
-    A row that is done, or has drawn `stop`, is filled up with `stop`. It ends early where all rows are done.
+    A row that is done, or has drawn `stop`, is filled up with `stop`. It ends early where all rows are done. `last`:
+    nothing will be written behind them, so that the last token is not read.
     """
     model = nnx.merge(graph, params)
     model = nnx.merge(graph, _narrow(params, model.config.compute_dtype))
@@ -101,20 +103,23 @@ def _write(
 
     def going(carry):
         index, done, _, _ = carry
-        return (index < limit) & ~jnp.all(done)
+        return (index < limit - last) & ~jnp.all(done)
+
+    def draw(index, done, rows):
+        drawn = choose(rows.logits, jax.vmap(jax.random.fold_in, (0, None))(own, first + index), sampling)
+        return jnp.where(done, stop, drawn)
 
     def step(carry):
         index, done, written, rows = carry
-        drawn = choose(rows.logits, jax.vmap(jax.random.fold_in, (0, None))(own, first + index), sampling)
-        token = jnp.where(done, stop, drawn)
-        # The last token's logits are for nobody; a branch around this pass would copy the cache every time.
+        token = draw(index, done, rows)
         where = Where(jnp.ones((batch, 1), jnp.int32), (at + index)[:, None])
         rows = _forward(model, table, token[:, None], where, rows.cache, jnp.zeros_like(at), given, mesh)
         return index + 1, done | (token == stop), written.at[:, index].set(token), rows
 
     start = jnp.int32(0), done, jnp.full((batch, room), stop, jnp.int32), rows
-    _, _, written, rows = jax.lax.while_loop(going, step, start)
-    return written, rows
+    index, done, written, rows = jax.lax.while_loop(going, step, start)
+    ending = written.at[:, index].set(draw(index, done, rows))
+    return jnp.where(last, ending, written), rows
 
 
 def _place(old: Rows, new: Rows, at: Int[Array, " n"]) -> Rows:

@@ -7,16 +7,20 @@ import numpy as np
 from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
+from nagjax.generate.weights import Weights, with_weights
 from nagjax.runs.identity import check_corpus
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator, with_causal
 
 
-def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None = None) -> dict:
+def evaluate(
+    folder: str | Path, *, data: str | None = None, batches: int | None = None, weights: Weights = "full"
+) -> dict:
     """What the newest checkpoint of the run in `folder` makes of validation text.
 
     data: `"stdlib"` or a prepared folder, the run's own corpus unless given. batches: the first so many
-    batches of the run's batch size, all unless given.
+    batches of the run's batch size, all unless given. weights: "int8" rounds matrices to 8 bits first
+    (`nagjax.generate.weights`).
 
     Returns step, loss (nats per token), perplexity (its exponential), bits_per_byte (None where the targets
     stand for no bytes), accuracy (share of targets that were the likeliest), tokens (counted targets), and
@@ -33,6 +37,8 @@ def evaluate(folder: str | Path, *, data: str | None = None, batches: int | None
     if batches is not None and batches < 1:
         raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
     run = open_run(folder)
+    run.config.model.check_causal("the loss of next tokens")
+    run = with_weights(run, weights)
     dataset = run_text(run, data)
     scores, depth = score(run, dataset, batches, causal=run.calibrated)
     if run.config.model.mod.active and not run.calibrated:

@@ -26,7 +26,8 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
         raise UserError("text", text, "give at least one character")
     if top_k and run.calibrated:
         raise UserError("top_k", True, "a calibrated run has thresholds only: leave it out")
-    ids = run.tokenizer.encode_batch([text])[0].tolist()[: run.config.model.context]
+    whole = run.tokenizer.encode_batch([text])[0].tolist() if run.config.model.causal else run.encode(text)
+    ids = whole[: run.config.model.context]
     graph, params = nnx.split(run.model)
     ran, turn = paths(
         params, jnp.asarray([ids]), run.mod.get("cuts"), np.float32(run.progress), graph=graph, causal=not top_k

@@ -60,6 +60,7 @@ def generate(
     of the vocabulary, or is empty without `end_of_text`; another argument out of its range.
     """
     config = model.config
+    config.check_causal("generation")
     check_value("tokens", tokens, Count)
     if tokens >= config.context and not slide:
         raise UserError("tokens", tokens, f"give less than the context of {config.context}, or let it slide (--slide)")

@@ -1,16 +1,13 @@
 """lm-evaluation-harness on any run: its tasks ask for log-likelihoods and generations, which this adapter answers."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import write_text
 from nagjax.generate.sample import cut, generate
-from nagjax.generate.score import continuation_scores
-from nagjax.runs.names import TASKS
 from nagjax.runs.opening import OpenRun
+from nagjax.train.score import continuation_scores
 
 try:
     from lm_eval import simple_evaluate
@@ -140,8 +137,9 @@ def evaluate_tasks(
     fewshot: int | None = None,
     limit: int | None = None,
     batch: int = 8,
-) -> dict[str, dict[str, float]]:
-    """Metrics of each task by name, as the harness names them; its report goes to tasks.json in the run's folder.
+) -> dict[str, dict]:
+    """The harness' report: `results`, by task the metrics as it names them, `versions`, `n-shot`, `n-samples` and
+    `higher_is_better`.
 
     task_folder: a folder with tasks of one's own, besides those the harness knows. fewshot: examples in each prompt,
     the task's own number unless given. limit: only so many questions of each task.
@@ -158,10 +156,4 @@ def evaluate_tasks(
         log_samples=False,
         bootstrap_iters=0,
     )
-    kept = {name: results[name] for name in ("results", "versions", "n-shot", "n-samples", "higher_is_better")}
-    record = {"step": run.step, "tasks": list(tasks), "limit": limit, **kept}
-    write_text(run.folder / TASKS, json.dumps(record, indent=2, default=str))
-    return {
-        task: {metric: value for metric, value in own.items() if isinstance(value, float)}
-        for task, own in results["results"].items()
-    }
+    return {name: results[name] for name in ("results", "versions", "n-shot", "n-samples", "higher_is_better")}

@@ -13,6 +13,7 @@ from nagjax.runs.blueprint import ModelBlueprint, Tree
 
 # Buffers that some files hold besides the parameters; they follow from the config.
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.bias|\.attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
+HEADS = ("lm_head", "embed_out", "cls.predictions.decoder", "lm_head.decoder")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 Found = dict[str, tuple[Tensor, list[np.ndarray]]]  # by parameter: what holds it, and that for each block (or once)
@@ -56,7 +57,7 @@ def find(
         found |= {part: (tensor, own) for part in tensor.parts}
     if missing:
         raise UserError("weights", _listed(missing), "missing: the files are not complete, or of another model")
-    duplicates = ("lm_head.weight", "embed_out.weight") if tied else ()
+    duplicates = tuple(f"{name}.weight" for name in HEADS) if tied else ()
     extra = [name for name in files if name not in used and name not in duplicates and not BUFFERS.search(name)]
     if extra:
         raise UserError("weights", _listed(extra), "the config.json has no place for these: it is of another model")

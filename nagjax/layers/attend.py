@@ -15,7 +15,7 @@ from nagjax.layers.flash import flash
 from nagjax.layers.platform import head_axis
 from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.softcap import softcap
-from nagjax.layers.where import Window, causal_mask
+from nagjax.layers.where import Window, seen_mask
 from pallas_kernels.placement import Placement, current_placement
 
 SPLASH_BLOCK = 128  # splash attention works on whole blocks of the sequence
@@ -30,13 +30,14 @@ def attend(
     implementation: str = "auto",
     window: Window = None,
     cap: float | None = None,
+    causal: bool = True,
 ) -> Float[Array, "B Tq H Dh"]:
-    """Causal attention within documents, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
+    """Attention within documents, causal or not, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
 
     `q_where` and `k_where` are `Where`s. implementation: "xla"; "cudnn" (GPU, bfloat16); "tokamax" (GPU, without
-    scores in memory, `nagjax.layers.flash`); "splash" (TPU, sequences in whole blocks of 128 tokens, as many queries as
-    keys, no window); "auto" takes the fastest that applies. window: the number of tokens that a query sees, counting
-    back from its own. cap: limits the logits (`softcap`), xla alone.
+    scores in memory, `nagjax.layers.flash`); "splash" (TPU, causal, sequences in whole blocks of 128 tokens, as many
+    queries as keys, no window); "auto" takes the fastest that applies. window: the number of tokens that a causal query
+    sees, counting back from its own. cap: limits the logits (`softcap`), xla alone.
 
     If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 
@@ -47,16 +48,17 @@ def attend(
     if split:  # otherwise every device computes all values, from gathered activations
         q, k, v = (_with_tokens(x, split, split.rows[1]) for x in (q, k, v))
     if implementation == "auto":
-        implementation = "xla" if cap is not None else _best(q, k, window)
+        implementation = "xla" if cap is not None else _best(q, k, splash=window is None and causal)
     if cap is not None and implementation != "xla":
         raise UserError("attention", implementation, f"does not support block.softcap = {cap}: choose auto or xla")
     if implementation == "tokamax":
-        return flash(q, k, v, q_where, k_where, window)
+        return flash(q, k, v, q_where, k_where, window, causal)
     if implementation == "splash":
-        if window is not None:
-            raise UserError("attention", "splash", "does not support block.window: choose auto or xla")
+        if window is not None or not causal:
+            missing = "block.window" if causal else "bidirectional attention"
+            raise UserError("attention", "splash", f"does not support {missing}: choose auto or xla")
         return _splash(q, k, v, q_where, k_where)
-    mask = causal_mask(q_where, k_where, window)
+    mask = seen_mask(q_where, k_where, window, causal)
     if split:
         k, v = (_with_tokens(x, split, None) for x in (k, v))
     if cap is not None:
@@ -86,9 +88,9 @@ def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Flo
     return jax.lax.with_sharding_constraint(x, NamedSharding(placement.mesh, P(free, axes, free, free)))
 
 
-def _best(q, k, window: Window = None) -> str:
+def _best(q, k, *, splash: bool = True) -> str:
     platform, parts = current_platform(), _parts(current_placement())
-    if platform == "tpu" and window is None and q.shape[1] == k.shape[1] and q.shape[1] % (parts * SPLASH_BLOCK) == 0:
+    if platform == "tpu" and splash and q.shape[1] == k.shape[1] and q.shape[1] % (parts * SPLASH_BLOCK) == 0:
         return "splash"
     return "cudnn" if platform == "gpu" and parts == 1 and q.dtype.itemsize == 2 and q.shape[-1] % 8 == 0 else "xla"
 

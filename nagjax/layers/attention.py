@@ -1,4 +1,4 @@
-"""The attention branch: grouped-query attention, causal within a document, with an optional key/value cache."""
+"""The attention branch: grouped-query attention within a document, causal or not, with an optional key/value cache."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ from nagjax.layers.linear import linear, linears, linears_then
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.platform import on_gpu, on_one_cpu
 from nagjax.layers.rotary import turned, turns
-from nagjax.layers.where import Where, Window, causal_mask, causal_mask_by_key
+from nagjax.layers.where import Where, Window, causal_mask_by_key, seen_mask
 
 ALL = 2**30  # tokens: more than any context
 
@@ -118,7 +118,8 @@ class Attention(nnx.Module):
         if isinstance(known, CachedLayer):
             mixed = attend_cached(q, known, where, self.window, cap)
         else:
-            mixed = attend(q, known.keys, known.values, where, seen, self.config.attention, self.window, cap)
+            options = self.config.attention, self.window, cap, self.config.causal
+            mixed = attend(q, known.keys, known.values, where, seen, *options)
         return linear(mixed.reshape(*q.shape[:2], -1), self.out, self.out_bias)
 
     def between(
@@ -155,7 +156,11 @@ class Attention(nnx.Module):
         spans: int,
     ) -> Float[Array, "B k D"]:
         """`_mixed` by `cpu.attention`, which says what bounded and spans are."""
-        masks = (make(where, seen, self.window) for make in (causal_mask, causal_mask_by_key))
+        if self.config.causal:
+            by_key = causal_mask_by_key(where, seen, self.window)
+        else:
+            by_key, spans = seen_mask(seen, where, causal=False), 1
+        masks = seen_mask(where, seen, self.window, self.config.causal), by_key
         return linear(cpu.attention(q, k, v, *masks, bounded, spans), self.out, self.out_bias)
 
     def _placed(self, where: Where, *parts: Float[Array, "B T _"]) -> tuple[Float[Array, "B T _ Dh"], ...]:

@@ -127,7 +127,7 @@ def _spans(tokens: int, count: int) -> list[slice]:
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _dot(a, b, over, dtype=None):
+def by_head(a, b, over, dtype=None):
     """Product by head, summed over these two axes."""
     return jax.lax.dot_general(a, b, (over, ((0, 1), (0, 1))), preferred_element_type=dtype)
 
@@ -160,14 +160,14 @@ def _mixed(q, k, v, seen, bounded):
     """The result, and the logarithm of every row's sum of exponentials [B, K, H/K*T]."""
     batch, heads, tokens, width = q.shape
     wide, keys = jnp.promote_types(q.dtype, jnp.float32), k.shape[1]
-    scores, mask = _with_mask(_dot(_rows(q, keys), k, ((3,), (3,)), wide), seen, (1, 1, heads // keys, 1))
+    scores, mask = _with_mask(by_head(_rows(q, keys), k, ((3,), (3,)), wide), seen, (1, 1, heads // keys, 1))
     if bounded:
         most = jnp.zeros((), wide)
     else:
         most = jnp.max(jnp.where(mask, scores, jnp.finfo(wide).min), axis=-1, keepdims=True)
     raised = once(jnp.where(mask, jnp.exp(scores - most), 0.0))
     total = jnp.sum(raised, axis=-1, keepdims=True)
-    out = _dot(raised.astype(v.dtype), v, ((3,), (2,)), wide) / total
+    out = by_head(raised.astype(v.dtype), v, ((3,), (2,)), wide) / total
     out = out.astype(v.dtype).reshape(batch, heads, tokens, width).swapaxes(1, 2).reshape(batch, tokens, -1)
     return out, (jnp.log(total) + most)[..., 0]
 
@@ -189,15 +189,15 @@ def _attention_backward(bounded, spans, kept, d_out):
 def _mixed_backward(q, k, v, by_key, log_total, out, d_out):
     wide, keys = log_total.dtype, k.shape[1]
     batch, heads, tokens, width = q.shape
-    rows, by_head = _rows(q, keys), (batch, tokens, heads, width)
-    d = once(_rows(d_out.reshape(by_head).swapaxes(1, 2), keys))
-    along = jnp.sum(d_out.reshape(by_head).astype(wide) * out.reshape(by_head).astype(wide), axis=-1)
+    rows, split = _rows(q, keys), (batch, tokens, heads, width)
+    d = once(_rows(d_out.reshape(split).swapaxes(1, 2), keys))
+    along = jnp.sum(d_out.reshape(split).astype(wide) * out.reshape(split).astype(wide), axis=-1)
     along = along.swapaxes(1, 2).reshape(batch, keys, 1, -1)
-    scores, mask = _with_mask(_dot(k, rows, ((3,), (3,)), wide), by_key, (1, 1, 1, heads // keys))
+    scores, mask = _with_mask(by_head(k, rows, ((3,), (3,)), wide), by_key, (1, 1, 1, heads // keys))
     shares = once(jnp.where(mask, jnp.exp(scores - log_total[:, :, None]), 0.0))
-    d_scores = once((shares * (_dot(v, d, ((3,), (3,)), wide) - along)).astype(q.dtype))
-    dk, dv = _dot(d_scores, rows, ((3,), (2,))), _dot(shares.astype(d.dtype), d, ((3,), (2,)))
-    dq = _dot(once(k.swapaxes(2, 3)), d_scores, ((3,), (2,)))  # [B, K, Dh, rows]
+    d_scores = once((shares * (by_head(v, d, ((3,), (3,)), wide) - along)).astype(q.dtype))
+    dk, dv = by_head(d_scores, rows, ((3,), (2,))), by_head(shares.astype(d.dtype), d, ((3,), (2,)))
+    dq = by_head(once(k.swapaxes(2, 3)), d_scores, ((3,), (2,)))  # [B, K, Dh, rows]
     return dq.swapaxes(2, 3).reshape(q.shape), dk, dv
 
 

@@ -1,9 +1,10 @@
-"""The embedding of tokens (and learned positions), and the head."""
+"""The embedding of tokens (and learned positions, and types), and the head."""
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.parameters import table
 from nagjax.layers.softcap import softcap
@@ -16,18 +17,28 @@ def head_std(width: int) -> float:
 
 
 class Embedding(nnx.Module):
-    """Rows [vocab, D], normal with standard deviation `std`, and learned positions, if chosen, the same."""
+    """Rows [vocab, D], normal with standard deviation `std`, and learned positions and types of tokens, if chosen, the
+    same."""
 
     def __init__(self, config, std: float, rngs: nnx.Rngs):
         self.tokens = table(rngs, (config.vocab, config.width), std)
         self.positions = (
             table(rngs, (config.context, config.width), std, rows=None) if config.positions == "learned" else None
         )
+        types = config.token_types
+        self.types = table(rngs, (types, config.width), std, rows=None) if types else None
 
-    def __call__(self, tokens: Int[Array, "B T"], where: Where, dtype) -> Float[Array, "B T D"]:
+    def __call__(
+        self, tokens: Int[Array, "B T"], where: Where, dtype, types: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """types: of the tokens, all 0 unless given. Raises UserError for types that the model has not."""
         x = self.tokens[...][tokens]
         if self.positions is not None:
             x = x + self.positions[...][where.positions]
+        if self.types is not None:
+            x = x + self.types[...][0 if types is None else types]
+        elif types is not None:
+            raise UserError("types", types.shape, "the model has no token types: leave them out")
         return x.astype(dtype)
 
 

@@ -22,6 +22,7 @@ from nagjax.layers.branch import Update
 from nagjax.layers.config import GATED, MoEConfig
 from nagjax.layers.dispatch import Products, run_experts
 from nagjax.layers.linear import linear, linears_then
+from nagjax.layers.mlp import ACTIVATIONS
 from nagjax.layers.parameters import Scales, bias, matrix
 from nagjax.parameters import parameter
 from pallas_kernels.placement import current_placement
@@ -89,9 +90,8 @@ class Experts(nnx.Module):
         return Update(done, None, ran, self._notes(logits, scores, chosen.ids, real, dropped))
 
     def _activation(self, gate: Array | None, up: Array) -> Array:
-        if gate is not None:
-            return (jax.nn.gelu(gate) if self.kind == "geglu" else jax.nn.silu(gate)) * up
-        return jax.nn.relu(up) if self.kind == "relu" else jax.nn.gelu(up, approximate=self.kind == "gelu")
+        opening = ACTIVATIONS[self.kind]
+        return opening(up) if gate is None else opening(gate) * up
 
     def _notes(self, logits, scores, ids, real, dropped) -> dict[str, Float[Array, "B ..."]]:
         counted = real.astype(jnp.float32)

@@ -1,13 +1,15 @@
-"""Attention on a GPU that writes no scores to memory: tokamax's Pallas-Triton kernel.
+"""Attention on a GPU that writes no scores to memory: tokamax's kernels.
 
-The kernel takes, for every query, the stretch of keys that it sees. For packed documents, windows and routed queries
-these stretches follow from `Where` in one loop that XLA fuses. The forward pass has nothing as large as tokens times
-tokens; the backward pass a mask, one byte for a query and a key, of one layer at a time.
+They take, for every query, the stretch of keys that it sees. For packed documents, windows and routed queries these
+stretches follow from `Where` in one loop that XLA fuses. On Hopper in 16 bits (Mosaic GPU) nothing is as large as
+tokens times tokens. Elsewhere (Pallas-Triton) the forward pass has nothing of that size, and the backward pass a mask,
+one byte for a query and a key, of one layer at a time.
 Source: Dao 2023, arXiv:2307.08691. Numerics: softmax in float32. Needs the extra `nagjax[tokamax]`.
 """
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +18,18 @@ from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
 from nagjax.layers.platform import head_axis
-from nagjax.layers.where import Where, Window, causal_mask
+from nagjax.layers.where import Where, Window, seen_mask
+from pallas_kernels.launch.gpu import traced_gpus
 from pallas_kernels.placement import current_placement
 
+SCOPE = "tokamax_attention"  # by which `nagjax plan` knows the kernels for Hopper
 
-def seen_keys(queries: Where, keys: Where, window: Window = None) -> tuple[Int[Array, "B Tq"], Int[Array, "B Tq"]]:
+
+def seen_keys(
+    queries: Where, keys: Where, window: Window = None, causal: bool = True
+) -> tuple[Int[Array, "B Tq"], Int[Array, "B Tq"]]:
     """The first key in the row that each query sees, and the one behind the last, where those between are all seen."""
-    seen = causal_mask(queries, keys, window)[:, 0]
+    seen = seen_mask(queries, keys, window, causal)[:, 0]
     place = jnp.arange(seen.shape[-1], dtype=jnp.int32)
     first = jnp.min(jnp.where(seen, place, seen.shape[-1]), axis=-1)
     return first, jnp.max(jnp.where(seen, place + 1, 0), axis=-1)
@@ -35,10 +42,11 @@ def flash(
     q_where: Where,
     k_where: Where,
     window: Window,
+    causal: bool = True,
 ) -> Float[Array, "B Tq H Dh"]:
     """`nagjax.layers.attend.attend` of whole sequences. Raises UserError where tokamax is not installed."""
-    local = functools.partial(_local, _kernel())
-    stretch = seen_keys(q_where, k_where, window)
+    local = functools.partial(_local, _kernel(_hopper_tile(q)))
+    stretch = seen_keys(q_where, k_where, window, causal)
     placement = current_placement()
     if placement is None:
         return local(q, k, v, *stretch)
@@ -50,17 +58,44 @@ def flash(
 
 def _local(kernel, q, k, v, first, end):
     attention, mask = kernel
-    return attention(q, k, v, mask=mask(k_start=first[:, None], k_end=end[:, None]))
+    with jax.named_scope(SCOPE):
+        return attention(q, k, v, mask=mask(k_start=first[:, None], k_end=end[:, None]))
+
+
+def _hopper_tile(q: Float[Array, "B T H Dh"]) -> int | None:
+    """Keys that a Hopper kernel takes at once, as many as its shared memory has room for; None where the program is not
+    for GPUs of that generation, or the dtype not one that the kernels take."""
+    named = lambda gpu: re.search(r"\bG?H\d{2,3}\b", gpu.device_kind)  # noqa: E731
+    known = [str(getattr(gpu, "compute_capability", "")).startswith("9.") or named(gpu) for gpu in traced_gpus()]
+    if not (known and all(known) and q.dtype in (jnp.bfloat16, jnp.float16)):
+        return None
+    return 128 if q.shape[-1] <= 128 else 64
 
 
 @functools.cache
-def _kernel():
+def _kernel(hopper_tile: int | None):
     try:
         from tokamax._src.ops.attention.base import Mask  # stretches of keys are not in its public function
-        from tokamax.ops.gpu import PallasTritonFlashAttention
+        from tokamax.ops import gpu
     except ImportError as error:
         fix = f"needs the package tokamax (no {error.name}): pip install 'nagjax[tokamax]', or choose auto or xla"
         raise UserError("attention", "tokamax", fix) from None
+    if hopper_tile:
+        return _for_hopper(hopper_tile), Mask
     unchecked = {"bypass_device_check": True}  # it knows this machine's device, not the one that is compiled for
-    forward = PallasTritonFlashAttention(**unchecked)
+    forward = gpu.PallasTritonFlashAttention(**unchecked)
     return dataclasses.replace(forward, vjp=dataclasses.replace(forward.vjp, **unchecked)), Mask
+
+
+def _for_hopper(tile: int):
+    """Its Mosaic GPU kernels. They ask which GPU this machine has: one without any, which only compiles, is told."""
+    from tokamax._src import gpu_utils
+    from tokamax._src.ops.attention.pallas_mosaic_gpu import ConfigSM90
+    from tokamax.ops.gpu import PallasMosaicFlashAttention
+
+    if jax.default_backend() != "gpu":
+        gpu_utils._compute_capability = lambda device=None: 9.0
+        gpu_utils.has_mosaic_gpu_support = lambda device=None: True
+    # The same program wherever it is compiled: a persistent one needs the number of multiprocessors.
+    config = ConfigSM90(block_q=64, block_kv=tile, num_stages=2, persistent=False)
+    return PallasMosaicFlashAttention(config=config)

@@ -1,5 +1,6 @@
 """The feed-forward branch. With `biases`, each of its linear maps has a bias."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -73,4 +74,11 @@ class ReLU(GELU):
         return jax.nn.relu(up)
 
 
+ACTIVATIONS = {
+    "swiglu": jax.nn.silu,
+    "geglu": jax.nn.gelu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+}
 MLPS = {"swiglu": SwiGLU, "geglu": GEGLU, "gelu": GELU, "gelu_exact": ExactGELU, "relu": ReLU}

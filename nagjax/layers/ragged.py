@@ -1,8 +1,9 @@
 """Products of rows that are sorted by group with one matrix per group.
 
-Why this exists: `jax.lax.ragged_dot` has an instruction on a TPU; on a CPU (jax 0.11.2) it multiplies every row with
-the matrices of all groups and masks. Here a CPU goes through blocks of rows of one group, as many as there are: a block
-may reach into the next group, whose own blocks come later and write over what was too much.
+Why this exists: `jax.lax.ragged_dot` has an instruction on a TPU; on a CPU and on NVIDIA's GPUs (jax 0.11.2) it
+multiplies every row with the matrices of all groups and masks. Such a GPU takes the kernels of `nagjax.layers.grouped`.
+A CPU goes through blocks of rows of one group, as many as there are: a block may reach into the next group, whose own
+blocks come later and write over what was too much.
 Numerics: products and their sums in the dtype of the rows, as in `nagjax.layers.cpu`.
 """
 
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from nagjax.layers.grouped import grouped_product, usable
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import platform
 
@@ -28,6 +30,8 @@ def ragged_product(
         return _quantized(rows, matrices, sizes)
     if platform() == "cpu":
         return _in_blocks(rows, matrices, sizes)
+    if usable():
+        return grouped_product(rows, matrices, sizes)
     done = jax.lax.ragged_dot(rows, matrices, sizes, preferred_element_type=rows.dtype)
     return jnp.where(jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes), done, 0)
 

@@ -37,3 +37,10 @@ def causal_mask(queries: Where, keys: Where, window: Window = None) -> Bool[Arra
     behind = queries.positions[:, :, None] - keys.positions[:, None, :]
     near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
     return (same & near)[:, None]
+
+
+def seen_mask(queries: Where, keys: Where, window: Window = None, causal: bool = True) -> Bool[Array, "B 1 Tq Tk"]:
+    """`causal_mask`; or, without `causal`, True where the key is in the query's document, which may come after it."""
+    if causal:
+        return causal_mask(queries, keys, window)
+    return (queries.segments[:, :, None] == keys.segments[:, None, :])[:, None]

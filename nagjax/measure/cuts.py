@@ -121,4 +121,4 @@ def _sums(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
 
 def _look(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
     _, directions = forward_without(nnx.merge(graph, params), batch, stays, **options)
-    return cosines_and_angles(directions, batch.weights[:ROWS])
+    return cosines_and_angles(directions, batch.counted[:ROWS].astype(jnp.float32))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.softcap import softcap
-from nagjax.layers.where import causal_mask
+from nagjax.layers.where import seen_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
 from nagjax.measure.interventions import rebuilt, residual, through
 from nagjax.measure.jacobian import identity_distance
@@ -73,8 +73,8 @@ def probe(
     depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
     `progress`, `cuts` and `causal` are those of `Transformer.__call__`.
     """
-    weights = np.asarray(jax.device_get(batch.weights)) > 0
-    inside = np.flatnonzero(weights & (np.asarray(jax.device_get(batch.positions)) > 0))
+    counted = np.asarray(jax.device_get(batch.counted))
+    inside = np.flatnonzero(counted & (np.asarray(jax.device_get(batch.positions)) > 0))
     chosen = np.random.default_rng(seed).permutation(inside)[:sample]
     graph, params = nnx.split(model)
     options = {"graph": graph, "full": full, "causal": causal, "mesh": mesh}
@@ -98,7 +98,7 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
 
 def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
     """The intervention that gathers the statistics and changes nothing."""
-    counted = batch.weights > 0
+    counted = batch.counted
     rows = min(max(ROWS, shards), len(batch.tokens))
     groups = jnp.stack([counted & (batch.positions > 0), counted & (batch.positions == 0)]).astype(jnp.float32)
 
@@ -159,7 +159,7 @@ def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, A
     """What the head would read before this block, for the sampled tokens."""
     rows = jax.tree.map(lambda x: _rows(x, chosen)[None], stream)
     at = model.boundary(None, model.entry, 0, 0, call.ctx.progress)
-    hidden, log_scale = model.scheme.close(model.scheme.skip(rows, at), model.ends)
+    hidden, log_scale = model.close(model.scheme.skip(rows, at))
     return hidden[0], log_scale[0]
 
 
@@ -169,7 +169,7 @@ def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array,
     x = model.scheme.read(stream).astype(model.config.compute_dtype)
     q, k = branch.queries_keys(x, where)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    mask = causal_mask(where, where, branch.window)[:, 0]
+    mask = seen_mask(where, where, branch.window, model.config.causal)[:, 0]
 
     def head(qk) -> Float[Array, ""]:
         scores = jnp.einsum("btd,bsd->bts", *qk, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
@@ -207,16 +207,15 @@ def _gathered(model: Transformer, batch: Batch, chosen, output) -> Probe:
     last = _rows(output.hidden, chosen), _rows(output.log_scale, chosen)
     read = jax.tree.map(lambda own, end: jnp.concatenate([own, end[None]]), seen["read"], last)
     final = model.logits(output._replace(hidden=last[0][None], log_scale=last[1][None]))[0]
-    targets = _rows(batch.targets, chosen)
+    targets, weights = (_rows(x, chosen) for x in (batch.targets, batch.weights))
 
     def one(row) -> dict[str, Array]:
         logits = model.logits(output._replace(hidden=row[0][None], log_scale=row[1][None]))[0]
-        found = {
-            "divergence": lens.lens_divergence(logits, final),
-            "overlap": lens.top_overlap(logits, final),
-            "loss": lens.token_loss(logits, targets),
+        return {
+            "divergence": jnp.mean(lens.lens_divergence(logits, final)),
+            "overlap": jnp.mean(lens.top_overlap(logits, final)),
+            "loss": jnp.sum(weights * lens.token_loss(logits, targets)) / jnp.sum(weights),
         }
-        return jax.tree.map(jnp.mean, found)
 
     full = flat(seen.get("full", (None, None)))
     return Probe(

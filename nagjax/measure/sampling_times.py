@@ -77,7 +77,8 @@ class Racer:
         rows = jax.block_until_ready(jax.tree.map(jnp.copy, self.rows))
         limit, room = np.int32(self.bench.steps), self.bench.steps
         done, keys = np.zeros(self.bench.batch, bool), np.zeros((self.bench.batch, 2), np.uint32)
-        arguments = (self.lengths, done, keys, np.int32(0), limit, GREEDY, np.int32(NO_TOKEN), self.given)
+        counts = (np.int32(0), limit, np.bool_(False))  # as many passes as tokens
+        arguments = (self.lengths, done, keys, *counts, GREEDY, np.int32(NO_TOKEN), self.given)
         began = time.perf_counter()
         written, _ = decode.write(self.params, rows, *arguments, graph=self.graph, room=room, mesh=None)
         jax.block_until_ready(written)

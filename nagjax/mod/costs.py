@@ -70,7 +70,7 @@ def costs(
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
                 seen = tokens if everyone else share * tokens
-                seen = _seen(seen, window) if keys == "causal" else seen
+                seen = _seen(seen, window) if keys == "causal" and config.causal else seen
                 main += share * 2 * config.heads * config.head_width * seen
                 if everyone:
                     main += (1.0 - share) * known
@@ -81,6 +81,7 @@ def costs(
                 scoring += score[kind]
                 guessing += guess[kind] if decider == "predictor" else 0.0
     main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
+    main += 0 if config.head_epsilon is None else config.width**2
     without += config.vocab * config.width * (not _trained(parameters.get("head", parameters["embedding"])["tokens"]))
     total = sum(math.prod(p.shape) for p in jax.tree.leaves(parameters))
     return Costs(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from nagjax.errors import UserError
 from nagjax.layers.config import GATED, BlockConfig, LoRAConfig, MoEConfig
 from nagjax.mod.config import ModConfig
-from nagjax.ranges import HIDDEN, Count, Natural, Positive, Range, check_fields
+from nagjax.ranges import HIDDEN, Count, Fraction, Natural, Positive, Range, check_fields
 
 
 def _round_up(value: float, multiple: int) -> int:
@@ -15,7 +15,8 @@ def _round_up(value: float, multiple: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder-only Transformer. Fields that are None follow from `depth` and `width`."""
+    """The shape of a Transformer, a decoder unless `causal` is False. Fields that are None follow from `depth` and
+    `width`."""
 
     depth: Annotated[int, Range(ge=1, le=2**16)] = 24  # blocks; each is an attention and an MLP sublayer
     width: Annotated[int, Range(ge=1, le=2**20)] = 64  # D, features of the residual
@@ -31,6 +32,10 @@ class ModelConfig:
     qk_norm: bool = True  # normalise queries and keys to unit RMS
     tied: bool = False  # one table for embedding and head
     logit_softcap: Positive | None = None  # smooth limit on the head's logits
+    causal: Annotated[bool, HIDDEN] = True  # attention sees no later tokens; imported encoders see all of a document
+    token_types: Annotated[Natural, HIDDEN] = 0  # kinds of tokens with an embedding of their own (BERT's sentences)
+    # of a head with a linear map, the MLP's activation and LayerNorm before the table: the norm's epsilon
+    head_epsilon: Annotated[Fraction | None, HIDDEN] = None
     # how start values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
     parametrization: Literal["standard", "mup", "completep"] = "standard"
     base_width: Count = 64  # of mup and completep: the width that --lr and start values are for
@@ -93,9 +98,28 @@ class ModelConfig:
 
         if self.block.cca:
             self._check_compressed()
+        if not self.causal:
+            self._check_bidirectional()
         if self.attention == "tokamax" and self.mod.routes("attention") and self.mod.kv == "selected":
             fix = "its kernel takes stretches of keys, and selected ones have gaps: use --mod.kv all, or another one"
             raise UserError("attention", self.attention, fix)
+
+    def check_causal(self, what: str) -> None:
+        """Raises UserError where `what`, a use of the model, needs causal attention and it has none."""
+        if not self.causal:
+            fix = f"{what} needs a model that sees no later tokens; use run.model, run.logits, nagjax diagnose or map"
+            raise UserError("causal", False, fix)
+
+    def _check_bidirectional(self) -> None:
+        without: dict[str, tuple[object, object]] = {
+            "mod.rate": (self.mod.active and self.mod.rate, "Mixture-of-Depths is for causal attention: use 0"),
+            "block.window": (self.block.window, "a window counts back from the query: leave it out"),
+            "block.others.window": (self.block.others.window, "a window counts back from the query: leave it out"),
+            "block.cca": (self.block.cca, "its convolutions read the tokens before: leave it out"),
+        }
+        for field, (value, fix) in without.items():
+            if value:
+                raise UserError(field, value, f"with causal = False: {fix}")
 
     def _check_compressed(self) -> None:
         block = self.block

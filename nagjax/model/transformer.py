@@ -25,6 +25,7 @@ from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
+from nagjax.model.head_transform import HeadTransform
 from nagjax.model.parametrization import Parametrization
 from nagjax.parameters import STACKED
 from nagjax.residual import Boundary, Scheme, Stream
@@ -140,8 +141,9 @@ NOTHING = Observe()
 
 
 class Transformer(nnx.Module):
-    """Decoder-only Transformer with any residual scheme. Blocks are stacked, with parameters [L, ...], and run by
-    scans: one for each stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without it)."""
+    """Transformer, a decoder or an encoder, with any residual scheme. Blocks are stacked, with parameters [L, ...], and
+    run by scans: one for each stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without
+    it)."""
 
     def __init__(self, config: ModelConfig, scheme: Scheme, rngs: nnx.Rngs):
         self.config, self.scheme = config, scheme
@@ -159,6 +161,7 @@ class Transformer(nnx.Module):
         self.ends = scheme.ends_for(scheme.ends(config.width, std / own.root, rngs), config.sublayers_before)
         first = first if config.init_std is None else own.root * config.init_std
         self.head = None if config.tied else Head(config, own.root * first, rngs)
+        self.transform = None if config.head_epsilon is None else HeadTransform(config, rngs)
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
@@ -246,6 +249,7 @@ class Transformer(nnx.Module):
         tokens: Int[Array, "B T"],
         where: Where | None = None,
         *,
+        types: Int[Array, "B T"] | None = None,
         progress: float | Float[Array, ""] = 1.0,
         cache: tuple | None = None,
         cuts: Float[Array, " S"] | None = None,
@@ -258,7 +262,8 @@ class Transformer(nnx.Module):
     ) -> Output:
         """Maps tokens [B, T] to what the head reads.
 
-        `where` gives each token's document and position; by default each row is one document. `progress` is the share
+        `where` gives each token's document and position; by default each row is one document. `types`: of the tokens
+        of a model with `config.token_types`, such as BERT's sentences; all 0 by default. `progress` is the share
         of the training done. `cache` (from `empty_cache`) makes the pass incremental. `observed` adds telemetry per
         sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or
         change the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is
@@ -267,7 +272,7 @@ class Transformer(nnx.Module):
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
-        Raises UserError if `causal` needs cuts and there are none.
+        Raises UserError if `causal` needs cuts and there are none, and for types that the model has not.
         """
         where = Where.whole(*tokens.shape) if where is None else where
         progress = jnp.asarray(progress, jnp.float32)
@@ -279,7 +284,7 @@ class Transformer(nnx.Module):
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
-            stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype), at, self.ends)
+            stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype, types), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
@@ -295,7 +300,7 @@ class Transformer(nnx.Module):
         routing = averaged(routing, where) if routing else None
         experts = jax.tree.map(lambda note: jnp.sum(note, axis=1), experts)
         with jax.named_scope("head"):
-            hidden, log_scale = self.scheme.close(stream, self.ends)
+            hidden, log_scale = self.close(stream)
             hidden = hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype)
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen, experts or None)
@@ -331,6 +336,11 @@ class Transformer(nnx.Module):
         (stream, written), noted = jax.lax.scan(step, (stream, cache), (pattern, layers))
         return stream, (written, *noted)
 
+    def close(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+        """What the head's table reads, and the logarithm of the factor on its logits."""
+        hidden, log_scale = self.scheme.close(stream, self.ends)
+        return hidden if self.transform is None else self.transform(hidden), log_scale
+
     def head_rows(self) -> Float[Array, "V D"] | Quantized:
         """The unembedding table as the scheme's head uses it; a quantised one was made so before."""
         table = (self.embedding.tokens if self.head is None else self.head.tokens)[...]
@@ -338,11 +348,15 @@ class Transformer(nnx.Module):
 
     def logits(self, output: Output) -> Float[Array, "B T V"]:
         """Float32 logits."""
-        return unembed(output.hidden, output.log_scale, self.head_rows(), self.config.logit_softcap)
+        logits = unembed(output.hidden, output.log_scale, self.head_rows(), self.config.logit_softcap)
+        return logits if self.transform is None else logits + self.transform.table_bias[...]
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:
         """A cache for each group and block of its pattern: keys and values [repeats, B, K, tokens, Dh] in the
-        computation's dtype. If attention sees only selected tokens, it has room for as many as run in training."""
+        computation's dtype. If attention sees only selected tokens, it has room for as many as run in training.
+
+        Raises UserError for a model that is not causal."""
+        self.config.check_causal("a cache of keys and values")
         config, dtype = self.config, self.config.compute_dtype
 
         def one(group: Group, rate: float) -> KVCache | SelectedCache | CompressedCache:

@@ -16,6 +16,7 @@ import functools
 import math
 import re
 
+from nagjax.layers import flash, grouped
 from nagjax.plan.products import flops_of
 from pallas_kernels.hlo import Computation, Instruction, Program, parts, size
 
@@ -257,8 +258,11 @@ def _target(one: Instruction) -> str:
 
 
 def _kernel(one: Instruction) -> dict[str, int]:
-    """The name of the Pallas kernel that an instruction calls, with a count of one."""
-    if _target(one) not in ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2"):
+    """The name of the kernel that an instruction calls, with a count of one."""
+    if _target(one) not in ("tpu_custom_call", "__gpu$xla.gpu.triton", "mosaic_gpu_v2", "triton_kernel_call_ffi"):
         return {}
+    for scope in (flash.SCOPE, grouped.SCOPE):
+        if scope in one.attributes:
+            return {scope: 1}
     named = re.search(r'op_name="([^"]*)/pallas_call"', one.attributes)
     return {named[1].rpartition("/")[2] if named else re.sub(r"[.\d]+$", "", one.name): 1}

@@ -16,7 +16,7 @@ from nagjax.plan.order import choose, encoded, mesh_shape, options
 from nagjax.plan.roofline import Roofline, throughput
 from nagjax.plan.topology import Topology, require
 from nagjax.runs.config import RunConfig, to_dict
-from pallas_kernels.aot.targets import ENVIRONMENT
+from pallas_kernels.aot.targets import compilers_environment
 
 WORKER = (sys.executable, "-m", "nagjax.plan.worker")
 REMATERIALISED = "Involuntary full rematerialization"
@@ -81,7 +81,7 @@ def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) 
     """The worker's answer to an order. Raises UserError if it fails, dies, or takes longer than `seconds`."""
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": paths}
+    environment = compilers_environment() | {"PYTHONPATH": paths}
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "result.json"
         try:

@@ -6,6 +6,7 @@ import re
 import numpy as np
 
 from nagjax.json_reader import parse_json
+from nagjax.layers import flash, grouped
 from pallas_kernels.hlo import Computation, Instruction, arrays
 
 # Matrix products of the splash attention kernels: scores and mixing forward; backward the scores again and their
@@ -14,6 +15,8 @@ SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 # The same of tokamax's kernels, of which one does the whole backward pass; and their tiles' size, in tokens.
 FLASH = {"pallas_flash_attention": 2, "pallas_flash_attention_fwd_res": 2, "pallas_flash_attention_vjp": 7}
 TILE = 64
+# Kernels of products in groups: what a TPU's compiler makes of them, and tokamax's.
+GROUPED = re.compile(rf"^ragged-dot-(?!metadata)|{grouped.SCOPE}\S*/triton_kernel_call")
 
 
 def flops_of(one: Instruction, home: Computation) -> float:
@@ -29,9 +32,13 @@ def flops_of(one: Instruction, home: Computation) -> float:
     if one.opcode == "custom-call":
         if "__cublas$" in one.attributes:
             return _cublas(one, home)
+        if GROUPED.search(one.name + one.attributes):
+            return _grouped(one, home)
         for name, products in SPLASH.items():
             if name in one.name:
                 return products * _splash_product(one, home, name)
+        if flash.SCOPE in one.attributes and "mosaic_gpu" in one.attributes:
+            return _hopper_products(one, home) * _flash_product(one, home)
         for name, products in FLASH.items():
             if f"{name}/" in one.attributes:
                 return products * _flash_product(one, home)
@@ -45,6 +52,13 @@ def _ragged(one: Instruction, home: Computation) -> float:
     work = 2.0 * _elements(one.type) * math.prod(_shape(home, one.operands[0])[d] for d in contracted)
     summed = set(_numbers(r"lhs_ragged_dims=\{([\d,]*)\}", one.attributes)) <= set(contracted)
     return work / math.prod(_shape(home, one.operands[2])) if summed else work
+
+
+def _grouped(one: Instruction, home: Computation) -> float:
+    """FLOPs of a kernel of the same: of its first operand with two dimensions, [N, m], every row meets [m, n] weights,
+    or, for the gradient of the matrices, adds [m, n] to its group's."""
+    rows = next(shape for shape in (_shape(home, o) for o in one.operands) if len(shape) == 2)
+    return 2.0 * math.prod(rows) * arrays(one.type)[0][1][-1]
 
 
 def _convolution(one: Instruction, home: Computation) -> float:
@@ -106,6 +120,14 @@ def _splash_product(one: Instruction, home: Computation, kernel: str) -> float:
     rows, columns = (int(s[1]) if s else tokens for s in sizes)
     visited = sum(min(math.ceil((i + 1) * rows / columns), tokens // columns) for i in range(tokens // rows))
     return 2.0 * math.prod(shape[:-2]) * visited * rows * columns * features
+
+
+def _hopper_products(one: Instruction, home: Computation) -> int:
+    """How many products a kernel of `nagjax.layers.flash` for Hopper computes: forward one kernel for all; backward,
+    where they also read the result's gradient, one for queries, and one, with two results, for keys and values."""
+    shapes = [_shape(home, operand) for operand in one.operands]
+    alike = [s for s in shapes if len(s) == len(shapes[0]) and s[-1] == shapes[0][-1]]
+    return 2 if len(alike) == 3 else 3 + (len(arrays(one.type)) == 2)
 
 
 def _flash_product(one: Instruction, home: Computation) -> float:

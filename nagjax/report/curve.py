@@ -6,6 +6,7 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose
+from nagjax.measure.masked import masked
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch
@@ -47,8 +48,11 @@ def measure(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, da
 
 
 def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list[Batch]:
-    """The first batches of a text, of the run's size."""
-    return list(Evaluator(run.blueprint, run_text(run, data, split)).batches(count))
+    """The first batches of a text, of the run's size; with masks for a bidirectional model."""
+    found = list(Evaluator(run.blueprint, run_text(run, data, split)).batches(count))
+    if run.config.model.causal:
+        return found
+    return [masked(batch, run.tokenizer, seed) for seed, batch in enumerate(found)]
 
 
 def check_rule(rule: str) -> None:

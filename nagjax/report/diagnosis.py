@@ -11,17 +11,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.console import Progress
-from nagjax.generate.evaluate import run_text
 from nagjax.layers.where import Where
 from nagjax.measure import angles, damage, gradients, outliers, similarity
 from nagjax.measure.cuts import RULES, Cutter
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, probe
 from nagjax.model.transformer import Output
-from nagjax.report.curve import curve_of
+from nagjax.report.curve import curve_of, text_batches
 from nagjax.report.verdict_depth import depth_verdict
 from nagjax.runs.opening import OpenRun
-from nagjax.train.evaluator import Evaluator
 from nagjax.train.head_loss import by_token, head_loss
 from nagjax.train.loss import Batch
 
@@ -47,10 +45,11 @@ def diagnose(
     """All measures of a run on validation text, as JSON values; `verdict` tells them in words.
 
     By sublayer [S, G] and by block [L, G] with G = (tokens inside a document, first tokens); the rest is of tokens
-    inside documents. See `nagjax.measure` for what each is. `say` is told what is being done.
+    inside documents. See `nagjax.measure` for what each is. The loss of a bidirectional model is that of masked tokens
+    (`nagjax.measure.masked`). `say` is told what is being done.
     """
     cutter = Cutter(run)
-    text = list(Evaluator(run.blueprint, run_text(run, data)).batches(max(effort.probes, effort.skips)))
+    text = text_batches(run, data, "validation", max(effort.probes, effort.skips))
     say(f"looking at the residual of {len(text[: effort.probes])} batches")
     options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
     mesh = run.blueprint.mesh
@@ -66,13 +65,13 @@ def diagnose(
     record = {
         "run": str(run.folder),
         "scheme": config.scheme.name,
-        "title": config.scheme.title,
+        "title": config.scheme.title if config.model.causal else f"{config.scheme.title}, asked for masked tokens",
         "depth": config.model.depth,
         "width": config.model.width,
         "kept": list(config.model.kept),
         "step": run.step,
         "loss": cutter.loss(text[: effort.probes]),
-        "tokens": int(sum(np.sum(batch.weights) for batch in text[: effort.probes])),
+        "tokens": int(sum(np.sum(batch.counted) for batch in text[: effort.probes])),
         **_mean(seen),
         "gradients": _mean(felt),
         "skips": skips,
@@ -149,7 +148,7 @@ def _skip(graph, options, params, batch: Batch, block: Int[Array, ""]) -> dict[s
     _, whole = head_loss(model, _rows(output, slice(size)), batch)
     _, less = head_loss(model, _rows(output, slice(size, None)), batch)
     effects = by_token(lambda z: damage.output_effect(z[:size], z[size:]), model, output)
-    inside = (batch.weights > 0) & (batch.positions > 0)
+    inside = batch.counted & (batch.positions > 0)
     effect = jnp.where(inside, output.seen, 0.0)
     return {
         "whole": whole.nats,

@@ -66,8 +66,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     top_k = [loss if (loss := run.evals.top_k_loss[-1]) == loss else None for run in runs]
     if any(loss is not None for loss in top_k):
         columns["the same by top-k, which looks ahead"] = [Cell(number(loss, 4)) for loss in top_k]
+    columns["bits per byte"] = _marked([e.bits_per_byte for e in evaluations], lambda v: number(v, 4))
+    answers = [run.task_scores for run in runs]
+    for name in dict.fromkeys(name for scores in answers for name in scores):
+        columns[f"task {name}"] = [Cell(number(scores.get(name), 4)) for scores in answers]
     columns |= {
-        "bits per byte": _marked([e.bits_per_byte for e in evaluations], lambda v: number(v, 4)),
         "residual growth, last/first block": [Cell(NOT_MEASURED if d is None else factor(d.growth)) for d in depth],
         "turn angle, last quarter (deg)": [
             Cell(NOT_MEASURED if d is None else number(d.late_turn_degrees, 1)) for d in depth

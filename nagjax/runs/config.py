@@ -88,6 +88,10 @@ class TrainConfig:
     ema: Annotated[float, Range(ge=0, lt=1)] = 0.0
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
+    # what evaluations score besides: files of questions (.jsonl), tasks of lm-evaluation-harness (a name, or a .yaml)
+    tasks: tuple[str, ...] = ()
+    tasks_every: Count | None = None  # steps between that, a multiple of eval_every; None: with every evaluation
+    tasks_limit: Count | None = None  # first questions of each task; None: all of them
     save_every: Count = 100  # steps between checkpoints
     save_minutes: NonNegative = 0.0  # also save when so many minutes have passed since the last save; 0: never for that
     keep: Count = 2  # newest checkpoints kept
@@ -102,6 +106,12 @@ class TrainConfig:
         check_fields(self)
         if self.batch % self.accumulate:
             raise UserError("accumulate", self.accumulate, f"batch {self.batch} must be divisible by it")
+        if self.tasks_every and self.tasks_every % self.eval_every:
+            fitting = -(-self.tasks_every // self.eval_every) * self.eval_every
+            fix = (
+                f"tasks are scored with evaluations: must be a multiple of eval_every {self.eval_every}; try {fitting}"
+            )
+            raise UserError("tasks_every", self.tasks_every, fix)
 
 
 @dataclasses.dataclass(frozen=True)

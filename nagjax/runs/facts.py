@@ -41,7 +41,7 @@ def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
         if names[0] == "blocks":
             part = {"branch": names[1], "routing": "routing", "lora": "adapters"}.get(names[2], "residual")
         else:
-            part = names[0] if names[0] in parts else "residual"
+            part = {"transform": "head"}.get(names[0], names[0] if names[0] in parts else "residual")
         parts[part] += parameter.size
     return parts
 

@@ -19,7 +19,7 @@ from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
-    + ("on_bad_step", "spike", "max_bad_steps", "loss_chunk")
+    + ("tasks", "tasks_every", "tasks_limit", "on_bad_step", "spike", "max_bad_steps", "loss_chunk")
 } | {"data.path", "data.mix", "data.tokenizer", "data.workers"}
 WHERE_FROM = "path"  # of a corpus
 

@@ -12,7 +12,7 @@ from nagjax.files import has_file, inside, read_bytes, read_json
 from nagjax.json_reader import build
 from nagjax.mod.config import skips
 from nagjax.ranges import NonNegative, Positive, Range, Share
-from nagjax.runs.metrics import DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
+from nagjax.runs.metrics import TASKS, DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
 from nagjax.runs.names import CONFIG, INFO, METRICS, SAMPLE
 
 LONGEST_SAMPLE = 1 << 20  # bytes
@@ -104,6 +104,8 @@ class Run:
     depth_log: DepthLog
     events: tuple[Event, ...]
     sample: str | None
+    task_log: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    """By step, the scores of tasks: `TASK/METRIC` and its value, None where it was no number."""
 
     def __repr__(self) -> str:
         facts = f"Run({str(self.path)!r}: {self.scheme}, {self.depth} blocks, step {self.step}"
@@ -165,6 +167,11 @@ class Run:
         return Evaluation(int(e.step[-1]), int(e.tokens[-1]), float(e.loss[-1]), float(e.bits_per_byte[-1]))
 
     @property
+    def task_scores(self) -> dict[str, float | None]:
+        """The last scores of tasks; empty without any."""
+        return self.task_log[max(self.task_log)] if self.task_log else {}
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether its last score is of tokens chosen by top-k, which later tokens have a say in: of a routed run of an
         earlier version, which did not measure the causal decider's."""
@@ -219,6 +226,7 @@ def load_run(path: str | Path) -> Run:
         evals=columns(EvalLog, logs["eval"]),
         depth_log=columns(DepthLog, logs["depth"]),
         events=tuple(events),
+        task_log={step: _scores(line) for step, line in logs[TASKS].items()},
         sample=read_bytes(sample, largest=LONGEST_SAMPLE).decode(errors="replace") if sample.is_file() else None,
     )
     sublayers = run.depth_log.turn.shape[1] if run.depth_log.step.size else 2 * run.depth
@@ -229,6 +237,10 @@ def load_run(path: str | Path) -> Run:
             f"{path / METRICS} has {sublayers} sublayers per depth line, not twice that",
         )
     return run
+
+
+def _scores(line: dict) -> dict[str, float | None]:
+    return {name: value for name, value in line.items() if name not in ("kind", "step", "tokens")}
 
 
 def _json_object(file: Path, cls: type) -> dict[str, Any]:

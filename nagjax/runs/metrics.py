@@ -158,11 +158,12 @@ def _json(value):
 
 
 _LOGS = {"train": TrainLog, "eval": EvalLog, "depth": DepthLog}
+TASKS = "tasks"  # the kind of a line with scores of tasks by name, of which every run has others
 
 
 def read_metrics(file: Path) -> tuple[dict[str, dict[int, dict]], list[Event]]:
     """Lines by kind and step, the later of two with the same step; and the events in file order."""
-    logs: dict[str, dict[int, dict]] = {kind: {} for kind in _LOGS}
+    logs: dict[str, dict[int, dict]] = {kind: {} for kind in (*_LOGS, TASKS)}
     events: list[Event] = []
     found = inside(file)
     with found.open("rb") if found.is_file() else io.BytesIO() as lines:
@@ -202,6 +203,10 @@ def _complaint(line: Any) -> str | None:
     if kind == "event":
         fine = _is_count(line.get("step")) and isinstance(line.get("message"), str)
         return None if fine else "must have an integer 'step' and a 'message'"
+    if kind == TASKS:
+        counts = all(_is_count(line.get(name)) for name in ("step", "tokens"))
+        fine = counts and all(value is None or is_number(value) for name, value in line.items() if name != "kind")
+        return None if fine else "must have a 'step', 'tokens' and scores that are numbers"
     if kind not in _LOGS:
         return None
     for field in fields(_LOGS[kind]):

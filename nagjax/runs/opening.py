@@ -69,7 +69,7 @@ class OpenRun:
     @cached_property
     def beginning(self) -> list[int]:
         """Token ids an imported model expects before every text, as its tokenizer.json has it; of other runs none."""
-        return self.tokenizer.in_front if isinstance(self.tokenizer, JsonTokenizer) else []
+        return beginning_of(self.tokenizer)
 
     def __repr__(self) -> str:
         model, count = self.config.model, sum(p.size for p in jax.tree.leaves(self.blueprint.parameters))
@@ -85,12 +85,19 @@ class OpenRun:
         facts += ["Mixture-of-Depths"] if model.mod.active else []
         return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, behind what an imported model expects before it (`beginning`). For a bidirectional
+        model as its tokenizer.json has it: between [CLS] and [SEP], and a [MASK] that the text spells is one."""
+        if not self.config.model.causal and isinstance(self.tokenizer, JsonTokenizer):
+            return self.tokenizer.encode_whole(text).tolist()
+        return [*self.beginning, *self.tokenizer.encode(text).tolist()]
+
     def logits(self, text: str) -> Float[Array, "T V"]:
-        """Float32 logits behind every token of a text, by a pass over all of it: what the model expects in front of a
-        text (`beginning`) is there too. Tokens of a routed model are chosen by its causal decider where it is known.
+        """Float32 logits behind every token of a text (of a bidirectional model: for every token), by a pass over all
+        of it, as `encode` has it. Tokens of a routed model are chosen by its causal decider where it is known.
 
         Raises UserError for a text of no tokens, or of more than the context."""
-        ids, model, cuts = [*self.beginning, *self.tokenizer.encode(text)], self.config.model, self.mod.get("cuts")
+        ids, model, cuts = self.encode(text), self.config.model, self.mod.get("cuts")
         if not 0 < len(ids) <= model.context:
             raise UserError("text", f"{len(ids)} tokens", f"give 1 to {model.context}, the context")
         causal = model.mod.active and cuts is not None
@@ -110,6 +117,11 @@ class OpenRun:
         }
         state = {} if cuts is None else {"cuts": jnp.asarray(cuts, jnp.float32)}
         return dataclasses.replace(self, blueprint=blueprint, params=self.params | {"blocks": blocks}, mod=state)
+
+
+def beginning_of(tokenizer: Tokenizer) -> list[int]:
+    """Token ids that a tokenizer.json puts before every text; other tokenizers none."""
+    return tokenizer.in_front if isinstance(tokenizer, JsonTokenizer) else []
 
 
 def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None, calibrated: bool = True) -> OpenRun:

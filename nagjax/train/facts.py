@@ -15,6 +15,10 @@ from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
 from nagjax.train.warm_start import adopted
 
+# Rows that say nothing about a model which is neither trained here nor samples.
+FOR_CAUSAL = ("training FLOPs per token", "training FLOPs per step", "optimizer state", "key/value cache per token")
+FOR_CAUSAL += ("skipped (token, sublayer) pairs", "learning rate")
+
 
 def resolve(config: RunConfig) -> RunConfig:
     """The config with the vocabulary of its corpus filled in, or the model of the run it starts from."""
@@ -60,7 +64,8 @@ def describe(config: RunConfig):
         "learning rate": f"{config.learning_rate:.3g}",
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        if model.causal or name not in FOR_CAUSAL:
+            table.add_row(name, value)
     return table
 
 

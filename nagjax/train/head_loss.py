@@ -83,11 +83,11 @@ def head_loss(
     """`nats + z_weight * z` of a batch, float32, to be differentiated; and the sums, which carry no gradient.
 
     `chunk` is the number of a device's tokens whose logits are there at once; None chooses (`chunk_tokens`). Where one
-    chunk holds them all, logits are made whole.
+    chunk holds them all, or the head has a bias (`HeadTransform`), logits are made whole.
     """
     layout = Layout(current_placement(), chunk or 0, z_weight, model.config.logit_softcap)
     head = Head(output.hidden, output.log_scale, widened(model.head_rows()))
-    if _chunk(layout, head.rows.shape[0], batch.targets.size) is None:
+    if model.config.head_epsilon is not None or _chunk(layout, head.rows.shape[0], batch.targets.size) is None:
         sums = cross_entropy(model.logits(output), batch)
         return sums.nats + z_weight * sums.z, jax.lax.stop_gradient(sums)
     objective, sums = _loss(head, batch.targets, batch.weights.astype(jnp.float32), layout)

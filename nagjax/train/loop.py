@@ -13,9 +13,10 @@ from nagjax.runs.config import RunConfig, to_dict
 from nagjax.runs.facts import changed_surroundings, run_facts
 from nagjax.runs.folder import prepare_folder
 from nagjax.runs.lock import WriterLock
+from nagjax.runs.metrics import TASKS
 from nagjax.runs.names import CHECKPOINTS, INFO, STACKS
 from nagjax.train.announce import announce, check_memory
-from nagjax.train.batches import Skipped, TrainBatches
+from nagjax.train.batches import Skipped
 from nagjax.train.checkpoint.retention import SaveClock
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
@@ -26,7 +27,7 @@ from nagjax.train.logging.metrics import Writers
 from nagjax.train.logging.steplog import BadStep, StepLog
 from nagjax.train.safety.stop import Interrupted, Stopper
 from nagjax.train.safety.watchdog import Watchdog
-from nagjax.train.setup import set_up
+from nagjax.train.setup import Setup, set_up
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
 from nagjax.train.warm_start import begin, check_start
@@ -65,6 +66,9 @@ def train(
     setup = together(lambda: set_up(config))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     together(lambda: check_start(config, folder, fresh))
+    if setup.tasks:
+        asked = from_first(lambda: setup.tasks.digest)
+        together(lambda: setup.tasks.check(asked))
     finished = options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
     if not (force or finished):
         together(lambda: check_memory(blueprint))
@@ -98,7 +102,7 @@ def train(
             if resumed is not None:
                 writers.write("event", resumed, message=f"resumed under {changed}" if changed else "resumed")
             from_first(lambda: write_json(folder / INFO, facts))
-            loop = Loop(blueprint, setup.batches, skipped, setup.evaluator, checkpoints, writers, log, stopper, lock)
+            loop = Loop(setup, skipped, checkpoints, writers, log, stopper, lock)
             loop.at(*begun)
             del begun  # a step takes its memory
             loop.go()
@@ -123,18 +127,18 @@ class Loop:
 
     def __init__(
         self,
-        blueprint: Blueprint,
-        batches: TrainBatches,
+        setup: Setup,
         skipped: Skipped,
-        evaluator: Evaluator,
         checkpoints: Checkpoints,
         writers: Writers,
         log: StepLog,
         stopper: Stopper,
         lock: WriterLock,
     ):
+        blueprint, evaluator = setup.blueprint, setup.evaluator
         self.blueprint, self.config = blueprint, blueprint.config.train
-        self.batches, self.skipped, self.evaluator, self.checkpoints = batches, skipped, evaluator, checkpoints
+        self.batches, self.skipped, self.evaluator, self.checkpoints = setup.batches, skipped, evaluator, checkpoints
+        self.tasks = setup.tasks
         self.writers, self.log, self.stopper, self.lock = writers, log, stopper, lock
         routed = blueprint.config.model.mod.active
         self.causal = Evaluator(blueprint, evaluator.dataset, causal=True) if routed else None
@@ -197,17 +201,30 @@ class Loop:
             scores, depth = self._scores(self.evaluator)
             if self.causal is not None:
                 scores, depth = with_causal((scores, depth), self._scores(self.causal))
+            answers = self._answers()
         except Interrupted:
             return None
-        self.writers.write("eval", self.done, tokens=self.done * self.log.tokens_per_step, **scores)
+        tokens, loss = self.done * self.log.tokens_per_step, scores.get("causal_loss", scores["loss"])
+        self.writers.write("eval", self.done, tokens=tokens, **scores)
         self.writers.write("depth", self.done, **depth)
+        if answers:
+            self.writers.write(TASKS, self.done, tokens=tokens, **answers)
+        self.log.line.evaluated(self.done, loss, answers)
         self.log.restart_clock()
         self.owed = False
-        return scores.get("causal_loss", scores["loss"])
+        return loss
 
     def _scores(self, evaluator: Evaluator) -> tuple[dict, dict]:
         state = self.state
         return evaluator(state.weights, state.mod, self.done, self.stopper.watch(self.held_out))
+
+    def _answers(self) -> dict[str, float]:
+        """Scores of the tasks by the weights that are validated; none where they are not due."""
+        due = self.done == self.config.steps or self.done % (self.config.tasks_every or 1) == 0
+        if not (self.tasks and due):
+            return {}
+        state = self.state
+        return self.tasks.score(self.blueprint, state.weights, state.mod, self.done, watch=self.stopper.watch)
 
     def _save(self, score: float | None) -> None:
         if self.done == 0:

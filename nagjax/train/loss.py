@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.where import Where
 
@@ -21,6 +21,11 @@ class Batch(NamedTuple):
     @property
     def where(self) -> Where:
         return Where(self.segment_ids, self.positions)
+
+    @property
+    def counted(self) -> Bool[Array, "B T"]:
+        """The tokens that measures of the residual count."""
+        return self.weights > 0
 
 
 class Sums(NamedTuple):

@@ -12,6 +12,7 @@ from nagjax.train.distributed.mesh import batch_share, check_batch, make_mesh
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import resolve
 from nagjax.train.state import Blueprint
+from nagjax.train.tasks import Tasks, open_tasks
 
 PLATFORM_OF = {
     "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "mosaic_gpu": "gpu", "triton": "gpu"},
@@ -21,12 +22,13 @@ PLATFORM_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """A run's blueprint with its whole config, its corpus, its batches and its evaluator."""
+    """A run's blueprint with its whole config, its corpus, its batches, its evaluator and its tasks."""
 
     blueprint: Blueprint
     corpus: Dataset
     batches: TrainBatches
     evaluator: Evaluator
+    tasks: Tasks
 
 
 def set_up(config: RunConfig) -> Setup:
@@ -35,6 +37,7 @@ def set_up(config: RunConfig) -> Setup:
         fix = "adapters need a model to adapt: name its run with --start, or use --lora.rank 0"
         raise UserError("lora.rank", config.model.lora.rank, fix)
     config = resolve(config)
+    config.model.check_causal("training")
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)
     check_batch(config.train.batch, config.train.accumulate, mesh)
@@ -42,7 +45,8 @@ def set_up(config: RunConfig) -> Setup:
     sizes = config.train.batch, config.model.context, config.train.steps
     batches = TrainBatches(corpus, *sizes, **batch_share(mesh))
     blueprint = Blueprint.of(config, mesh)
-    return Setup(blueprint, corpus, batches, Evaluator(blueprint))
+    tasks = open_tasks(config.train.tasks, corpus.tokenizer, config.model.context, config.train.tasks_limit)
+    return Setup(blueprint, corpus, batches, Evaluator(blueprint), tasks)
 
 
 def check_platform(config: RunConfig, mesh: Mesh) -> None:

@@ -138,7 +138,10 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
     With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean.
+
+    Raises UserError for a model that is not causal.
     """
+    blueprint.config.model.check_causal("training")
     train, mesh, moe = blueprint.config.train, blueprint.mesh, blueprint.config.model.moe
     balanced = "balance" in _at(blueprint.trained(blueprint.parameters), "blocks", "mlp", "branch")
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
@@ -239,6 +242,6 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
         return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry or {}, output.routing)
 
     run = shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
-    params = blueprint.parameter_shardings()
     whole = replicated(mesh)
+    params = blueprint.parameter_shardings() if mesh.size > 1 else whole  # of whatever form, such as int8
     return jax.jit(run, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

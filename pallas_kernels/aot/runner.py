@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pallas_kernels.aot.cases import Case
-from pallas_kernels.aot.targets import ENVIRONMENT, Target
+from pallas_kernels.aot.targets import Target, compilers_environment
 
 SECONDS_PER_COMPILE = 120.0
 # XLA and Mosaic GPU then write what the GPU's assembler says.
@@ -55,7 +55,7 @@ def _one_process(target, cases, seconds, worker) -> Iterator[dict]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | ENVIRONMENT | ASSEMBLER | {"PYTHONPATH": paths},
+            env=compilers_environment() | ASSEMBLER | {"PYTHONPATH": paths},
         )
         lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from pallas_kernels.aot.ptx import assembler
+
 # By default libtpu asks a metadata server which machine it is on, and lets only one process at a time load it.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+
+def compilers_environment() -> dict[str, str]:
+    """Of a process that compiles for chips that are not there. XLA takes the first `ptxas` on PATH: the wheels' one,
+    which is as new as Triton's programs, before that of an older CUDA."""
+    ptxas = assembler()
+    first = [os.path.dirname(ptxas)] if ptxas else []
+    return os.environ | ENVIRONMENT | {"PATH": os.pathsep.join([*first, os.environ.get("PATH", os.defpath)])}
+
 
 # Shared memory of a multiprocessor and of a program, threads and float32 units of a multiprocessor, by compute
 # capability: tables of the CUDA C programming guide.

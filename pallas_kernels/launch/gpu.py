@@ -55,12 +55,7 @@ def too_old(least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH) 
       names: a pattern of device names that have it, for devices that do not tell.
     """
     needed = ".".join(map(str, least))
-    told = jax.sharding.get_abstract_mesh().abstract_device
-    if told is not None and told.platform != "gpu":
-        return None
-    here = jax.devices() if jax.default_backend() == "gpu" else []
-    devices = [d for d in here if told is None or d.device_kind == told.device_kind]
-    for device in devices or ([told] if told else []):
+    for device in traced_gpus():
         capability = str(getattr(device, "compute_capability", "")).split(".")
         if len(capability) == 2 and all(x.isdigit() for x in capability):
             if tuple(map(int, capability)) < least:
@@ -70,6 +65,16 @@ def too_old(least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH) 
         elif not capability[0].startswith("gfx") and not re.search(names, device.device_kind):
             return f"{device.device_kind} is not known to have compute capability {needed} or newer"
     return None
+
+
+def traced_gpus() -> list:
+    """The GPUs that programs are traced for, or their description if they are not here; none if no GPU is known."""
+    told = jax.sharding.get_abstract_mesh().abstract_device
+    if told is not None and told.platform != "gpu":
+        return []
+    here = jax.devices() if jax.default_backend() == "gpu" else []
+    devices = [d for d in here if told is None or d.device_kind == told.device_kind]
+    return devices or ([told] if told else [])
 
 
 def _triton() -> Any:

@@ -9,7 +9,7 @@ from benchmarks import device, device_tables
 from benchmarks.parts import rows
 from benchmarks.parts.rows import Case, Paused, Rows, measured
 
-PARTS = ("values", "kernels", "steps", "attention", "mod", "training", "profile")
+PARTS = ("values", "kernels", "steps", "attention", "experts", "mod", "training", "profile")
 
 
 @pytest.mark.parametrize("part", PARTS)

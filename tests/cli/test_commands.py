@@ -8,9 +8,10 @@ import sys
 import time
 
 import pytest
-from tolerance import close_to
+from tolerance import assert_close, close_to
 
 from nagjax.cli import main
+from nagjax.runs.log import load_run
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,23 @@ def test_demo_started_again_trains_nothing_twice(demo):
     args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes plain nag".split()
     assert main(["demo", *args, "--out", str(demo)]) == 0
     assert (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes() == before
+
+
+def test_demo_in_one_process_trains_the_same(demo, tmp_path):
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes nag --processes 1".split()
+    assert main(["demo", *args, "--out", str(tmp_path)]) == 0
+    lines = [(folder / "nag-d2-w16" / "metrics.jsonl").read_text().splitlines() for folder in (demo, tmp_path)]
+    one, other = ([json.loads(line)["loss"] for line in own if '"train"' in line] for own in lines)
+    assert_close(one, other, terms=64, chain=24)
+
+
+def test_demo_fresh_starts_over(demo, tmp_path, capsys):
+    out = tmp_path / "demo"
+    shutil.copytree(demo, out)
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 4 --schemes plain nag --fresh".split()
+    assert main(["demo", *args, "--out", str(out)]) == 0
+    assert "--fresh deletes" in capsys.readouterr().err
+    assert [load_run(out / f"{scheme}-d2-w16").step for scheme in ("plain", "nag")] == [4, 4]
 
 
 def test_eval_prints_the_same_loss_the_run_logged(demo, capsys):

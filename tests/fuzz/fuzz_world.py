@@ -116,6 +116,14 @@ def open_corpus(folder: Path) -> None:
         next(iter(batches(corpus, batch=2, context=16)))
 
 
+def open_questions(folder: Path) -> None:
+    """As train and eval do."""
+    from nagjax.data.tokenizer import ByteTokenizer
+    from nagjax.train.tasks import open_tasks
+
+    assert open_tasks([str(path) for path in folder.glob("*.jsonl")], ByteTokenizer(), 16).pairs
+
+
 def quietly(run: Callable[[], int]) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -139,6 +147,9 @@ def build(folder: Path, trained: bool) -> list[Target]:
     nagjax("tokenizer", "train", text, "--out", tokenizer, "--vocab", 300)
     nagjax("data", "prepare", text, "--out", corpus, "--validation", 0.3, "--tokenizer", tokenizer)
     _documents(documents)
+    (folder / "tasks").mkdir()
+    question = {"context": "the quick", "choices": [" fox", " é"], "answer": 0}
+    (folder / "tasks" / "fox.jsonl").write_text((json.dumps(question, ensure_ascii=False) + "\n") * 3)
     shutil.copytree(documents, folder / "stopped" / "input")
     with contextlib.suppress(Stop):
         _stopped(folder / "stopped", documents=20)
@@ -168,6 +179,7 @@ def build(folder: Path, trained: bool) -> list[Target]:
         Target("model in shards", folder / "shards", ("*.json", "*.safetensors"), imports),
         Target("bundle", folder / "bundle", ("*.json", "*.safetensors"), imports),
         Target("corpus", corpus, ("*",), {"train": function(open_corpus)}),
+        Target("tasks", folder / "tasks", ("*",), {"train": function(open_questions)}),
         Target("tokenizer", tokenizer.parent, ("*.json",), {"data prepare": command(*with_tokenizer)}),
         Target(
             "documents",
@@ -224,6 +236,7 @@ def _log(run: Path, corpus: Path) -> None:
         timed = {"grad_norm": 1.0, "lr": 0.001, "tokens_per_second": 100.0, "step_seconds": 0.5, "mfu": None}
         lines += [{"kind": "train", **numbers, **timed}, {"kind": "eval", **numbers}]
         widths = {"log_norm": 5, "turn": 4, "ratio": 4, "gate": 4, "closed": 4}
+        lines.append({"kind": "tasks", "step": step, "tokens": 32 * step, "fox/acc": 0.5})
         lines.append({"kind": "depth", "step": step} | {name: [0.1] * width for name, width in widths.items()})
     lines.append({"kind": "event", "step": 2, "message": "resumed"})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

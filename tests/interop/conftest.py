@@ -54,10 +54,10 @@ class Reference:
     def logits(self, case: str) -> np.ndarray:
         return np.load(self.folder / case / "logits.npz")["logits"]
 
-    def load(self, model: Path, tokens: np.ndarray) -> np.ndarray:
-        """Logits of a folder, as AutoModelForCausalLM of transformers loads it."""
+    def load(self, model: Path, tokens: np.ndarray, **others: np.ndarray) -> np.ndarray:
+        """Logits of a folder, as transformers loads it. others: further arguments of the model."""
         asked, out = self.folder / "tokens.npz", self.folder / "out.npz"
-        np.savez(asked, tokens=tokens)
+        np.savez(asked, input_ids=tokens, **others)
         self.process.stdin.write(f"{model}\t{asked}\t{out}\n")
         self.process.stdin.flush()
         self._expect("done")

@@ -26,21 +26,29 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def logits(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
-    return model.eval().float()(torch.from_numpy(tokens)).logits.numpy()
+def logits(model: torch.nn.Module, input_ids: np.ndarray, **others: np.ndarray) -> np.ndarray:
+    given = {"input_ids": input_ids} | others
+    return model.eval().float()(**{name: torch.from_numpy(own) for name, own in given.items()}).logits.numpy()
+
+
+def auto(config: transformers.PretrainedConfig) -> type:
+    masked = config.model_type in ("bert", "roberta", "xlm-roberta")
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
 
 
 def build(folder: pathlib.Path, case: str) -> None:
     family, fields = CASES[case]
     config = getattr(transformers, f"{family}Config")(**fields)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = auto(config).from_config(config)
     randomise(model)
     if case.endswith("bfloat16"):
         model = model.to(torch.bfloat16)
     model.save_pretrained(folder / case, max_shard_size=SHARDED.get(case, "5GB"))
     if case.endswith("bfloat16"):  # the file's numbers, but not what else was rounded with them
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder / case, dtype=torch.float32)
+        model = auto(config).from_pretrained(folder / case, dtype=torch.float32)
     tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, TOKENS))
+    if config.model_type.endswith("roberta"):
+        tokens[tokens == config.pad_token_id] += 1  # whose positions it does not count
     np.savez(folder / case / "logits.npz", tokens=tokens, logits=logits(model, tokens))
 
 
@@ -48,8 +56,9 @@ def serve() -> None:
     for line in sys.stdin:
         model, tokens, out = line.rstrip("\n").split("\t")
         try:
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(model, trust_remote_code=True)
-            np.savez(out, logits=logits(loaded, np.load(tokens)["tokens"]))
+            config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=True)
+            loaded = auto(config).from_pretrained(model, trust_remote_code=True)
+            np.savez(out, logits=logits(loaded, **np.load(tokens)))
             print("done", flush=True)
         except Exception as error:  # told to the test that asked
             print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)

@@ -25,6 +25,7 @@ QWEN3_MOE = COMMON | dict(num_key_value_heads=2, head_dim=16, num_experts=6, num
 QWEN3_MOE |= dict(moe_intermediate_size=20)
 GRANITE = COMMON | dict(num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2)
 GRANITE |= dict(residual_multiplier=0.3, logits_scaling=4.0)
+BERT = {name: value for name, value in COMMON.items() if "token_id" not in name}
 
 # case: (family, fields of its config)
 CASES = {
@@ -120,5 +121,9 @@ CASES = {
     "starcoder2_no_biases": ("Starcoder2", COMMON | dict(num_key_value_heads=2, use_bias=False, hidden_act="gelu")),
     "stablelm": ("StableLm", STABLELM | dict(use_qkv_bias=True, num_key_value_heads=2)),
     "stablelm_parallel": ("StableLm", STABLELM | dict(use_parallel_residual=True, num_key_value_heads=4)),
+    "bert": ("Bert", BERT),
+    "bert_untied": ("Bert", BERT | dict(tie_word_embeddings=False, hidden_act="gelu_new", layer_norm_eps=1e-6)),
+    "roberta": ("Roberta", BERT | dict(pad_token_id=1, type_vocab_size=1, layer_norm_eps=1e-5)),
+    "xlm_roberta": ("XLMRoberta", BERT | dict(pad_token_id=1, tie_word_embeddings=False)),
 }
 SHARDED = {"mistral": "20KB"}

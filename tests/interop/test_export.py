@@ -74,6 +74,11 @@ PLAIN = {
     "mixtral": ("plain", dict(qk_norm=False, moe=MoEConfig(4, 2, hidden=24))),
     "qwen3_moe": ("plain", dict(moe=MoEConfig(4, 2, hidden=24, weights="score"))),
     "phi3": ("plain", dict(qk_norm=False, block=BlockConfig(rotated=0.5, window=9))),
+    "bert": (
+        "post_layer_norm",
+        dict(qk_norm=False, kv_heads=2, positions="learned", mlp="gelu_exact", tied=True, block=BIASED)
+        | dict(causal=False, token_types=2, head_epsilon=1e-12),
+    ),
 }
 
 
@@ -95,7 +100,7 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
     """Through a run's folder, in shards; the tensors are the same to the bit."""
     from nagjax.interop.safetensors import read_folder
 
-    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini", "smollm3_windows", "qwen3_moe"):
+    for case in ("qwen2", "gpt_neox", "starcoder2", "stablelm", "phi4_mini", "smollm3_windows", "qwen3_moe", "bert"):
         source, run, out = reference.folder / case, tmp_path / f"{case}_run", tmp_path / case
         import_model(source, run)
         export(run, out, shard_bytes=20_000)
@@ -111,7 +116,8 @@ def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "other"),
-    [("gptj", "gpt_neox"), ("granite_tied_biases", "llama"), ("olmo", "stablelm"), ("gemma3_images", "gemma3_text")],
+    [("gptj", "gpt_neox"), ("granite_tied_biases", "llama"), ("olmo", "stablelm"), ("gemma3_images", "gemma3_text")]
+    + [("roberta", "bert"), ("xlm_roberta", "bert")],
 )
 def test_a_family_that_is_only_read_is_written_as_another(reference, tmp_path, case, other):
     assert export(nagjax.load(reference.folder / case), tmp_path / "out") == other
@@ -164,6 +170,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("nag", {}, "scheme = 'nag': no plain format.*--format bundle"),
         ("review", {}, "scheme = 'review'"),
         ("oru", {}, "scheme = 'oru'"),
+        ("post_layer_norm", {}, "causal = True: the nearest plain format cannot say it.*nor can a bundle"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
         ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle"),
         ("plain", {"block": BlockConfig(cca=True)}, "block.cca = True: plain formats.*nor can a bundle"),
@@ -173,7 +180,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
             "block.biases",
         ),
     ],
-    ids=["nag", "review", "built_on_plain", "gelu", "mod", "cca", "no_biases"],
+    ids=["nag", "review", "built_on_plain", "post_norm", "gelu", "mod", "cca", "no_biases"],
 )
 def test_what_plain_formats_cannot_say_is_refused(tmp_path, scheme, changes, named):
     run = run_of(find_scheme(scheme)(), tmp_path, **changes)

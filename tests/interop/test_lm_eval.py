@@ -13,10 +13,10 @@ from tolerance import close_to
 
 from nagjax.data import load_tokenizer
 from nagjax.errors import UserError
-from nagjax.generate.score import continuation_scores
 from nagjax.interop.importing import write_run
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from nagjax.train.score import continuation_scores
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_tensors_that_do_not_fit_are_named(model, change, named):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model_type": "bert"}, "model_type = 'bert'.*known: gemma, gemma2, gemma3, gemma3_text, gpt2"),
+        ({"model_type": "t5"}, "model_type = 't5'.*known: bert, gemma, gemma2, gemma3, gemma3_text, gpt2"),
         ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'.*yarn"),
         ({"num_hidden_layers": ...}, "num_hidden_layers"),
@@ -235,6 +235,8 @@ def test_what_is_read_is_written(kind):
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = False"),
         ("opt", {"word_embed_proj_dim": 8}, "word_embed_proj_dim = 8.*known: None, 16"),
+        ("bert", {"is_decoder": True}, "is_decoder = True"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm = True"),
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
         ("gptj", {"rotary_dim": 64}, "rotary_dim = 64.*8 features"),

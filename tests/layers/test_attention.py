@@ -1,5 +1,6 @@
 """The attention branch against a loop in float64 numpy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tolerance import assert_close, close_to
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
 from nagjax.layers.attention import Attention, Where
-from nagjax.layers.cache import CachedLayer, KVCache
+from nagjax.layers.cache import CachedLayer, KVCache, attend_cached
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import rotary
 
@@ -43,7 +44,8 @@ def attention(module, config, x, segments, positions):
             return parts
 
         for t in range(x.shape[1]):
-            seen = [j for j in range(t + 1) if segments[b, j] == segments[b, t]]
+            reach = t + 1 if config.causal else x.shape[1]
+            seen = [j for j in range(reach) if segments[b, j] == segments[b, t]]
             q, mixed = heads("query", t), []
             for h in range(config.heads):
                 scores = np.array([q[h] @ heads("key", j)[h // group] for j in seen]) / np.sqrt(width)
@@ -55,8 +57,14 @@ def attention(module, config, x, segments, positions):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"qk_norm": False, "heads": 4, "kv_heads": 4}, {"positions": "learned", "heads": 4, "kv_heads": 2}],
-    ids=["qk_norm", "all_heads", "no_rotary"],
+    [
+        {},
+        {"qk_norm": False, "heads": 4, "kv_heads": 4},
+        {"positions": "learned", "heads": 4, "kv_heads": 2},
+        {"causal": False},
+        {"causal": False, "attention": "xla"},
+    ],
+    ids=["qk_norm", "all_heads", "no_rotary", "bidirectional", "bidirectional_xla"],
 )
 def test_grouped_queries_in_packed_documents(changes):
     config = tiny.model_config(**changes)
@@ -99,3 +107,18 @@ def test_a_forced_backend_that_cannot_says_why():
     q, where = jnp.zeros((1, 6, 2, 8)), Where.whole(1, 6)
     with pytest.raises(UserError, match="splash.*128"):
         attend(q, q, q, where, where, "splash")
+    with pytest.raises(UserError, match="splash.*bidirectional"):
+        attend(q, q, q, where, where, "splash", causal=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_to_a_cache_is_products_of_matrices_by_head(dtype):
+    """XLA:CPU has no library for other orders of the dimensions, and works through them element by element."""
+    stored = KVCache.empty(2, 3, 8, 2, 4, dtype)
+    q, where = jnp.zeros((3, 5, 4, 4), dtype), Where.whole(3, 5)
+    program = jax.make_jaxpr(lambda q: attend_cached(q, CachedLayer(stored, jnp.int32(1)), where))(q)
+    found = [e for e in program.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert len(found) == 2
+    for one in found:
+        (_, _), batch = one.params["dimension_numbers"]
+        assert batch == ((0, 1), (0, 1)) and one.invars[1].aval.shape == (3, 2, 8, 4)

@@ -16,4 +16,6 @@ def test_the_platform_traced_for_decides(platform, queries, keys, taken):
     q, k = (jax.ShapeDtypeStruct((1, n, 4, 64), jnp.bfloat16) for n in (queries, keys))
     with tracing_for(platform):
         assert _best(q, k) == taken
+    with tracing_for("tpu"):
+        assert _best(q, k, splash=False) == "xla"
     assert _best(q, k) == "xla"  # this machine: a CPU

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
+from meshes import check_losses
 from tolerance import assert_close, close_to
 
 from nagjax.errors import UserError
@@ -19,6 +20,7 @@ from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import frequencies, rotary
 from nagjax.layers.where import Where, causal_mask
+from nagjax.residual import find_scheme
 
 
 def shaken(module):
@@ -177,3 +179,10 @@ def test_parts_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="rope.low"):
         RopeConfig("llama3", low=4.0, high=1.0)
     assert tiny.model_config(heads=3, kv_heads=3, block=BlockConfig(head_width=6)).head_width == 6
+
+
+@pytest.mark.parametrize("axes", [dict(fsdp=8, data=1), dict(data=2, tensor=2, fsdp=2), dict(data=1, sequence=4)])
+def test_blocks_of_other_windows_have_the_same_losses_on_any_mesh(axes):
+    others = OtherBlocks((1,), None, "own", 500.0, RopeConfig("linear", 2.0))
+    config = tiny.run_config(find_scheme("nag")(), depth=2, kv_heads=2, block=BlockConfig(window=3, others=others))
+    check_losses(config, axes)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
+from meshes import check_losses
 from streams import one_per_stream
 from tiny_models import full_logits, make_model, stepwise_logits
 from tolerance import assert_close
@@ -22,9 +23,7 @@ from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme, schemes
-from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.state import factors
-from nagjax.train.step import jit_train_step
 
 CCA = BlockConfig(cca=True, head_width=4)
 SHAPE = dict(depth=1, width=24, heads=4, kv_heads=2, context=16, dtype="float32", block=CCA)
@@ -128,16 +127,7 @@ MESHES = {"data": dict(data=8), "tensor": dict(data=1, tensor=2), "sequence": di
 @pytest.mark.parametrize("mesh", MESHES)
 def test_any_mesh_gives_the_losses_of_one_device(mesh):
     config = tiny.run_config(find_scheme("nag")(), depth=2, kv_heads=2, block=dataclasses.replace(CCA, head_width=4))
-    seen = []
-    for axes in ({}, MESHES[mesh]):
-        bp = tiny.blueprint(config, **axes)
-        state, step = jax.device_put(tiny.fresh(tiny.blueprint(config)), bp.shardings()), jit_train_step(bp)
-        losses = []
-        for seed in range(2):
-            state, metrics = step(state, jax.device_put(tiny.packed_batch(seed), batch_sharding(bp.mesh)))
-            losses.append([float(metrics.loss), float(metrics.grad_norm)])
-        seen.append(losses)
-    assert_close(np.array(seen[1]), np.array(seen[0]), **tiny.steps(2))
+    check_losses(config, MESHES[mesh])
 
 
 def test_the_weights_that_probes_read_are_those_of_the_convolved_queries_and_keys():

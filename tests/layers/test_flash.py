@@ -2,6 +2,7 @@
 itself is compiled in tests/aot, and compared with float32 on a device by `benchmarks/device.py`."""
 
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.layers import flash
 from nagjax.layers.attend import attend
-from nagjax.layers.where import Where, causal_mask
+from nagjax.layers.where import Where, seen_mask
 from nagjax.mod import ModConfig
 from nagjax.residual.rows import take
 from nagjax.runs.config import MeshConfig
@@ -36,15 +37,15 @@ def some(where: Where, count: int) -> Where:
     return take(where, jnp.asarray(np.array(chosen)))
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("window", "causal"), [(None, True), (3, True), (None, False)])
 @pytest.mark.parametrize("count", [TOKENS, 7])
-def test_every_query_sees_its_stretch_of_keys_and_no_others(count, window):
+def test_every_query_sees_its_stretch_of_keys_and_no_others(count, window, causal):
     keys = packed()
     queries = some(keys, count)
-    first, end = flash.seen_keys(queries, keys, window)
+    first, end = flash.seen_keys(queries, keys, window, causal)
     place = np.arange(TOKENS)
     between = (np.asarray(first)[..., None] <= place) & (place < np.asarray(end)[..., None])
-    np.testing.assert_array_equal(between, causal_mask(queries, keys, window)[:, 0])
+    np.testing.assert_array_equal(between, seen_mask(queries, keys, window, causal)[:, 0])
     assert first.dtype == end.dtype == jnp.int32 and np.all(np.asarray(end) > np.asarray(first))
 
 
@@ -68,7 +69,7 @@ def by_formula(q, k, v, *, mask: Stretches):
 @pytest.mark.parametrize("axes", [{}, {"data": 2}, {"data": 1, "tensor": 2}, {"data": 1, "fsdp": 2, "tensor": 2}])
 @pytest.mark.parametrize("count", [TOKENS, 7])
 def test_it_gets_whole_rows_on_every_mesh(monkeypatch, axes, count):
-    monkeypatch.setattr(flash, "_kernel", lambda: (by_formula, Stretches))
+    monkeypatch.setattr(flash, "_kernel", lambda tile: (by_formula, Stretches))
     keys = packed()
     queries, noise = some(keys, count), np.random.default_rng(0)
     q, k, v = (
@@ -103,3 +104,19 @@ def test_what_it_cannot_do_is_refused(tmp_path, capsys):
     command = ["train", "--attention", "tokamax", "--out", str(tmp_path / "run")]
     assert main(command) == 2 and "tokamax" in capsys.readouterr().err  # a CPU
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "gpu, dtype, width, tile",
+    [
+        ({"device_kind": "NVIDIA H200"}, jnp.bfloat16, 64, 128),
+        ({"device_kind": "NVIDIA GH200 480GB", "compute_capability": "9.0"}, jnp.float16, 256, 64),
+        ({"device_kind": "NVIDIA H100 80GB HBM3"}, jnp.float32, 64, None),
+        ({"device_kind": "NVIDIA A100-SXM4-80GB", "compute_capability": "8.0"}, jnp.bfloat16, 64, None),
+        ({"device_kind": "NVIDIA B200", "compute_capability": "10.0"}, jnp.bfloat16, 64, None),
+        (None, jnp.bfloat16, 64, None),
+    ],
+)
+def test_hopper_has_kernels_of_its_own_in_16_bits(monkeypatch, gpu, dtype, width, tile):
+    monkeypatch.setattr(flash, "traced_gpus", lambda: [SimpleNamespace(**gpu)] if gpu else [])
+    assert flash._hopper_tile(jnp.zeros((1, 4, 2, width), dtype)) == tile

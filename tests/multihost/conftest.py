@@ -20,20 +20,30 @@ from nagjax.train.distributed.hosts import HostsConfig
 
 ROOT = Path(__file__).parents[2]
 SPIKE = 1.5
+TEXTS = (  # name, words, share of the mixture
+    ("foxes", "the quick brown fox jumps over it. ", "0.9@0,0.3@0.8"),
+    ("ideas", "colourless green ideas. ", "0.2"),
+)
 LIMIT = 600  # seconds for one host, all its runs together; a third of it is usual on two cores
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A tiny routed run whose parameters are spread over all eight devices."""
-    folder = tmp_path_factory.mktemp("text")
-    for i in range(30):
-        (folder / f"{i}.txt").write_text(f"document {i}: " + "the quick brown fox jumps over it. " * (3 + i % 5))
-    prepare([str(folder)], folder / "corpus", validation=0.3)
+    """A tiny routed run on a mixture whose weights change, with its parameters spread over all eight devices, and which
+    is scored on a question."""
+    folder, mix = tmp_path_factory.mktemp("text"), []
+    for name, words, weight in TEXTS:
+        lines = [json.dumps({"text": f"{name} {i}: " + words * (3 + i % 5)}) for i in range(30)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+        prepare([str(folder / f"{name}.jsonl")], folder / name, validation=0.3)
+        mix.append(f"{folder / name}={weight}")
+    question = {"context": "the quick brown", "choices": [" fox", " it"], "answer": 0}
+    (folder / "fox.jsonl").write_text(json.dumps(question))
     train = dict(steps=6, batch=8, eval_every=3, eval_batches=2, save_every=2, keep=9, spike=SPIKE)
+    train |= {"tasks": (str(folder / "fox.jsonl"),)}
     routed = dict(depth=2, context=16, mod=ModConfig(rate=(0.5,)))
     made = tiny.run_config(find_scheme("nag")(), optimizer={"lr": 0.03}, train=train, **routed)
-    return dataclasses.replace(made, data=DataConfig(str(folder / "corpus")), mesh=MeshConfig(data=1, fsdp=8))
+    return dataclasses.replace(made, data=DataConfig(mix=tuple(mix)), mesh=MeshConfig(data=1, fsdp=8))
 
 
 @pytest.fixture(scope="module")

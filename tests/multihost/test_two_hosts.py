@@ -33,7 +33,10 @@ def changed(config, **train):
 
 
 def losses(folder):
-    return {(r["kind"], r["step"]): r["loss"] for r in comparable(folder / "metrics.jsonl") if "loss" in r}
+    """Of training, of validation, and bits per byte of the answer to a question."""
+    names = {"train": "loss", "eval": "loss", "tasks": "fox/bits_per_byte"}
+    found = [(r, names[r["kind"]]) for r in comparable(folder / "metrics.jsonl") if r["kind"] in names]
+    return {(record["kind"], record["step"]): record[name] for record, name in found}
 
 
 def state_of(config, folder):
@@ -95,7 +98,8 @@ def alone(config, tmp_path_factory):
 @pytest.fixture
 def first_life(hosts, config, alone, tmp_path_factory):
     """Two hosts through all that they can survive; the last run loses the second of them in the evaluation
-    after step 3, at its last batch: each evaluation scores two batches by top-k and two by the causal decider."""
+    after step 3, at its last batch: each evaluation scores two batches by top-k and two by the causal decider, and one
+    of a task."""
     folder = tmp_path_factory.mktemp("two")
     long = changed(config, steps=WINDOW + 4, eval_every=1000, save_every=1000, on_bad_step="skip")
     runs = [
@@ -107,7 +111,7 @@ def first_life(hosts, config, alone, tmp_path_factory):
         dict(out="spiking", config=long, faults={1: {"nonsense": WINDOW + 1}}),
         dict(out="overdue", config=changed(config, save_every=6), faults={1: {"overdue": (1, 2)}}),
         dict(out="failing", faults={0: {"failing": True}}),
-        dict(out="killed", faults={1: {"at": 8, "during": "evaluation", "signal": signal.SIGKILL}}),
+        dict(out="killed", faults={1: {"at": 10, "during": "evaluation", "signal": signal.SIGKILL}}),
     ]
     starts = [(scheme, tiny.start(scheme)) for scheme in (find_scheme(name)() for name in SCHEMES)]
     runs = [{"config": config} | run | {"out": str(folder / run["out"])} for run in runs]
@@ -139,6 +143,7 @@ def last_life(lives):
 def two_hosts_do_what_one_does(config, alone, first_life):
     (folder, notes, printed), (single, taken) = first_life, alone
     close(losses(single / "whole"), losses(folder / "unbroken"))
+    assert ("tasks", 6) in losses(folder / "unbroken")
     assert joined(notes, folder / "unbroken") == taken and [number for number, _ in taken] == list(range(6))
     assert "loss" in printed[0] and "loss" not in printed[1]
     ours, theirs = state_of(config, folder / "unbroken"), state_of(config, single / "whole")

@@ -42,6 +42,17 @@ def post_norm(alpha):
     return states
 
 
+def post_layer_norm(stack, embedding, updates):
+    def normed(own, x):
+        centred = x - x.mean(-1, keepdims=True)
+        return wide(own.gain) * centred / np.sqrt(np.mean(centred**2, -1, keepdims=True) + 1e-12) + wide(own.bias)
+
+    h = [normed(stack.ends, embedding)]
+    for u, gate in zip(updates, stack.gates, strict=True):
+        h.append(normed(gate, h[-1] + u))
+    return h, h
+
+
 def pre_norm(commit, open_=lambda stack, e: e):
     def states(stack, embedding, updates):
         h = [open_(stack, embedding)]
@@ -89,6 +100,7 @@ def no_norm(stack, embedding, updates):
 
 EQUATIONS = {
     "post_ln": ({}, post_norm(1.0)),
+    "post_layer_norm": ({}, post_layer_norm),
     "deepnorm": ({}, post_norm(8**0.25)),  # 4 blocks
     "mix_ln": ({}, mix(2)),
     "mix_ln-none": ({"post": 0.2}, mix(0)),

@@ -24,6 +24,7 @@ class Inexpressible(Exception):
 
 
 OPTIONS: dict[str, Callable[[ModelConfig], object]] = {  # that most families have no place for
+    "causal": lambda model: not model.causal,
     "block.cca": lambda model: model.block.cca,
     "block.softcap": lambda model: model.block.softcap,
     "logit_softcap": lambda model: model.logit_softcap,

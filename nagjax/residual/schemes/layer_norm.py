@@ -3,12 +3,12 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.parameters import parameter
 from nagjax.ranges import Fraction
+from nagjax.residual.norm import layer_norm
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, SublayerIndex
 
@@ -42,10 +42,7 @@ class LayerNorm(PreNorm):
         return Affine(width)
 
     def normalise(self, hidden, at: Boundary):
-        wide = hidden.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        direction = centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + self.epsilon)
-        return (at.entry.gain[...] * direction + at.entry.bias[...]).astype(hidden.dtype)
+        return layer_norm(hidden, at.entry.gain[...], at.entry.bias[...], self.epsilon)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         hidden = stream.hidden + update

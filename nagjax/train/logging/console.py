@@ -1,5 +1,6 @@
 """The live progress line of a run."""
 
+import shutil
 import sys
 import time
 
@@ -9,7 +10,8 @@ UNSETTLED = 2  # first steps, which may compile something
 
 
 class ProgressLine:
-    """Shows step, loss, speed and time left: in place on a terminal, elsewhere as a line every few seconds.
+    """Shows step, loss, what the last evaluation found, speed and time left: in place on a terminal, elsewhere as
+    a line every few seconds.
 
     Speed and time left are measured without the first steps, so that compiling does not count.
     """
@@ -29,6 +31,17 @@ class ProgressLine:
         self.every, self.stream, self.quiet = every, stream or sys.stderr, quiet
         self.live, self.shown = self.stream.isatty(), time.monotonic()
         self.origin: tuple[int, float] | None = None  # a step, and the time at which it was done
+        self.found = ""
+
+    def evaluated(self, step: int, loss: float, answers: dict[str, float]) -> None:
+        """Takes the validation loss, and of every task the first score, to be shown from now on; after the last step at
+        once."""
+        first = {name.partition("/")[0]: (name, score) for name, score in reversed(answers.items())}
+        scores = [("validation", loss), *reversed(first.values())]
+        self.found = "".join(f"  {name} {score:.4f}" for name, score in scores)
+        if step >= self.steps and not self.quiet:
+            self.stream.write(f"{self.label}  step {step}/{self.steps}{self.found}\n")
+            self.stream.flush()
 
     def update(self, step: int, loss: float) -> None:
         now = time.monotonic()
@@ -38,7 +51,8 @@ class ProgressLine:
         if self.quiet or (not last and now - self.shown < (0.1 if self.live else self.every)):
             return
         self.shown = now
-        text = f"{self.label}  step {step}/{self.steps}  loss {loss:.4f}{self._speed(step, now)}"
+        text = f"{self.label}  step {step}/{self.steps}  loss {loss:.4f}{self.found}{self._speed(step, now)}"
+        text = text[: shutil.get_terminal_size().columns - 1] if self.live else text
         end = "\n" if last or not self.live else ""
         self.stream.write(f"\r\x1b[K{text}{end}" if self.live else f"{text}\n")
         self.stream.flush()

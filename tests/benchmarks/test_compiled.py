@@ -1,27 +1,35 @@
-"""The table of bytes that a block moves: what its results say, and what it was made for."""
+"""Tables of compiled programs: they are those of their results, and say what they were made for."""
 
 import json
 
 import jax
 import jax.numpy as jnp
+import pytest
 
-from benchmarks import block_bytes
+from benchmarks import block_bytes, library_kernels
+from benchmarks.compiled import results_of
 from nagjax.plan import tables
 
 
-def results():
-    return json.loads(block_bytes.RESULTS.read_text())
+def results(name):
+    return json.loads(results_of(name).read_text())
 
 
-def test_the_table_is_that_of_the_results():
-    page = block_bytes.PAGE.read_text()
-    assert [tuple(one["case"]) for one in results()] == block_bytes.CASES
-    assert page == tables.insert(page, "block bytes", block_bytes.table(results()))
+@pytest.mark.parametrize("made", [block_bytes, library_kernels], ids=["block_bytes", "library_kernels"])
+def test_the_table_is_that_of_the_results(made):
+    page, name = made.PAGE.read_text(), made.__name__.rpartition(".")[2]
+    assert [tuple(one["case"]) for one in results(name)] == made.CASES
+    assert page == tables.insert(page, name.replace("_", " "), made.table(results(name)))
+
+
+def test_without_a_library_a_gpu_does_the_work_of_all_experts():
+    flops = {tuple(one["case"]): one["flops"] for one in results("library_kernels")}
+    assert flops["experts", "h200x1", "jax"] == library_kernels.EXPERTS * flops["experts", "h200x1", "own"]
 
 
 def test_on_an_h200_a_block_of_nag_moves_no_more_than_one_of_plain():
     """As long as blocks are computed again, and with joined products less than with separate ones."""
-    moved = {tuple(one["case"]): one["moved"] for one in results()}
+    moved = {tuple(one["case"]): one["moved"] for one in results("block_bytes")}
     assert moved["h200x8", "block", "joined", "nag"] <= moved["h200x8", "block", "joined", "plain"]
     for case, value in moved.items():
         joined = moved.get((case[0], case[1], "joined", case[3]))

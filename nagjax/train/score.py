@@ -2,39 +2,44 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.errors import UserError
-from nagjax.generate.sample import mesh_of
 from nagjax.layers.where import Where
+from nagjax.runs.blueprint import Tree
 from nagjax.runs.opening import OpenRun
-from nagjax.train.distributed.mesh import BATCH, pin_rows
+from nagjax.train.distributed.mesh import BATCH, pin_rows, replicated, row_axes
 from nagjax.train.head_loss import by_token
 from pallas_kernels.placement import shard_rows
 
-STEP = 32  # rows are padded to a power of two times it: few lengths, few compilations
+STEP = 32  # texts are padded to a power of two times it: few lengths, few compilations
 
 
 def continuation_scores(
-    run: OpenRun, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, batch: int = 8
+    run: OpenRun,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    batch: int = 8,
+    watch: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> list[tuple[float, bool]]:
     """For each pair of token ids (context, continuation): the log-probability in nats of the continuation, and whether
     greedy decoding would write it. What does not fit the model's context is left out at the beginning.
 
     Pairs of like lengths share a batch; with Mixture-of-Depths tokens run by the causal decider. Compiled once per
-    length (32, 64, 128, ... tokens).
+    length (32, 64, 128, ... tokens). On a mesh of several hosts all must ask the same. `watch` passes batches on, and
+    may raise in between.
 
     Raises UserError: an empty context, a continuation longer than the model's context, an id outside the vocabulary.
     """
     model = run.config.model
+    model.check_causal("scoring continuations")
     for context, continuation in pairs:
         if not len(context):
             raise UserError("context", [], "give at least one token for the first one to be predicted from")
@@ -44,22 +49,23 @@ def continuation_scores(
         for i in (*context, *continuation):
             if not 0 <= i < model.vocab:
                 raise UserError("token", i, f"the vocabulary has the ids 0 to {model.vocab - 1}")
-    graph, params = nnx.split(run.model)
-    mesh = mesh_of(params)
-    copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
+    graph, mesh = run.blueprint.graph, run.blueprint.mesh
+    copies = math.prod(mesh.shape[axis] for axis in BATCH)
     batch = -(-batch // copies) * copies
+    known = run.params, np.float32(run.progress), run.mod.get("cuts")
+    options = {"graph": graph, "mesh": mesh if mesh.size > 1 else None}
     rows = [[*context, *continuation][-(model.context + 1) :] for context, continuation in pairs]
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     scores: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
     waiting = []
-    for start in range(0, len(order), batch):
+    for start in watch(range(0, len(order), batch)):
         chosen = order[start : start + batch]
-        length = _padded(len(rows[chosen[0]]) - 1, model.context)
+        length = padded(len(rows[chosen[0]]) - 1, model.context, mesh.shape["sequence"])
         ids, first = np.zeros((batch, length + 1), np.int32), np.full((2, batch), length + 1, np.int32)
         for place, i in enumerate(chosen):
             ids[place, : len(rows[i])] = rows[i]
             first[:, place] = len(rows[i]) - len(pairs[i][1]), len(rows[i])
-        found = score_padded(params, ids, *first, np.float32(run.progress), run.mod.get("cuts"), graph=graph, mesh=mesh)
+        found = score_padded(*known, ids, *first, **options)
         waiting.append((chosen, found))
         if len(waiting) > 1:
             _note(scores, *waiting.pop(0))
@@ -73,17 +79,19 @@ def _note(scores: list, chosen: list[int], found) -> None:
         scores[i] = (float(nats), bool(greedy))
 
 
-def _padded(tokens: int, context: int) -> int:
-    return min(STEP * 2 ** max(0, math.ceil(math.log2(max(tokens, 1) / STEP))), context)
+def padded(tokens: int, context: int, parts: int = 1) -> int:
+    """A power of two times 32 that so many tokens fit in, made a multiple of `parts`; at most the context."""
+    length = STEP * 2 ** max(0, math.ceil(math.log2(max(tokens, 1) / STEP)))
+    return min(-(-length // parts) * parts, context)  # which `parts` divides, too
 
 
 def _score(
-    params: nnx.State,
+    params: Tree,
+    progress: Float[Array, ""],
+    cuts: Float[Array, " S"] | None,
     ids: Int[Array, "B n"],
     first: Int[Array, " B"],
     end: Int[Array, " B"],
-    progress: Float[Array, ""],
-    cuts: Float[Array, " S"] | None,
     *,
     graph: nnx.GraphDef,
     mesh: Mesh | None,
@@ -99,7 +107,8 @@ def _score(
     place = where.positions + 1
     counted = (place >= first[:, None]) & (place < end[:, None])
     greedy = jnp.all((likeliest == targets) | ~counted, axis=-1)
-    return jnp.sum(jnp.where(counted, own, 0.0), axis=-1), greedy
+    found = jnp.sum(jnp.where(counted, own, 0.0), axis=-1), greedy
+    return jax.lax.with_sharding_constraint(found, replicated(mesh)) if mesh else found  # every host reads all of it
 
 
 def _told(logits, targets):
@@ -108,7 +117,7 @@ def _told(logits, targets):
 
 
 def _placed(*arrays, mesh: Mesh | None, **static):
-    return shard_rows(functools.partial(_score, mesh=mesh, **static), mesh, P(BATCH))(*arrays)
+    return shard_rows(functools.partial(_score, mesh=mesh, **static), mesh, row_axes(mesh) if mesh else "")(*arrays)
 
 
 score_padded = jax.jit(_placed, static_argnames=("graph", "mesh"))

@@ -1,0 +1,55 @@
+"""Figures of compiled programs, one case at a time: what a result file lacks is compiled, each case in a process of its
+own, and a page's table is written anew."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+
+from nagjax.plan import tables
+from pallas_kernels.aot.targets import compilers_environment
+from pallas_kernels.origin import commit, now
+
+ROOT = Path(__file__).parents[1]
+MINUTES = 15  # for one case
+
+
+def results_of(name: str) -> Path:
+    return ROOT / "benchmarks" / "results" / f"{name}.json"
+
+
+def main(
+    name: str,
+    cases: Sequence[tuple[str, ...]],
+    measured: Callable[..., dict],
+    page: Path,
+    table: Callable[[list[dict]], str],
+) -> None:
+    """The command line of the benchmark `benchmarks.NAME`: `measured(*case)` gives a case's figures, which go to
+    results/NAME.json, and `table` the text between the page's marks `<!-- NAME -->`, with spaces for underscores."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--fresh", action="store_true", help="compile everything again")
+    parser.add_argument("--case", nargs=len(cases[0]), help="print the figures of this one")
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measured(*arguments.case)))
+        return
+    path = results_of(name)
+    results = [] if arguments.fresh or not path.exists() else json.loads(path.read_text())
+    known = [one["case"] for one in results]
+    for case in (case for case in cases if list(case) not in known):
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--case", *case]
+        own = dict(capture_output=True, text=True, timeout=60 * MINUTES, cwd=ROOT)
+        done = subprocess.run(command, env=compilers_environment(), **own)
+        if done.returncode:
+            sys.exit(done.stderr[-2000:])
+        figures = json.loads(done.stdout.splitlines()[-1])
+        made = {"jax": jax.__version__, "commit": commit(), "date": now()}
+        results.append({"case": list(case), **figures, **made})
+        print(*case, figures, flush=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+    page.write_text(tables.insert(page.read_text(), name.replace("_", " "), table(results)))

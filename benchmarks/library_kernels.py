@@ -1,0 +1,108 @@
+"""Where a library's kernels would take the place of our own operations: what each moves, as compiled.
+
+`python -m benchmarks.library_kernels` (or `make plans`) compiles the head's loss and the products of dropless experts,
+forward and backward, for chips that are not there: ours, JAX's, and tokamax's. What
+benchmarks/results/library_kernels.json lacks is compiled; then the table of docs/memory.md is written.
+"""
+
+from collections.abc import Callable
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.compiled import ROOT, main
+from nagjax.layers import ragged
+from nagjax.layers.platform import tracing_for
+from nagjax.plan import tables
+from nagjax.plan.account import account
+from nagjax.plan.topology import parse
+from nagjax.train.head_loss import Head, Layout, _loss
+from pallas_kernels.hlo import parse as parse_program
+
+PAGE = ROOT / "docs" / "memory.md"
+TOKENS, WIDTH, VOCAB = 16384, 1024, 131072
+ROWS, EXPERTS, HIDDEN = 16384, 8, 2816
+CASES = [  # operation, chip, implementation
+    ("head", "v5e:2x2", "own"),
+    ("head", "v5e:2x2", "tokamax chunked_xla"),
+    ("head", "v5e:2x2", "tokamax mosaic_tpu"),
+    ("head", "h200x1", "own"),
+    ("head", "h200x1", "tokamax chunked_xla"),
+    ("experts", "v5e:2x2", "jax"),
+    ("experts", "v5e:2x2", "tokamax mosaic_tpu"),
+    ("experts", "h200x1", "jax"),
+    ("experts", "h200x1", "own"),
+]
+
+
+def head(implementation: str) -> tuple[Callable, list]:
+    """The loss of 16,384 tokens and its gradients by states and table."""
+
+    def own(states, table, targets):
+        weights, scale = jnp.ones(targets.shape, jnp.float32), jnp.zeros(targets.shape, jnp.float32)
+        return _loss(Head(states, scale, table), targets, weights, Layout(None, 1024, 0.0))[0]
+
+    def theirs(states, table, targets):
+        import tokamax
+
+        name = implementation.partition(" ")[2]
+        return tokamax.linear_softmax_cross_entropy_loss(states[0], targets[0], table.T, implementation=name)
+
+    shapes = [((1, TOKENS, WIDTH), jnp.bfloat16), ((VOCAB, WIDTH), jnp.bfloat16), ((1, TOKENS), jnp.int32)]
+    return jax.value_and_grad(own if implementation == "own" else theirs, (0, 1)), shapes
+
+
+def experts(implementation: str) -> tuple[Callable, list]:
+    """One product of 16,384 sorted rows with their experts' matrices, and both gradients."""
+
+    def product(rows, matrices, sizes):
+        if implementation == "own":
+            return ragged.ragged_product(rows, matrices, sizes)
+        if implementation == "jax":
+            with mock.patch.object(ragged, "usable", lambda: False):
+                return ragged.ragged_product(rows, matrices, sizes)
+        import tokamax
+
+        name = implementation.partition(" ")[2]
+        return tokamax.ragged_dot(rows, matrices, sizes, implementation=name, preferred_element_type=rows.dtype)
+
+    def run(rows, matrices, sizes, cotangent):
+        value, back = jax.vjp(lambda *given: product(*given, sizes), rows, matrices)
+        return value, back(cotangent)
+
+    shapes = [((ROWS, WIDTH), jnp.bfloat16), ((EXPERTS, WIDTH, HIDDEN), jnp.bfloat16), ((EXPERTS,), jnp.int32)]
+    return run, [*shapes, ((ROWS, HIDDEN), jnp.bfloat16)]
+
+
+def measured(operation: str, chip: str, implementation: str) -> dict:
+    """FLOPs of matrix products (None where a kernel does not tell), bytes of main memory, temporary bytes."""
+    from tokamax.config import cross_compile
+
+    topology = parse(chip)
+    run, shapes = {"head": head, "experts": experts}[operation](implementation)
+    mesh = Mesh(np.array(topology.devices()[:1]), ("one",), axis_types=(AxisType.Auto,))
+    given = [jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P())) for shape, dtype in shapes]
+    with jax.set_mesh(mesh), tracing_for(topology.chip.platform), cross_compile(True):
+        platforms = (topology.chip.platform,)
+        compiled = jax.jit(run).trace(*given).lower(lowering_platforms=platforms).compile()
+    found = account(parse_program(compiled.as_text()), 1)
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    return {"flops": found.flops or None, "moved": found.moved, "temporary": temporary}
+
+
+def table(results: list[dict]) -> str:
+    head = ("operation", "chip", "implementation", "matrix products", "main memory", "temporary")
+    rows = []
+    for one in results:
+        flops = "" if one["flops"] is None else f"{one['flops'] / 1e12:.2f} TFLOP"
+        figures = (flops, f"{one['moved'] / 1e9:.2f} GB", f"{one['temporary'] / 2**20:,.0f} MiB")
+        rows.append((one["case"][0], f"`{one['case'][1]}`", one["case"][2], *figures))
+    return tables.table(head, rows)
+
+
+if __name__ == "__main__":
+    main("library_kernels", CASES, measured, PAGE, table)

@@ -1,0 +1,70 @@
+"""The runs of `nagjax demo`: residual schemes on the same text, each with a sample of what its model writes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nagjax.memory import keep_freed_memory
+from nagjax.options import RunOptions, read_options
+from nagjax.processes import as_worker, cores, in_processes
+
+PROMPT = "def "
+
+
+def demo_runs(schemes: Sequence[str], shared: dict[str, Any]) -> list[RunOptions]:
+    """A run for each scheme, all with the shared options."""
+    return [read_options(shared | {"scheme": name}) for name in schemes]
+
+
+def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: bool, processes: int) -> list[Path]:
+    """Trains what is not trained yet, and returns the runs' folders. processes: at once, each with its share of the
+    cores; 0: as many as there are runs and cores, but one on an accelerator."""
+    keep_freed_memory()  # before jax, asked for its platform, starts its threads
+    import jax
+
+    from nagjax.runs.folder import clear
+    from nagjax.runs.lock import WriterLock
+
+    runs = demo_runs(schemes, shared)
+    for folder in [out / run.folder.name for run in runs] if fresh else ():
+        with WriterLock(folder, "demo"):
+            clear(folder)
+    count = min(processes or (cores() if jax.default_backend() == "cpu" else 1), len(runs))
+    if count > 1:
+        in_processes("nagjax.demo", {"schemes": list(schemes), "shared": shared, "out": str(out)}, count)
+    else:
+        _train(runs, out)
+    return [out / run.folder.name for run in runs]
+
+
+def _train(runs: Sequence[RunOptions], out: Path) -> None:
+    """Those that no other process is at."""
+    from nagjax.files import has_file, write_text
+    from nagjax.generate.sample import complete
+    from nagjax.runs.lock import Held, WriterLock
+    from nagjax.runs.names import SAMPLE
+    from nagjax.runs.opening import open_run
+    from nagjax.train.loop import train
+
+    configs = [run.config() for run in runs]
+    longest = max(len(config.scheme.title) for config in configs)
+    for config, run in zip(configs, runs, strict=True):
+        try:
+            folder = train(config, out / run.folder.name, label=f"{config.scheme.title:{longest}}")
+            if has_file(folder / SAMPLE):
+                continue
+            length = min(96, config.model.context - 8)
+            sample = complete(open_run(folder), [PROMPT], tokens=length, temperature=0.8, top_p=0.95)
+            with WriterLock(folder, "demo"):
+                write_text(folder / SAMPLE, f"{PROMPT}{sample[0]}\n")
+        except Held:
+            continue
+
+
+def _main(given: Any) -> None:
+    keep_freed_memory()
+    _train(demo_runs(given["schemes"], given["shared"]), Path(given["out"]))
+
+
+if __name__ == "__main__":
+    as_worker(_main)

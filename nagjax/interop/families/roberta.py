@@ -1,0 +1,35 @@
+"""RoBERTa and XLM-RoBERTa: BERT under other names, with positions after two unused rows."""
+
+import numpy as np
+
+from nagjax.interop.families import Family, bert, read_only
+from nagjax.interop.families.common import LONGEST
+from nagjax.interop.families.opt import UNUSED
+from nagjax.interop.tensors import Tensor
+from nagjax.model.config import ModelConfig
+from nagjax.residual import Scheme
+
+HEAD = bert.HeadNames("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+
+
+def read(config: dict) -> tuple[ModelConfig, Scheme]:
+    rows = int(config.get(LONGEST) or config.get("max_position_embeddings") or 512)
+    return bert.read(config | {"max_position_embeddings": rows - UNUSED})
+
+
+def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the logits of masked tokens depend on."""
+    return bert.used(files, HEAD)
+
+
+def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
+    positions = Tensor(
+        "roberta.embeddings.position_embeddings.weight",
+        ("embedding.positions",),
+        lambda x: (x[UNUSED:],),
+        lambda x: np.concatenate([np.zeros_like(x[:1]).repeat(UNUSED, 0), x]),
+    )
+    return [positions, *bert.named(model, "roberta", HEAD)]
+
+
+FAMILY = Family(("roberta", "xlm-roberta"), read, tensors, read_only, prefix="roberta.", prepare=prepare)

@@ -1,0 +1,61 @@
+"""Products of rows in groups on NVIDIA GPUs: tokamax's Triton kernels, where the package is installed.
+
+Why this exists: on these GPUs XLA (jax 0.11) multiplies every row with the matrices of all groups and masks, E times
+the work; docs/memory.md has the compiled figures. AMD's library has grouped products, which XLA calls.
+Numerics: float32 sums; rows after the last group have no value and no gradient, so their zeros are made here.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import logging
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from nagjax.layers.platform import on_gpu
+from pallas_kernels.dispatch import here
+from pallas_kernels.launch.gpu import too_old
+
+TILE, DEEP = 128, 32  # rows and columns of a tile, and how many features it takes at a time: tokamax's own choice
+SCOPE = "grouped_product"  # by which `nagjax plan` knows the kernels
+logger = logging.getLogger("nagjax")
+
+
+def usable() -> bool:
+    """Whether the program is for a GPU that these kernels run on, and the package is there; says once if it is not."""
+    if not on_gpu() or here() == "rocm" or too_old() is not None:
+        return False
+    return _installed()
+
+
+@functools.cache
+def _installed() -> bool:
+    found = importlib.util.find_spec("tokamax") is not None and importlib.util.find_spec("jax_triton") is not None
+    if not found:
+        logger.warning(
+            "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
+            "pip install 'nagjax[tokamax]', or train with --moe.dispatch capacity"
+        )
+    return found
+
+
+def grouped_product(
+    rows: Float[Array, "N m"], matrices: Float[Array, "E m n"], sizes: Int[Array, " E"]
+) -> Float[Array, "N n"]:
+    """`nagjax.layers.ragged.ragged_product` where `usable`."""
+    inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
+    product = _kernel(max(16, min(TILE, 1 << (rows.shape[0] - 1).bit_length())))
+    with jax.named_scope(SCOPE):
+        done = product(jnp.where(inside, rows, 0), matrices, group_sizes=sizes, preferred_element_type=rows.dtype)
+    return jnp.where(inside, done, 0)
+
+
+@functools.cache
+def _kernel(tile: int):
+    from tokamax.ops.gpu import PallasTritonRaggedDot, PallasTritonRaggedDotConfig
+
+    config = PallasTritonRaggedDotConfig(block_m=tile, block_n=TILE, block_k=DEEP, num_warps=4, num_stages=4)
+    once = PallasTritonRaggedDot(config=config, bypass_device_check=True)  # it knows this machine's device only
+    return dataclasses.replace(once, vjp=functools.partial(once.vjp, dlhs_ragged_dot=once, drhs_ragged_dot=once))

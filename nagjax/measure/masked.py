@@ -1,0 +1,40 @@
+"""What a bidirectional model is asked about a text: which tokens stand behind masks."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from nagjax.data.tokenizer import JsonTokenizer, Tokenizer
+from nagjax.errors import UserError
+from nagjax.train.loss import Batch
+
+SHARE = 0.15  # of the tokens are masked
+MASKS = ("[MASK]", "<mask>")
+
+
+class MaskedBatch(Batch):
+    """A batch whose targets are its own tokens, of which those masked count."""
+
+    @property
+    def counted(self) -> Bool[Array, "B T"]:
+        return self.segment_ids > 0
+
+
+def masked(batch: Batch, tokenizer: Tokenizer, seed: int = 0) -> MaskedBatch:
+    """The batch's tokens as targets, with a random 15% of those inside documents (at least one) behind the mask, always
+    the same ones for a seed. All of them are masked, where training leaves or changes some (Devlin et al. 2018,
+    arXiv:1810.04805). A document's first token becomes the one that the tokenizer puts in front of a text.
+
+    Raises UserError for a tokenizer without a mask.
+    """
+    mask = tokenizer.first_of(MASKS) if isinstance(tokenizer, JsonTokenizer) else None
+    if mask is None:
+        raise UserError("tokenizer", tokenizer.name, f"has no mask, {' or '.join(MASKS)}: bring the model's own back")
+    first, real = batch.positions == 0, batch.segment_ids > 0
+    tokens = jnp.where(first, tokenizer.in_front[0], batch.tokens) if tokenizer.in_front else batch.tokens
+    inside = real & ~first & (tokens != tokenizer.end_of_text)
+    drawn = jnp.where(inside, jax.random.uniform(jax.random.key(seed), tokens.shape), 1.0)
+    count = jnp.ceil(SHARE * jnp.sum(inside)).astype(jnp.int32)
+    hidden = inside & (drawn < jnp.sort(drawn, axis=None)[count])
+    weights = hidden.astype(jnp.float32)
+    return MaskedBatch(jnp.where(hidden, mask, tokens), tokens, batch.segment_ids, batch.positions, weights)

@@ -1,0 +1,194 @@
+"""Tasks that a run is scored on while it trains, and by `nagjax eval`: questions whose answers compete by likelihood.
+
+A task is a file of JSON lines, a question each,
+
+    {"context": "The sky is", "choices": [" blue", " made of tin"], "answer": 0}
+
+or one of lm-evaluation-harness (`nagjax.train.harness_tasks`). All of it is read and made token ids before the first
+step, and a scoring changes nothing of the run.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from nagjax.data import Tokenizer
+from nagjax.errors import UserError
+from nagjax.json_reader import LONGEST_LINE, build, parse_json
+from nagjax.ranges import Natural
+from nagjax.runs.blueprint import ModelBlueprint, Tree
+from nagjax.runs.opening import OpenRun, beginning_of
+from nagjax.train.score import continuation_scores
+
+FILE = ".jsonl"
+FORM = '{"context": "The sky is", "choices": [" blue", " green"], "answer": 0}'
+
+Pair = tuple[list[int], list[int]]
+Score = tuple[float, bool]  # nats of a continuation, and whether greedy decoding would write it
+
+
+class Task(Protocol):
+    """Texts to be scored, (context, continuation), and what their scores say."""
+
+    name: str
+    texts: list[tuple[str, str]]
+
+    def metrics(self, scores: Sequence[Score]) -> dict[str, float]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A line of a task's file: which of the choices, each written on behind the context as it stands, is right."""
+
+    context: str
+    choices: tuple[str, ...]
+    answer: Natural  # place among the choices, from 0
+
+    def __post_init__(self):
+        if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
+            raise UserError("choices", list(self.choices), "must be two or more texts, none of them blank")
+        if self.answer >= len(self.choices):
+            raise UserError("answer", self.answer, f"must be from 0 to {len(self.choices) - 1}")
+
+
+class Questions:
+    """The task in a file: `acc`, the share of questions whose likeliest choice is the right one; `acc_norm`, the same
+    by nats per character of a choice; `bits_per_byte` of the right choices."""
+
+    def __init__(self, path: Path, limit: int | None = None):
+        self.name, self.questions = path.stem, read_questions(path, limit)
+        self.texts = [(question.context, choice) for question in self.questions for choice in question.choices]
+
+    def metrics(self, scores: Sequence[Score]) -> dict[str, float]:
+        right, by_length, nats, size, waiting = 0, 0, 0.0, 0, iter(scores)
+        for question in self.questions:
+            found = [next(waiting)[0] for _ in question.choices]
+            lengths = [len(choice.strip()) for choice in question.choices]
+            right += int(np.argmax(found)) == question.answer
+            by_length += int(np.argmax(np.divide(found, lengths))) == question.answer
+            nats -= found[question.answer]
+            size += len(question.choices[question.answer].encode())
+        count = len(self.questions)
+        return {"acc": right / count, "acc_norm": by_length / count, "bits_per_byte": nats / math.log(2) / size}
+
+
+def read_questions(path: Path, limit: int | None = None) -> list[Question]:
+    """The first `limit` (None: all) questions of a file. Raises UserError naming file and line."""
+    questions: list[Question] = []
+    if path.exists() and not path.is_file():  # a pipe would be waited for without end
+        raise UserError("tasks", str(path), "is no file: give a file of questions")
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+                if len(questions) == limit:
+                    break
+                if line.strip():
+                    questions.append(_question(line, f"{path}:{number}"))
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise UserError("tasks", str(path), f"cannot be read ({what}): give a file of questions") from None
+    if not questions:
+        raise UserError("tasks", str(path), f"has no question: give one a line, {FORM}")
+    return questions
+
+
+def _question(line: bytes, where: str) -> Question:
+    try:
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"more than {LONGEST_LINE:,} bytes")
+        return build(Question, parse_json(line), others=(Question,))
+    except (ValueError, UserError) as error:
+        raise UserError("tasks", where, f"is no question ({error}): write {FORM}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """Tasks whose texts are token ids."""
+
+    tasks: tuple[Task, ...]
+    pairs: tuple[Pair, ...]  # of all tasks, one behind the other
+    tokenizer: Tokenizer
+
+    def score(
+        self,
+        blueprint: ModelBlueprint,
+        params: Tree,
+        mod: dict,
+        step: int,
+        *,
+        watch: Callable[[Iterable[int]], Iterable[int]] = iter,
+    ) -> dict[str, float]:
+        """What a model makes of all tasks, `TASK/METRIC`, in batches of the run's size (see `continuation_scores`)."""
+        run = OpenRun(Path(), blueprint, step, params, mod, self.tokenizer)  # nothing is read from its folder
+        scores = continuation_scores(run, self.pairs, batch=blueprint.config.train.batch, watch=watch)
+        found, first = {}, 0
+        for task in self.tasks:
+            own = task.metrics(scores[first : first + len(task.texts)])
+            found |= {f"{task.name}/{metric}": float(value) for metric, value in own.items()}
+            first += len(task.texts)
+        return found
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that is asked."""
+        return sha256(json.dumps(self.pairs).encode()).hexdigest()
+
+    def check(self, digest: str) -> None:
+        """Raises UserError where another host asks differently: they would wait for each other without end."""
+        if self.digest != digest:
+            names = ", ".join(task.name for task in self.tasks)
+            raise UserError("tasks", names, "differs between hosts: give files that all of them share")
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks)
+
+
+def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: int | None = None) -> Tasks:
+    """The tasks of these names, `FILE.jsonl` or of the harness, for models of this context.
+
+    Raises UserError: no such file, a line that is no question, no such task, two of one name, the harness missing, a
+    task that asks for more than likelihoods, a choice longer than the context, or a tokenizer that cannot encode.
+    """
+    tasks: list[Task] = []
+    for name in names:
+        if name.endswith(FILE):
+            tasks.append(Questions(Path(name), limit))
+        else:
+            from nagjax.train.harness_tasks import harness_tasks
+
+            tasks += harness_tasks(name, limit)
+    known = [task.name for task in tasks]
+    if twice := [name for name in known if known.count(name) > 1]:
+        raise UserError("tasks", twice[0], "is the name of two tasks: rename a file, or leave one out")
+    pairs = encode_pairs(tokenizer, [text for task in tasks for text in task.texts])
+    longest = max((len(continuation) for _, continuation in pairs), default=0)
+    if longest > context:
+        fix = (
+            f"a choice has {longest} tokens, the model's context is {context}: leave it out, or use a longer --context"
+        )
+        raise UserError("tasks", ", ".join(names), fix)
+    return Tasks(tuple(tasks), tuple(pairs), tokenizer)
+
+
+def encode_pairs(tokenizer: Tokenizer, texts: Sequence[tuple[str, str]]) -> list[Pair]:
+    """(context, continuation) as token ids: the tokens of both together, of which those of the context alone are the
+    first; its spaces at the end count with the continuation. An empty context is a document's beginning."""
+    if not texts:
+        return []
+    front = beginning_of(tokenizer)
+    contexts = [context.rstrip() for context, _ in texts]
+    wholes = tokenizer.encode_batch(["".join(text) for text in texts])
+    known = dict.fromkeys(contexts)
+    known = dict(zip(known, tokenizer.encode_batch(list(known)), strict=True))
+    pairs = []
+    for context, whole in zip(contexts, wholes, strict=True):
+        before = known[context].tolist()
+        after = whole[len(before) :].tolist() or whole[-1:].tolist()  # of a continuation that merged with its context
+        pairs.append(([*front, *before] or [tokenizer.end_of_text], after))
+    return pairs
