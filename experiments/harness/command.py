@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.harness.pages import write_pages
 from experiments.harness.recipe import HOME, Recipe, judged, load, planned
-from experiments.harness.results import Summary, write_plot, write_result
+from experiments.harness.results import Summary, result_file, reuse, write_plot, write_result
 from experiments.harness.sweep import Shard, collect, work, work_in_processes
 from nagjax.arguments import help_text, options_of
 from nagjax.arguments import parse as read
@@ -27,6 +27,7 @@ class Options:
     size: str = DEFAULT  # sets the recipe's own options below
     out: Path | None = None  # folder of the jobs; the same command in the same folder resumes; None: runs/NAME-SIZE
     results: Path | None = None  # results/ and plots/ go here; None: experiments/, for a smoke run the out folder
+    reuse: tuple[str, ...] = ()  # sizes whose result files hold runs of this plan, which then are not done again
     processes: int = 1  # on this machine, sharing its cores
     shard: str = "0/1"  # i/n: only every n-th job from the i-th on, for array launchers; start again to collect
 
@@ -81,6 +82,9 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     if options.processes < 1:
         raise UserError("processes", options.processes, "give a number of at least 1")
     jobs = planned(recipe, settings)
+    for size in options.reuse:
+        count = reuse(result_file(HOME, recipe.name, size), jobs, out)
+        print(f"{count} of {len(jobs)} jobs are those of size {size}")
     if options.processes == 1:
         work(shard.take(jobs), out)
     elif shard.count > 1:

@@ -122,10 +122,15 @@ def finished(job: Job, folder: Path) -> Record | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    if changed := differences(renewed(values["config"]), _json(job.config())):
-        listed = ", ".join(f"{key} was {was!r} and is now {now!r}" for key, (was, now) in changed.items())
-        raise UserError("out", str(path), f"is of another experiment: {listed}; choose another --out")
+    if told := changed(values["config"], job):
+        raise UserError("out", str(path), f"is of another experiment: {told}; choose another --out")
     return Record(**values)
+
+
+def changed(config: dict[str, Any], job: Job) -> str:
+    """In which options a record's config is not the job's; "" where it is."""
+    found = differences(renewed(config), _json(job.config()))
+    return ", ".join(f"{key} was {was!r} and is now {now!r}" for key, (was, now) in found.items())
 
 
 def renewed(values: Any) -> Any:

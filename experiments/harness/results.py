@@ -9,11 +9,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from experiments.harness.jobs import Record
+from experiments.harness.jobs import RECORD, Job, Record, changed
 from experiments.harness.verdicts import Verdict
+from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.report.style import RC
-from nagjax.runs.config import flatten
+from nagjax.runs.config import flatten, nested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,35 @@ def read_result(path: Path) -> dict[str, Any]:
         for run in values["runs"]
     ]
     return values
+
+
+def reuse(path: Path, jobs: Sequence[Job], folder: Path) -> int:
+    """Leaves the records of a result file where its jobs would leave them, so that these are not done again; returns
+    how many. A record that is there stays.
+
+    Raises UserError if there is no such file, if it has none of these jobs, or if one of them is of another config.
+    """
+    try:
+        result = read_result(path)
+    except FileNotFoundError:
+        raise UserError("reuse", str(path), "there is no such result file; name a size that was run") from None
+    known = {record.name: record for record in (*result["records"], *result["floors"])}
+    found = [
+        (job, dataclasses.replace(known[job.name], config=nested(known[job.name].config)))
+        for job in jobs
+        if job.name in known
+    ]
+    if not found:
+        raise UserError("reuse", str(path), f"it holds no run of this plan; its runs are {', '.join(sorted(known))}")
+    for job, record in found:
+        if told := changed(record.config, job):
+            raise UserError("reuse", str(path), f"{job.name} is of another experiment: {told}")
+    for job, record in found:
+        own = folder / job.name / RECORD
+        if not own.exists():
+            own.parent.mkdir(parents=True, exist_ok=True)
+            write_text(own, json.dumps(dataclasses.asdict(record)))
+    return len(found)
 
 
 def write_plot(home: Path, name: str, size: str, draw, *arguments) -> Path:

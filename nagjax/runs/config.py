@@ -202,6 +202,18 @@ def flatten(values: dict, prefix: str = "") -> dict:
     return flat
 
 
+def nested(flat: dict) -> dict:
+    """The reverse of `flatten`, for names without dots of their own."""
+    values: dict = {}
+    for name, value in flat.items():
+        *outer, last = name.split(".")
+        own = values
+        for part in outer:
+            own = own.setdefault(part, {})
+        own[last] = value
+    return values
+
+
 def differences(old: dict, new: dict) -> dict[str, tuple]:
     """Dotted names whose values differ, with both values (None where absent)."""
     old, new = flatten(old), flatten(new)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from experiments.harness import command
-from experiments.harness.jobs import RECORD, Job, Training, finished
+from experiments.harness.jobs import RECORD, Job, Record, Training, finished
 from experiments.harness.ngram import Floor
 from experiments.harness.puzzles import Solve, Words
 from experiments.harness.rates import AtBest, Tuning
 from experiments.harness.recipe import load
-from experiments.harness.results import Summary, read_result, result_file, write_result
+from experiments.harness.results import Summary, read_result, result_file, reuse, write_result
 from experiments.harness.searching import Confirmation
+from experiments.harness.settings import Settings
 from experiments.harness.sweep import Shard, collect, settings_from, work, work_in_processes
 from experiments.harness.timed import TimeMatched
 from nagjax.data import DataConfig
@@ -163,3 +164,35 @@ def test_a_worker_that_fails_says_why(tmp_path):
     settings = dataclasses.replace(recipe.settings("smoke"), csv="missing.csv")
     with pytest.raises(UserError, match=r"a process failed \(csv = 'missing.csv': give a table"):
         work_in_processes(recipe, settings, tmp_path, 1)
+
+
+def _result(home: Path, jobs: list[Job], size: str = "cpu") -> Path:
+    records = [finished(job, home / "jobs") for job in jobs]
+    return write_result(home, "tried", size, "command", Settings((), 1), records, Summary("m", "undecided"))
+
+
+def test_jobs_of_a_result_file_are_not_done_again(tmp_path):
+    trained = Training("run", {"seed": 3}, RunConfig(find_scheme("nag")(), ModelConfig(depth=2, width=16)))
+    jobs = [Count("old"), trained, Count("new")]
+    for job, metrics in ((jobs[0], {"loss": 1.0}), (trained, {"loss": 2.0})):
+        own = tmp_path / "jobs" / job.name / RECORD
+        own.parent.mkdir(parents=True)
+        own.write_text(json.dumps(dataclasses.asdict(Record(job.name, job.labels, job.config(), metrics))))
+    path, out = _result(tmp_path, jobs[:2]), tmp_path / "out"
+    assert reuse(path, jobs, out) == 2
+    work([jobs[0], jobs[2]], out)
+    assert [_times(out, job) for job in (jobs[0], jobs[2])] == [0, 1]
+    assert [record.metrics["loss"] for record in collect(jobs, out)] == [1.0, 2.0, 1.0]
+
+
+def test_a_result_file_of_other_jobs_is_refused(tmp_path):
+    jobs = [Count("a"), Count("b")]
+    work(jobs, tmp_path / "jobs")
+    path, out = _result(tmp_path, jobs), tmp_path / "out"
+    with pytest.raises(UserError, match="b is of another experiment: value was 1 and is now 2"):
+        reuse(path, [Count("a"), Count("b", 2)], out)
+    with pytest.raises(UserError, match="no run of this plan; its runs are a, b"):
+        reuse(path, [Count("c")], out)
+    with pytest.raises(UserError, match="no such result file"):
+        reuse(result_file(tmp_path, "tried", "smoke"), jobs, out)
+    assert not out.exists()
