@@ -5,7 +5,7 @@ Source: Figliolia & Millidge 2026, arXiv:2606.16112 (NAG's own models are Mixtur
   are not reported); Fedus et al. 2021, arXiv:2101.03961 (ordinary residuals)
 Expected: lower, from some tokens per parameter on; on few tokens experts see too little of the text each
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 20 s; cpu half an hour with --processes 2; h200 and paper not measured
+Time: smoke 20 s; cpu 25 minutes with --processes 2; h200 and paper not measured
 Command: python -m experiments.experts --processes 2
 
 A token runs as many hidden features as in the dense model; routers make up for it by fewer steps. Dropless, with the
