@@ -1,10 +1,10 @@
 """Tokens per second beside transformers, for the same imported model on this CPU: `make bench-decode`, which writes
 benchmarks/results/decode_cpu.json.
 
-transformers makes a random Llama-like model, nagjax imports it, both must write the same greedy tokens, and then they
-take turns in one sitting. Reading a prompt is timed as writing one token behind it; writing as the time that further
-tokens take, in the same round. A ratio is the median over rounds of that round's two rates, by the clock and, less
-moved by what else the machine does, by CPU time. transformers runs in an environment of its own
+transformers makes a random Llama-like model, nagjax imports it, both must write the same greedy tokens in float32,
+and then they take turns in one sitting. Reading a prompt is timed as writing one token behind it; writing as the time
+that further tokens take, in the same round. A ratio is the median over rounds of that round's two rates, by the clock
+and, less moved by what else the machine does, by CPU time. transformers runs in an environment of its own
 (benchmarks/hf_decode.py), with its default cache and, `compiled`, by torch.compile with a static one.
 """
 
@@ -19,6 +19,7 @@ import numpy as np
 from peer import Peer
 
 from nagjax.generate.sample import generate
+from nagjax.generate.weights import Weights, with_weights
 from nagjax.interop.importing import import_model
 from pallas_kernels.origin import origin
 
@@ -35,11 +36,12 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 NAGJAX = "nagjax"
+KINDS = {"float32": ("float32", "full"), "bfloat16": ("bfloat16", "full"), "int8": ("float32", "int8")}
 
 
 class Nagjax:
-    def __init__(self, folder: Path, out: Path, dtype: str):
-        self.model = import_model(folder, out, dtype=dtype).model
+    def __init__(self, folder: Path, out: Path, dtype: str, weights: Weights):
+        self.model = with_weights(import_model(folder, out, dtype=dtype), weights).model
 
     def written(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:
         """New tokens, and seconds: by the clock, and of CPU time."""
@@ -94,7 +96,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=33)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="int8: nagjax's weights alone")
     parser.add_argument("--compiled", action="store_true", help="also transformers by torch.compile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -102,23 +104,25 @@ def main() -> None:
     sizes, versions = [], {}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "llama"
-        for dtype in options.dtypes:
+        for kind in options.kinds:
+            dtype, weights = KINDS[kind]
             peers = {"transformers": Transformers(options.torch, source, dtype, False)}
             if options.compiled:
                 peers["transformers_compiled"] = Transformers(options.torch, source, dtype, True)
             versions = peers["transformers"].about
-            everyone = {NAGJAX: Nagjax(source, Path(folder) / f"run_{dtype}", dtype)} | peers
+            everyone = {NAGJAX: Nagjax(source, Path(folder) / f"run_{kind}", dtype, weights)} | peers
             for batch in options.batches:
                 found = measure(everyone, batch, options.prompt, options.tokens, options.rounds)
-                sizes.append({"dtype": dtype} | found)
+                sizes.append({"dtype": dtype, "weights": weights} | found)
                 for name, row in found["results"].items():
                     print(
-                        f"{dtype} x {batch:2} {name:22}", *(f"{key} {own:.2f}" for key, own in row.items()), flush=True
+                        f"{kind} x {batch:2} {name:22}", *(f"{key} {own:.2f}" for key, own in row.items()), flush=True
                     )
             for peer in peers.values():
                 peer.end()
     for size in sizes:
-        if size["dtype"] == "float32" and any(row.get("same_tokens", 1.0) < 1.0 for row in size["results"].values()):
+        exact = size["dtype"] == "float32" and size["weights"] == "full"
+        if exact and any(row.get("same_tokens", 1.0) < 1.0 for row in size["results"].values()):
             raise SystemExit("the greedy tokens differ: nothing is written")
     machine = {"cores": os.cpu_count(), "load_before": load}
     result = {"bench": "decode", "model": MODEL, "rounds": options.rounds, "sizes": sizes}

@@ -9,19 +9,20 @@ by the clock and of CPU time.
 import argparse
 import json
 import time
+from pathlib import Path
 
 import torch
 import transformers
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--folder", required=True)
+parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--config", required=True, help="fields of LlamaConfig, as JSON")
 parser.add_argument("--threads", type=int, required=True)
 parser.add_argument("--dtype", default="float32")
 parser.add_argument("--compiled", action="store_true", help="with a static cache, by torch.compile")
 
 
-def build(folder: str, fields: dict) -> None:
+def build(folder: Path, fields: dict) -> None:
     """Weights wide enough that the likeliest token is seldom a near tie."""
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
@@ -36,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if not options.compiled and options.dtype == "float32":
+    if not options.folder.exists():
         build(options.folder, json.loads(options.config))
     model = transformers.LlamaForCausalLM.from_pretrained(options.folder, dtype=getattr(torch, options.dtype)).eval()
     extra = {}

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.jobs import Record, finished
 from experiments.harness.pages import write_pages
 from experiments.harness.recipe import HOME, Recipe, judged, load, planned
-from experiments.harness.results import Summary, result_file, reuse, write_plot, write_result
+from experiments.harness.results import Summary, reuse, write_plot, write_result, write_unfinished
 from experiments.harness.sweep import Shard, collect, work, work_in_processes
 from nagjax.arguments import help_text, options_of
 from nagjax.arguments import parse as read
@@ -28,6 +29,7 @@ class Options:
     out: Path | None = None  # folder of the jobs; the same command in the same folder resumes; None: runs/NAME-SIZE
     results: Path | None = None  # results/ and plots/ go here; None: experiments/, for a smoke run the out folder
     reuse: tuple[str, ...] = ()  # sizes whose result files hold runs of this plan, which then are not done again
+    keep: bool = False  # only writes the finished jobs to unfinished/, for --reuse where their folder is gone
     processes: int = 1  # on this machine, sharing its cores
     shard: str = "0/1"  # i/n: only every n-th job from the i-th on, for array launchers; start again to collect
 
@@ -83,8 +85,10 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
         raise UserError("processes", options.processes, "give a number of at least 1")
     jobs = planned(recipe, settings)
     for size in options.reuse:
-        count = reuse(result_file(HOME, recipe.name, size), jobs, out)
+        count = reuse(HOME, recipe.name, size, jobs, out)
         print(f"{count} of {len(jobs)} jobs are those of size {size}")
+    if options.keep:
+        return _keep(recipe, options, settings, command, [one for job in jobs if (one := finished(job, out))])
     if options.processes == 1:
         work(shard.take(jobs), out)
     elif shard.count > 1:
@@ -106,6 +110,16 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     show(recipe, summary)
     print(f"result: {path}\nplot:   {plot}")
     return summary
+
+
+def _keep(recipe: Recipe, options: Options, settings: Any, command: str, records: Sequence[Record]) -> None:
+    if not records:
+        raise UserError("keep", str(options.out or ""), "no job is finished there: run it without --keep first")
+    floors = [record for record in records if "floor" in record.labels]
+    runs = [record for record in records if "floor" not in record.labels]
+    home = options.results or HOME
+    path = write_unfinished(home, recipe.name, options.size, command, settings, runs, floors)
+    print(f"{len(records)} finished jobs: {path}")
 
 
 def show(recipe: Recipe, summary: Summary) -> None:

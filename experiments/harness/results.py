@@ -34,6 +34,10 @@ def result_file(home: Path, name: str, size: str) -> Path:
     return home / "results" / f"{name}.{size}.json"
 
 
+def unfinished_file(home: Path, name: str, size: str) -> Path:
+    return home / "unfinished" / f"{name}.{size}.json"
+
+
 def plot_file(home: Path, name: str, size: str) -> Path:
     return home / "plots" / f"{name}.{size}.png"
 
@@ -48,7 +52,34 @@ def write_result(
     summary: Summary,
     floors: Sequence[Record] = (),
 ) -> Path:
-    """Writes results/NAME.SIZE.json; returns its path. What all runs have in common is written once."""
+    """Writes results/NAME.SIZE.json, in place of unfinished/NAME.SIZE.json; returns its path."""
+    path = result_file(home, name, size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _told(name, size, command, settings, records, floors, {"summary": dataclasses.asdict(summary)}))
+    unfinished_file(home, name, size).unlink(missing_ok=True)
+    return path
+
+
+def write_unfinished(
+    home: Path, name: str, size: str, command: str, settings: Any, records: Sequence[Record], floors: Sequence[Record]
+) -> Path:
+    """Writes the jobs that are finished, of a plan whose others are not, to unfinished/NAME.SIZE.json."""
+    path = unfinished_file(home, name, size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, _told(name, size, command, settings, records, floors, {}))
+    return path
+
+
+def _told(
+    name: str,
+    size: str,
+    command: str,
+    settings: Any,
+    records: Sequence[Record],
+    floors: Sequence[Record],
+    summary: dict[str, Any],
+) -> str:
+    """A line for each run; what all runs have in common is written once."""
     shared_config, configs = _split_common([flatten(record.config) for record in records])
     shared_origin, origins = _split_common([record.origin for record in records])
     head = {
@@ -56,7 +87,7 @@ def write_result(
         "size": size,
         "command": command,
         "settings": dataclasses.asdict(settings),
-        "summary": dataclasses.asdict(summary),
+        **summary,
         "seconds": round(sum(record.seconds for record in records), 1),
         "origin": shared_origin,
         "config": shared_config,
@@ -66,12 +97,9 @@ def write_result(
         for r, config, own in zip(records, configs, [{"origin": o} if o else {} for o in origins], strict=True)
     ]
     lines = ",\n  ".join(json.dumps(run) for run in runs)
-    path = result_file(home, name, size)
     tables = ",\n  ".join(json.dumps(dataclasses.asdict(floor)) for floor in floors)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lists = f' "floors": [\n  {tables}\n ],\n "runs": [\n  {lines}\n ]'
-    write_text(path, f"{json.dumps(head, indent=1)[:-2]},\n{lists}\n}}\n")
-    return path
+    return f"{json.dumps(head, indent=1)[:-2]},\n{lists}\n}}\n"
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -92,16 +120,17 @@ def read_result(path: Path) -> dict[str, Any]:
     return values
 
 
-def reuse(path: Path, jobs: Sequence[Job], folder: Path) -> int:
-    """Leaves the records of a result file where its jobs would leave them, so that these are not done again; returns
-    how many. A record that is there stays.
+def reuse(home: Path, name: str, size: str, jobs: Sequence[Job], folder: Path) -> int:
+    """Leaves the records of a size's result file, or of its unfinished one, where these jobs would leave them, so that
+    they are not done again; returns how many. A record that is there stays.
 
     Raises UserError if there is no such file, if it has none of these jobs, or if one of them is of another config.
     """
-    try:
-        result = read_result(path)
-    except FileNotFoundError:
-        raise UserError("reuse", str(path), "there is no such result file; name a size that was run") from None
+    paths = result_file(home, name, size), unfinished_file(home, name, size)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        raise UserError("reuse", size, f"there is no {paths[0]}; name a size that was run")
+    result = read_result(path)
     known = {record.name: record for record in (*result["records"], *result["floors"])}
     found = [
         (job, dataclasses.replace(known[job.name], config=nested(known[job.name].config)))

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from nagjax.generate.choose import Sampling
-from nagjax.generate.decode import Pass, Rows, empty, keep, place, read, write
+from nagjax.generate.decode import Pass, Rows, draw, empty, keep, place, read, write
 from nagjax.train.distributed.mesh import BATCH
 from nagjax.train.score import STEP, padded
 
@@ -76,26 +76,32 @@ class Writer:
         state, drawn = self._read(None, batch, range(len(batch)), slots), 0
         while True:
             live = [row for row in rows if not row.done]
-            # The last token of a full window is drawn and fed where there is no slot: then it is read anew.
-            limit = min(tokens - drawn, OFTEN if finished else ROUND)
+            done = np.array([row.done for row in batch])
+            own = keys[[row.index for row in batch]]
+            # Nothing follows the last token: it is drawn, and not read. That of a full window is drawn and read where
+            # there is no slot: then the window is read anew.
+            limit = min(tokens - 1 - drawn, OFTEN if finished else ROUND)
             limit = min(limit, *(self.context + 1 - len(row.window) for row in live))
-            written, state = write(
-                self.params,
-                state,
-                np.array([len(row.window) for row in batch], np.int32),
-                np.array([row.done for row in batch]),
-                keys[[row.index for row in batch]],
-                np.int32(drawn),
-                np.int32(limit),
-                np.bool_(drawn + limit == tokens),
-                sampling,
-                np.int32(stop),
-                self.given,
-                room=ROUND,
-                **self.static,
-            )
-            drawn += limit
-            self._take(batch, jax.device_get(written)[:, :limit].tolist(), stop, finished)
+            if limit == 0:
+                new = draw(state.logits, own, np.int32(drawn), done, sampling, np.int32(stop))[:, None]
+            else:
+                new, state = write(
+                    self.params,
+                    state,
+                    np.array([len(row.window) for row in batch], np.int32),
+                    done,
+                    own,
+                    np.int32(drawn),
+                    np.int32(limit),
+                    sampling,
+                    np.int32(stop),
+                    self.given,
+                    room=ROUND,
+                    **self.static,
+                )
+            count = max(limit, 1)
+            drawn += count
+            self._take(batch, jax.device_get(new)[:, :count].tolist(), stop, finished)
             if drawn == tokens or all(row.done for row in rows):
                 return
             state, batch = self._compact(state, batch)

@@ -1,4 +1,4 @@
-"""The two programs of generation: reading windows of text into a cache, and writing new tokens behind them."""
+"""The programs of generation: reading windows of text into a cache, writing new tokens behind them, drawing a token."""
 
 import functools
 from typing import NamedTuple
@@ -30,16 +30,6 @@ class Rows(NamedTuple):
 
     logits: Float[Array, "B V"]
     cache: tuple
-
-
-def _narrow(params: nnx.State, dtype) -> nnx.State:
-    """Matrices in the computation's dtype, as every branch reads them: once here, not for each token."""
-
-    def narrow(variable: nnx.Variable) -> nnx.Variable:
-        matrix = variable.get_metadata()["role"] == "matrix"
-        return variable.replace(variable[...].astype(dtype)) if matrix else variable
-
-    return jax.tree.map(narrow, params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
 def _forward(model: Transformer, table, tokens, where: Where, cache: tuple, last, given: Pass, mesh: Mesh | None):
@@ -82,7 +72,6 @@ def _write(
     keys: UInt32[Array, "B 2"],
     first: Int[Array, ""],
     limit: Int[Array, ""],
-    last: Bool[Array, ""],
     sampling: Sampling,
     stop: Int[Array, ""],
     given: Pass,
@@ -91,35 +80,41 @@ def _write(
     room: int,
     mesh: Mesh | None,
 ) -> tuple[Int[Array, "B room"], Rows]:
-    """Up to `limit` of at most `room` new tokens, the `first`-th and following of each row, from position `at` on.
+    """Up to `limit` of at most `room` new tokens, the `first`-th and following of each row, from position `at` on; each
+    is read, too.
 
-    A row that is done, or has drawn `stop`, is filled up with `stop`. It ends early where all rows are done. `last`:
-    nothing will be written behind them, so that the last token is not read.
+    A row that is done, or has drawn `stop`, is filled up with `stop`. It ends early where all rows are done.
     """
     model = nnx.merge(graph, params)
-    model = nnx.merge(graph, _narrow(params, model.config.compute_dtype))
     table, batch = model.head_rows(), at.shape[0]
-    own = jax.random.wrap_key_data(keys)
 
     def going(carry):
         index, done, _, _ = carry
-        return (index < limit - last) & ~jnp.all(done)
-
-    def draw(index, done, rows):
-        drawn = choose(rows.logits, jax.vmap(jax.random.fold_in, (0, None))(own, first + index), sampling)
-        return jnp.where(done, stop, drawn)
+        return (index < limit) & ~jnp.all(done)
 
     def step(carry):
         index, done, written, rows = carry
-        token = draw(index, done, rows)
+        token = _draw(rows.logits, keys, first + index, done, sampling, stop)
         where = Where(jnp.ones((batch, 1), jnp.int32), (at + index)[:, None])
         rows = _forward(model, table, token[:, None], where, rows.cache, jnp.zeros_like(at), given, mesh)
         return index + 1, done | (token == stop), written.at[:, index].set(token), rows
 
     start = jnp.int32(0), done, jnp.full((batch, room), stop, jnp.int32), rows
-    index, done, written, rows = jax.lax.while_loop(going, step, start)
-    ending = written.at[:, index].set(draw(index, done, rows))
-    return jnp.where(last, ending, written), rows
+    _, _, written, rows = jax.lax.while_loop(going, step, start)
+    return written, rows
+
+
+def _draw(
+    logits: Float[Array, "B V"],
+    keys: UInt32[Array, "B 2"],
+    index: Int[Array, ""],
+    done: Bool[Array, " B"],
+    sampling: Sampling,
+    stop: Int[Array, ""],
+) -> Int[Array, " B"]:
+    """The `index`-th new token of each row, `stop` of one that is done."""
+    own = jax.vmap(jax.random.fold_in, (0, None))(jax.random.wrap_key_data(keys), index)
+    return jnp.where(done, stop, choose(logits, own, sampling))
 
 
 def _place(old: Rows, new: Rows, at: Int[Array, " n"]) -> Rows:
@@ -144,6 +139,7 @@ def _placed(run, *arrays, mesh: Mesh | None, **static):
 
 read = jax.jit(functools.partial(_placed, _read), static_argnames=("graph", "slots", "mesh"))
 write = jax.jit(functools.partial(_placed, _write), static_argnames=("graph", "room", "mesh"), donate_argnums=1)
+draw = jax.jit(_draw)
 empty = jax.jit(_empty, static_argnames=("graph", "batch", "slots"))
 place = jax.jit(_place, donate_argnums=0)
 keep = jax.jit(_keep)

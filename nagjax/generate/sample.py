@@ -13,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.generate.batching import NO_TOKEN, Finished, Writer, rows_of
 from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass
+from nagjax.generate.weights import narrow_model
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check_value
@@ -72,7 +73,7 @@ def generate(
     if not prompts:
         return []
     checked = [_checked(prompt, tokens, end_of_text, config, slide) for prompt in prompts]
-    graph, params = nnx.split(model)
+    graph, params = nnx.split(narrow_model(model))
     rows = rows_of(checked, config.context)
     sampling = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
     stop = NO_TOKEN if end_of_text is None else end_of_text

@@ -1,13 +1,14 @@
-"""Models with their matrices in 8 bits, to be sampled from."""
+"""Models with their matrices as sampling reads them: in the dtype of computation, or in 8 bits."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 from flax import nnx
 
 from nagjax.errors import UserError
-from nagjax.layers.int8 import quantized
+from nagjax.layers.int8 import Quantized, quantized
 from nagjax.layers.lora import GROUPS
 from nagjax.model.transformer import Transformer
 from nagjax.runs.opening import OpenRun
@@ -19,6 +20,43 @@ _matrix = jax.jit(quantized)
 _table = jax.jit(lambda scheme, table: quantized(scheme.head_rows(table), over=-1), static_argnums=0)
 
 
+def _is_matrix(path: tuple) -> bool:
+    """Of attention, MLP or experts."""
+    names = _names(path)
+    return names[-2:-1] == ["branch"] and names[-1] in MATRICES
+
+
+def _names(path: tuple) -> list[str]:
+    return [str(part.key) for part in path]
+
+
+def _changed(model: Transformer, one: Callable[[tuple, nnx.Variable], nnx.Variable]) -> Transformer:
+    """The model with `one(path, variable)` of each parameter."""
+    graph, params = nnx.split(model)
+    is_leaf = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(one, params, is_leaf=is_leaf))
+
+
+def narrow_model(model: Transformer) -> Transformer:
+    """The model with the matrices of attention, MLP and experts, and a head's table that its scheme takes as it is, in
+    the dtype of computation: what every pass makes of them, made once. Logits stay the same, bit for bit. The model
+    itself where nothing changes."""
+    dtype, scheme = model.config.compute_dtype, model.scheme
+    changed = []
+
+    def one(path: tuple, variable: nnx.Variable) -> nnx.Variable:
+        value = variable[...]
+        if isinstance(value, Quantized) or value.dtype == dtype:
+            return variable
+        if not _is_matrix(path) and not (_names(path) == ["head", "tokens"] and scheme.head_rows(value) is value):
+            return variable
+        changed.append(path)
+        return variable.replace(value.astype(dtype))
+
+    narrow = _changed(model, one)
+    return narrow if changed else model
+
+
 def int8_model(model: Transformer) -> Transformer:
     """The model with the matrices of attention, MLP and experts, and the head's table, as 8-bit integers and a float32
     scale per output channel (`nagjax.layers.int8`); for passes without gradients.
@@ -28,28 +66,24 @@ def int8_model(model: Transformer) -> Transformer:
 
     Raises UserError: adapters that are not merged, or parameters over several devices.
     """
-    graph, params = nnx.split(model)
     if model.config.lora.rank:
         raise UserError("weights", "int8", "the model has adapters: merge them first, as opening its run does")
-    if any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(params)):
+    if any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(nnx.state(model))):
         raise UserError("weights", "int8", "is for one device: open the run on one")
     tied, scheme = model.config.tied, model.scheme
 
     def one(path: tuple, variable: nnx.Variable) -> nnx.Variable:
-        names, value = [str(part.key) for part in path], variable[...]
-        if names == (["embedding", "tokens"] if tied else ["head", "tokens"]):
+        value = variable[...]
+        if _names(path) == (["embedding", "tokens"] if tied else ["head", "tokens"]):
             return (
                 variable if tied and scheme.head_rows(value) is not value else variable.replace(_table(scheme, value))
             )
-        matrix = names[-2:-1] == ["branch"] and names[-1] in MATRICES
-        return variable.replace(_matrix(value)) if matrix else variable
+        return variable.replace(_matrix(value)) if _is_matrix(path) else variable
 
-    is_leaf = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
-    return nnx.merge(graph, jax.tree_util.tree_map_with_path(one, params, is_leaf=is_leaf))
+    return _changed(model, one)
 
 
 def with_weights(run: OpenRun, weights: Weights) -> OpenRun:
-    """The run with its weights as they are ("full"), or as `int8_model` has them. Raises what that raises."""
-    if weights == "full":
-        return run
-    return dataclasses.replace(run, params=nnx.to_pure_dict(nnx.state(int8_model(run.model))))
+    """The run with its weights as `narrow_model` ("full") or `int8_model` has them. Raises what that raises."""
+    model = int8_model(run.model) if weights == "int8" else narrow_model(run.model)
+    return run if model is run.model else dataclasses.replace(run, params=nnx.to_pure_dict(nnx.state(model)))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 once = jax.lax.optimization_barrier  # the value is computed once, however many read it
-FEW = 64  # rows of x for which to copy weights side by side costs more than one product saves
+FEW = 256  # rows of x for which to copy weights side by side costs more than one product saves
 
 
 def _product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:

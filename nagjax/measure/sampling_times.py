@@ -16,6 +16,7 @@ from nagjax.generate import decode
 from nagjax.generate.batching import NO_TOKEN
 from nagjax.generate.choose import Sampling
 from nagjax.generate.paths import paths
+from nagjax.generate.weights import narrow_model
 from nagjax.measure.routing_times import Routed, compared, told
 from nagjax.measure.step_times import race, record
 from nagjax.mod import ModConfig
@@ -42,7 +43,7 @@ class Racer:
     def __init__(self, bench: SamplingTimes, mod: ModConfig, texts: np.ndarray):
         self.bench, self.texts = bench, texts
         self.blueprint = bench.blueprint(mod)
-        self.graph, self.params = nnx.split(build_model(self.blueprint.config, seed=0))
+        self.graph, self.params = nnx.split(narrow_model(build_model(self.blueprint.config, seed=0)))
         self.given = decode.Pass(np.float32(1.0), self._cuts() if mod.active else None)
         self.lengths = np.full((bench.batch,), texts.shape[1] - bench.steps, np.int32)
         self.rows = self._read()
@@ -77,8 +78,7 @@ class Racer:
         rows = jax.block_until_ready(jax.tree.map(jnp.copy, self.rows))
         limit, room = np.int32(self.bench.steps), self.bench.steps
         done, keys = np.zeros(self.bench.batch, bool), np.zeros((self.bench.batch, 2), np.uint32)
-        counts = (np.int32(0), limit, np.bool_(False))  # as many passes as tokens
-        arguments = (self.lengths, done, keys, *counts, GREEDY, np.int32(NO_TOKEN), self.given)
+        arguments = (self.lengths, done, keys, np.int32(0), limit, GREEDY, np.int32(NO_TOKEN), self.given)
         began = time.perf_counter()
         written, _ = decode.write(self.params, rows, *arguments, graph=self.graph, room=room, mesh=None)
         jax.block_until_ready(written)
