@@ -110,6 +110,12 @@ class ModelConfig:
             fix = f"{what} needs a model that sees no later tokens; use run.model, run.logits, nagjax diagnose or map"
             raise UserError("causal", False, fix)
 
+    def check_logits(self, what: str) -> None:
+        """Raises UserError where `what` needs logits and the model, an encoder that came without a head, has none."""
+        if not self.causal and self.head_epsilon is None:
+            fix = f"{what} needs a head for masked tokens, and the model came without one; use run.model, or nagjax map"
+            raise UserError("head_epsilon", None, fix)
+
     def _check_bidirectional(self) -> None:
         without: dict[str, tuple[object, object]] = {
             "mod.rate": (self.mod.active and self.mod.rate, "Mixture-of-Depths is for causal attention: use 0"),

@@ -48,7 +48,11 @@ def measure(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, da
 
 
 def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list[Batch]:
-    """The first batches of a text, of the run's size; with masks for a bidirectional model."""
+    """The first batches of a text, of the run's size; with masks for a bidirectional model.
+
+    Raises UserError for an encoder without a head.
+    """
+    run.config.model.check_logits("the loss of masked tokens")
     found = list(Evaluator(run.blueprint, run_text(run, data, split)).batches(count))
     if run.config.model.causal:
         return found

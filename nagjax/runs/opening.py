@@ -96,7 +96,8 @@ class OpenRun:
         """Float32 logits behind every token of a text (of a bidirectional model: for every token), by a pass over all
         of it, as `encode` has it. Tokens of a routed model are chosen by its causal decider where it is known.
 
-        Raises UserError for a text of no tokens, or of more than the context."""
+        Raises UserError for a text of no tokens, or of more than the context, and for an encoder without a head."""
+        self.config.model.check_logits("run.logits")
         ids, model, cuts = self.encode(text), self.config.model, self.mod.get("cuts")
         if not 0 < len(ids) <= model.context:
             raise UserError("text", f"{len(ids)} tokens", f"give 1 to {model.context}, the context")

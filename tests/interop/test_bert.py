@@ -11,7 +11,7 @@ import pytest
 import tiny
 from parity import TOLERANCE, logits_of
 from test_export import PLAIN, run_of
-from test_sources import rewritten
+from test_sources import configured, rewritten
 
 import nagjax
 from nagjax import cli
@@ -95,7 +95,7 @@ def test_kinds_of_tokens_that_a_model_has_not_are_refused():
 
 def test_what_the_logits_do_not_depend_on_is_left_out(encoder, tmp_path):
     """The files of the first BERT: old names of gains and biases, a pooler, a second head, numbers of positions, the
-    table twice. And a model without a head for masked tokens has no logits."""
+    table twice."""
     export(encoder, tmp_path / "model")
     tokens = np.random.default_rng(0).integers(0, 257, (1, 12))
     want = logits_of(read_source(tmp_path / "model"), tokens)
@@ -116,10 +116,42 @@ def test_what_the_logits_do_not_depend_on_is_left_out(encoder, tmp_path):
 
     rewritten(tmp_path / "model", as_first)
     np.testing.assert_array_equal(logits_of(read_source(tmp_path / "model"), tokens), want)
-    bare = lambda own: {name.removeprefix("bert."): x for name, x in own.items() if not name.startswith("cls.")}  # noqa: E731
-    rewritten(tmp_path / "model", bare)
-    with pytest.raises(UserError, match="cls.predictions.*no head for masked tokens"):
-        read_source(tmp_path / "model")
+
+
+@pytest.fixture
+def headless(encoder, tmp_path):
+    """The folder of a BertModel: names without a prefix, a pooler, no head."""
+    export(encoder, tmp_path / "bare")
+
+    def bare(own):
+        kept = {name.removeprefix("bert."): value for name, value in own.items() if not name.startswith("cls.")}
+        return kept | {"pooler.dense.bias": np.zeros(16, np.float32)}
+
+    return configured(rewritten(tmp_path / "bare", bare), architectures=["BertModel"])
+
+
+def test_an_encoder_without_a_head_has_the_hidden_states(encoder, headless, tmp_path):
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 257, (2, 12)))
+    run = read_source(headless)
+    hidden = run.model(tokens).hidden
+    through = encoder.model(tokens)._replace(hidden=encoder.model.transform(hidden))
+    np.testing.assert_array_equal(encoder.model.logits(through), encoder.model.logits(encoder.model(tokens)))
+    export(run, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["architectures"] == ["BertModel"]
+    np.testing.assert_array_equal(read_source(tmp_path / "again").model(tokens).hidden, hidden)
+
+
+def test_an_encoder_without_a_head_says_so_where_logits_are_wanted(headless, capsys):
+    with pytest.raises(UserError, match="head_epsilon = None: run.logits needs a head for masked tokens"):
+        read_source(headless).logits("a")
+    run = headless.parent / "run"
+    assert cli.main(["import", str(headless), "--out", str(run)]) == 0
+    assert cli.main(["map", str(run), "--text", "a text"]) == 0
+    for words in (["diagnose", str(run)], ["prune", str(run), "--out", str(run.parent / "less"), "--blocks", "1"]):
+        assert cli.main(words) == 2 and "needs a head for masked tokens" in capsys.readouterr().err
+    configured(headless, architectures=["BertForMaskedLM"])
+    with pytest.raises(UserError, match=r"cls\.predictions.*missing: the files are not complete"):
+        read_source(headless)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """BERT: an encoder. Post-LN, learned positions and types of tokens, biases everywhere, a head with a layer of its own.
 
-The pooler and the head for next sentences, which the logits of masked tokens do not depend on, are left out.
+The pooler and heads for whole sequences, which the tokens' hidden states do not depend on, are left out. A model that
+has no head for masked tokens (BertModel and others) is read without any: it has hidden states, and no logits.
 """
 
 import re
@@ -8,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nagjax.errors import UserError
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import only, read_sizes, refuse, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES, check_blocks
@@ -19,7 +19,8 @@ from nagjax.residual import Scheme
 from nagjax.residual.schemes.post_layer_norm import PostLayerNorm
 
 KNOWN = ACTIVATIONS | {"relu": "relu"}
-UNUSED = re.compile(r"(^|\.)(pooler|seq_relationship)\.|\.position_ids$")
+UNUSED = re.compile(r"(^|\.)(pooler|seq_relationship|classifier|qa_outputs)\.|\.position_ids$")
+WITH_HEAD = ("ForMaskedLM", "ForPreTraining")
 
 
 class HeadNames(NamedTuple):
@@ -41,14 +42,15 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     activation = only(config, "hidden_act", tuple(KNOWN), "gelu")
     epsilon = float(config.get("layer_norm_eps", 1e-12))
     sizes = read_sizes(config, 512, tied=True)
+    head = any(str(name).endswith(WITH_HEAD) for name in config.get("architectures") or WITH_HEAD)
     model = ModelConfig(
-        **sizes | {"kv_heads": sizes["heads"]},
+        **sizes | {"kv_heads": sizes["heads"], "tied": sizes["tied"] or not head},
         mlp=KNOWN[activation],
         positions="learned",
         qk_norm=False,
         causal=False,
         token_types=config.get("type_vocab_size", 2),
-        head_epsilon=epsilon,
+        head_epsilon=epsilon if head else None,
         block=BlockConfig(biases=BIASES),
     )
     return model, PostLayerNorm(epsilon=epsilon)
@@ -62,10 +64,7 @@ def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def used(files: dict[str, np.ndarray], head: HeadNames) -> dict[str, np.ndarray]:
-    """What the logits of masked tokens depend on. Raises UserError for a model without a head for them."""
-    if f"{head.dense}.weight" not in files:
-        fix = "missing: the model has no head for masked tokens: give one that has (a ...ForMaskedLM)"
-        raise UserError("weights", f"{head.dense}.weight", fix)
+    """What tokens' hidden states and the logits of masked tokens depend on."""
     twice = {head.bias} if f"{head.table}.bias" in files else set()
     return {name: value for name, value in files.items() if name not in twice and not UNUSED.search(name)}
 
@@ -82,14 +81,14 @@ def named(model: ModelConfig, base: str, head: HeadNames) -> list[Tensor]:
         f"{layer}.attention.output.dense": f"{ATTENTION}.branch.out",
         f"{layer}.intermediate.dense": f"{MLP}.branch.up",
         f"{layer}.output.dense": f"{MLP}.branch.down",
-        head.dense: "transform.map",
     }
     norms = {
         f"{base}.embeddings.LayerNorm": "ends",
         f"{layer}.attention.output.LayerNorm": f"{ATTENTION}.gate",
         f"{layer}.output.LayerNorm": f"{MLP}.gate",
-        head.norm: "transform",
     }
+    if model.head_epsilon is not None:
+        maps[head.dense], norms[head.norm] = "transform.map", "transform"
     found = [same(f"{base}.embeddings.word_embeddings.weight", "embedding.tokens")]
     if model.token_types:
         found.append(same(f"{base}.embeddings.token_type_embeddings.weight", "embedding.types"))
@@ -97,6 +96,8 @@ def named(model: ModelConfig, base: str, head: HeadNames) -> list[Tensor]:
         found += [transposed(f"{name}.weight", path), same(f"{name}.bias", f"{path}_bias")]
     for name, path in norms.items():
         found += [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+    if model.head_epsilon is None:
+        return found
     names = (head.bias, f"{head.table}.bias")
     name, alias = names if model.tied else names[::-1]
     found.append(same(name, "transform.table_bias")._replace(alias=alias))
@@ -108,12 +109,12 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
     refuse("causal", model.causal, (False,), "its attention sees later tokens")
     refuse("positions", model.positions, ("learned",), "its positions are learned")
     check_blocks(model, tuple(KNOWN.values()))
-    refuse("head_epsilon", model.head_epsilon, (scheme.epsilon,), "one epsilon is for all norms, scheme.epsilon")
+    refuse("head_epsilon", model.head_epsilon, (scheme.epsilon, None), "one epsilon is for all norms, scheme.epsilon")
     refuse("block.biases", set(model.block.biases), (set(BIASES),), f"it has all of {', '.join(BIASES)}")
     sizes = write_sizes(model)
     del sizes["num_key_value_heads"]
     return {
-        "architectures": ["BertForMaskedLM"],
+        "architectures": ["BertModel" if model.head_epsilon is None else "BertForMaskedLM"],
         "model_type": "bert",
         **sizes,
         "hidden_act": {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}[model.mlp],
