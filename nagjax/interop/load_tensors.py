@@ -10,6 +10,7 @@ import numpy as np
 from nagjax.errors import UserError
 from nagjax.interop.tensors import Tensor
 from nagjax.runs.blueprint import ModelBlueprint, Tree
+from nagjax.runs.config import nested
 
 # Buffers that some files hold besides the parameters; they follow from the config.
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.bias|\.attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
@@ -81,7 +82,7 @@ def load(found: Found, blueprint: ModelBlueprint) -> Tree:
     """The parameters, float32, each shard read where it lives: the host never holds more than one shard besides."""
     abstract = flat(blueprint.abstract_params())
     placed = {path: _place(path, leaf, *found[path]) for path, leaf in abstract.items()}
-    return unflat(placed)
+    return nested(placed)
 
 
 def _place(path: str, leaf: jax.ShapeDtypeStruct, tensor: Tensor, own: list[np.ndarray]) -> jax.Array:
@@ -118,18 +119,6 @@ def flat(tree: Tree) -> dict:
     """Leaves by dotted path."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {".".join(key.key for key in path): leaf for path, leaf in leaves}
-
-
-def unflat(leaves: dict) -> Tree:
-    """The inverse of `flat`."""
-    tree: dict = {}
-    for path, leaf in leaves.items():
-        *folders, name = path.split(".")
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[name] = leaf
-    return tree
 
 
 def _listed(names: list[str], limit: int = 3) -> str:

@@ -203,7 +203,7 @@ def flatten(values: dict, prefix: str = "") -> dict:
 
 
 def nested(flat: dict) -> dict:
-    """The reverse of `flatten`, for names without dots of their own."""
+    """Values by dotted name as a tree: the reverse of `flatten`, for names without dots of their own."""
     values: dict = {}
     for name, value in flat.items():
         *outer, last = name.split(".")
