@@ -20,15 +20,17 @@ from jaxtyping import Array, Bool, Float
 
 once = jax.lax.optimization_barrier  # the value is computed once, however many read it
 FEW = 256  # rows of x for which to copy weights side by side costs more than one product saves
+FEW_TRAINED = 64  # the same where a backward pass follows, which needs the copy, too
 
 
 def _product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
     return jax.lax.dot_general(x, weight, (((2,), (0,)), ((), ())))
 
 
-def _product_with_all(x: Float[Array, "B T m"], weights) -> Float[Array, "B T n"]:
-    """`x W` for each of the weights, side by side: one product, but of few rows, as in sampling, one for each."""
-    if math.prod(x.shape[:-1]) < FEW:
+def _product_with_all(x: Float[Array, "B T m"], weights, few: int) -> Float[Array, "B T n"]:
+    """`x W` for each of the weights, side by side: one product, but of fewer than `few` rows, as in sampling, one for
+    each."""
+    if math.prod(x.shape[:-1]) < few:
         return _joined([_product(x, weight) for weight in weights])
     return _product(x, _joined(weights))
 
@@ -45,11 +47,11 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 @jax.custom_vjp
 def products(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
     """`x W` for each of the weights, of many rows as one product with all of them."""
-    return _products_forward(x, *weights)[0]
+    return _parts(_product_with_all(x, weights, FEW), weights)
 
 
 def _products_forward(x, *weights):
-    return _parts(_product_with_all(x, weights), weights), (x, weights)
+    return _parts(_product_with_all(x, weights, FEW_TRAINED), weights), (x, weights)
 
 
 def _products_backward(kept, d_parts):
@@ -74,11 +76,15 @@ def swiglu(
     x: Float[Array, "B T D"], gate: Float[Array, "D F"], up: Float[Array, "D F"], down: Float[Array, "F D"]
 ) -> Float[Array, "B T D"]:
     """`(silu(x W_gate) * (x W_up)) W_down`. Kept: x and its product with both."""
-    return _swiglu_forward(x, gate, up, down)[0]
+    return _swiglu(x, gate, up, down, FEW)[0]
 
 
 def _swiglu_forward(x, gate, up, down):
-    both = once(_product_with_all(x, (gate, up)))
+    return _swiglu(x, gate, up, down, FEW_TRAINED)
+
+
+def _swiglu(x, gate, up, down, few: int):
+    both = once(_product_with_all(x, (gate, up), few))
     a, b = _parts(both, (gate, up))
     return _product(a * jax.nn.sigmoid(a) * b, down), (x, both, gate, up, down)
 
