@@ -18,8 +18,8 @@ BATCH, TOKENS, VOCAB = 8, 8, 32
 # sums behind one another, forward and twice that backward.
 FORWARD = {"terms": 64, "chain": 24}
 STEP = {"terms": 64, "chain": 72}
-# Adam divides a gradient by its own size. With the default 1e-8 an element whose gradient is rounding noise moves as far
-# as any other, into a direction that the CPU and the mesh choose; far above the noise, far below gradients, none does.
+# Adam divides a gradient by its own size. With the default 1e-8 an element whose gradient is rounding noise moves as
+# far as any other, in a direction that the CPU and the mesh choose. This is far above the noise, and below gradients.
 EPSILON = 1e-4
 
 

@@ -9,8 +9,9 @@ What cancels leaves a small number with the error of what it was made of. So err
 the array's largest magnitude, or of `scale` where more than is left was added up.
 
 This holds where nothing magnifies: not across a step of Adam from a gradient that is nothing but rounding, nor behind
-a choice between equals. Tests begin where there is neither (`tiny.start`, `tiny.EPSILON`). Bit equality is asked for only of one
-compiled program on equal inputs (a run that is resumed), of copies, and of sums in which all terms but one are zero.
+a choice between equals. Tests begin where there is neither (`tiny.start`) and train with an epsilon above rounding
+(`tiny.EPSILON`). Bit equality is asked for only of one compiled program on equal inputs (a run that is resumed), of
+copies, and of sums in which all terms but one are zero.
 """
 
 import math
