@@ -5,14 +5,15 @@ Source: this project's question to Figliolia & Millidge 2026, arXiv:2606.16112
 Expected: over earlier recipes, each at its own shape, plain minus NAG was 0.05 to 0.11 nats at 61k tokens, 0.059 at
   184k, 0.036 at 307k, -0.017 at 410k; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 30 s; cpu (16 blocks, 1M tokens, two arms) 45 minutes; longer (and 2.1M) 80 minutes more; longest (and 4.2M)
-  three hours more; cpu64 (64 blocks, five arms) a few nights; all resumable; h200 and paper not measured
+Time: smoke 30 s; cpu (16 blocks, 1M tokens, two arms) 45 minutes; arms (all five) an hour more; longer (two arms, and
+  2.1M) 80 minutes more; longest (and 4.2M) three hours more; cpu64 (64 blocks, five arms) a few nights; all resumable;
+  h200 and paper not measured
 Command: nice python -m experiments.tokens_and_depth --processes 2
 
-With `--reuse cpu` the size `longer` takes its runs of 1M tokens from the result file of `cpu`; likewise `longest`
-with `--reuse longer`. Plain has its scaled start. A table ranks all arms at every shape. Runs that end above the
-4-gram table of their own text decide nothing, which is why the width is 64 and not 32 (experiments/LOG.md). Start it
-early and let it run beside other work: a stopped run goes on where it was.
+With `--reuse cpu` the sizes `arms` and `longer` take their runs of 1M tokens from the result file of `cpu`; likewise
+`longest` with `--reuse longer`. Plain has its scaled start. A table ranks all arms at every shape. Runs that end above
+the 4-gram table of their own text decide nothing, which is why the width is 64 and not 32 (experiments/LOG.md). Start
+it early and let it run beside other work: a stopped run goes on where it was.
 """
 
 from experiments.harness.claims import Lead
@@ -22,6 +23,7 @@ from experiments.harness.settings import Settings, crossed
 SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4, 8), 1, ("plain", "nag"), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings(crossed((16,), 64, 128, 4, 2048), 5, ("plain", "nag"), eval_batches=128),
+    "arms": Settings(crossed((16,), 64, 128, 4, 2048), 5, eval_batches=128),
     "longer": Settings(crossed((16,), 64, 128, 4, 2048, 4096), 5, ("plain", "nag"), eval_batches=128),
     "longest": Settings(crossed((16,), 64, 128, 4, 2048, 4096, 8192), 5, ("plain", "nag"), eval_batches=128),
     "cpu64": Settings(crossed((64,), 64, 128, 4, 4096, 8192), 5, eval_batches=128),

@@ -18,15 +18,9 @@ from nagjax.files import write_text
 COLUMNS = ("claim", "verdict", "number", "fresh seeds", "budget", "flags", "page")
 BEGIN, END = "<!-- table: python -m experiments.harness.pages -->", "<!-- end of table -->"
 NOT_MEASURED = "not measured"
-SHOWN = (
-    "tokens_and_depth",
-    "curse_of_depth",
-    "depth_search",
-    "mod_dial",
-    "prune",
-    "review_depth",
-)  # in the main README
-VERDICTS = ("supported", "not supported", "undecided")
+SHOWN = ("curse_of_depth", "depth_search", "mod_dial", "prune", "review_depth")  # in the main README while undecided
+DECIDED = ("supported", "not supported")
+VERDICTS = (*DECIDED, "undecided")
 EDGES = 3  # named in a reason; of more only the number is
 
 
@@ -60,20 +54,22 @@ def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
 
 
 def findings(home: Path = HOME) -> str:
-    """Markdown: how many claims are decided, and the number of those the main README shows."""
+    """Markdown, for the main README: how many claims are decided, which, and some of the others."""
     every = [(recipe, size, result) for recipe in map(load, names()) for size, result in results(recipe, home).items()]
-    tally = {v: sum(result["summary"]["verdict"] == v for *_, result in every) for v in VERDICTS}
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in tally.items())
-    lines = [f"{len(names())} claims have a recipe; of {len(every)} results so far: {counted}.", ""]
-    for recipe, size, result in every:
-        found, known = result["summary"], result["summary"]["evidence"]
-        if recipe.name in SHOWN:
-            told = "; ".join(part for part in (budget(known), ", ".join(known.get("flags", ()))) if part)
-            page = f"[{recipe.name}](experiments/pages/{recipe.name}.md)"
-            lines.append(
-                f"- {recipe.header['claim']} **{found['verdict']}**, {size}: {found['headline']} ({told}; {page})."
-            )
-    return "\n".join(lines)
+    verdict = lambda result: result["summary"]["verdict"]  # noqa: E731
+    tally = ", ".join(f"{sum(verdict(result) == v for *_, result in every)} {v}" for v in VERDICTS)
+    decided = [one for one in every if verdict(one[2]) in DECIDED]
+    others = [one for one in every if one[0].name in SHOWN and one not in decided]
+    counted = f"{len(names())} claims have a recipe; of {len(every)} results so far: {tally}."
+    lines = [f"{counted} The decided ones, then some of the others:", ""]
+    return "\n".join(lines + [_finding(*one) for one in decided + others])
+
+
+def _finding(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
+    found, known = result["summary"], result["summary"]["evidence"]
+    told = "; ".join(part for part in (budget(known), ", ".join(known.get("flags", ()))) if part)
+    page = f"[{recipe.name}](experiments/pages/{recipe.name}.md)"
+    return f"- {recipe.header['claim']} **{found['verdict']}**, {size}: {found['headline']} ({told}; {page})."
 
 
 def page(name: str, home: Path = HOME) -> str:
