@@ -70,7 +70,7 @@ def test_a_vit_with_its_own_optax_chain_is_trained_as_by_our_trainer():
     own = OwnViT(blueprint.model(jax.device_get(state.params)))
     chain = optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.adamw(lambda n: 1e-2 * jnp.minimum((n + 1) / 5, 1.0), b1=0.9, b2=0.95, weight_decay=0.1),
+        optax.adamw(lambda n: 1e-2 * jnp.minimum((n + 1) / 5, 1.0), 0.9, 0.95, tiny.EPSILON, weight_decay=0.1),
     )
     trainer = nnx.Optimizer(own, optimizer(chain, own), wrt=nnx.Param)
 
