@@ -53,7 +53,7 @@ types: $(VENV)/.dev
 
 # Every scheme, with and without Mixture-of-Depths, on every mesh; `make test` leaves most pairs out.
 test-meshes: $(VENV)/.dev
-	EVERY_MESH=1 $(BIN)/python -m pytest -n $(JOBS) -k "eight_devices or any_mesh" tests/contracts tests/mod
+	EVERY_MESH=1 $(BIN)/python -m pytest -n $(JOBS) -k "eight_devices or any_mesh or every_kind_of_stream" tests/contracts tests/mod tests/train/test_moe_training.py
 
 # The same library on the newest jax 0.12: kernels, contracts on one device with one scheme per kind of stream, training.
 test-newest: .venv-newest/.dev
@@ -77,11 +77,14 @@ aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step --step nagjax.train.abstract_step:routed_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py
 
-# The plans and tables of docs/plan.md: what benchmarks/results/plan.json lacks is compiled, minutes for each.
+# The plans and tables of docs/plan.md, tpu_vms.md and memory.md: what their files of results in benchmarks/results lack
+# is compiled, minutes for each.
 plans: .venv-aot/.aot
 	.venv-aot/bin/python benchmarks/plan.py
 	.venv-aot/bin/python -m benchmarks.block_bytes
 	.venv-aot/bin/python -m benchmarks.library_kernels
+	.venv-aot/bin/python -m benchmarks.long_context
+	.venv-aot/bin/python -m benchmarks.head_memory
 
 # nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
 bench-torch: $(VENV)/.dev .venv-torch/.torch

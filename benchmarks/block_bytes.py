@@ -100,7 +100,7 @@ def _of_blocks(cost) -> bool:
     return any(name.startswith(("nag_update", "add_rms_norm")) for name in cost.kernels)
 
 
-def table(results: list[dict]) -> str:
+def texts(results: list[dict]) -> dict[str, str]:
     head = ("chip", "`--remat`", "products of one input", "NAG, MB", "plain, MB", "NAG / plain")
     found = {tuple(one["case"]): one["moved"] / 1e6 for one in results}
     rows = []
@@ -108,8 +108,8 @@ def table(results: list[dict]) -> str:
         nag, plain = (found.get((chip, remat, way, other)) for other in SCHEMES)
         if scheme == SCHEMES[0] and nag and plain:
             rows.append((f"`{chip}`", remat, way, f"{nag:,.0f}", f"{plain:,.0f}", f"{nag / plain:.3f}x"))
-    return tables.table(head, rows)
+    return {"block bytes": tables.table(head, rows)}
 
 
 if __name__ == "__main__":
-    main("block_bytes", CASES, measured, PAGE, table)
+    main("block_bytes", CASES, measured, PAGE, texts)

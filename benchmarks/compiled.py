@@ -1,11 +1,11 @@
 """Figures of compiled programs, one case at a time: what a result file lacks is compiled, each case in a process of its
-own, and a page's table is written anew."""
+own, and a page's tables are written anew."""
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -27,10 +27,10 @@ def main(
     cases: Sequence[tuple[str, ...]],
     measured: Callable[..., dict],
     page: Path,
-    table: Callable[[list[dict]], str],
+    texts: Callable[[list[dict]], Mapping[str, str]],
 ) -> None:
     """The command line of the benchmark `benchmarks.NAME`: `measured(*case)` gives a case's figures, which go to
-    results/NAME.json, and `table` the text between the page's marks `<!-- NAME -->`, with spaces for underscores."""
+    results/NAME.json, and `texts` what stands between each pair of the page's marks, by name."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--fresh", action="store_true", help="compile everything again")
     parser.add_argument("--case", nargs=len(cases[0]), help="print the figures of this one")
@@ -40,8 +40,8 @@ def main(
         return
     path = results_of(name)
     results = [] if arguments.fresh or not path.exists() else json.loads(path.read_text())
-    known = [one["case"] for one in results]
-    for case in (case for case in cases if list(case) not in known):
+    known = {tuple(one["case"]): one for one in results if tuple(one["case"]) in cases}
+    for case in (case for case in cases if case not in known):
         command = [sys.executable, "-m", f"benchmarks.{name}", "--case", *case]
         own = dict(capture_output=True, text=True, timeout=60 * MINUTES, cwd=ROOT)
         done = subprocess.run(command, env=compilers_environment(), **own)
@@ -49,7 +49,18 @@ def main(
             sys.exit(done.stderr[-2000:])
         figures = json.loads(done.stdout.splitlines()[-1])
         made = {"jax": jax.__version__, "commit": commit(), "date": now()}
-        results.append({"case": list(case), **figures, **made})
+        known[case] = {"case": list(case), **figures, **made}
         print(*case, figures, flush=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
-    page.write_text(tables.insert(page.read_text(), name.replace("_", " "), table(results)))
+        path.write_text(json.dumps(_in_order(known, cases), indent=1) + "\n")
+    page.write_text(inserted(page.read_text(), texts(_in_order(known, cases))))
+
+
+def inserted(document: str, texts: Mapping[str, str]) -> str:
+    """The document with each of these texts between its two marks `<!-- name -->`."""
+    for name, text in texts.items():
+        document = tables.insert(document, name, text)
+    return document
+
+
+def _in_order(known: Mapping[tuple[str, ...], dict], cases: Sequence[tuple[str, ...]]) -> list[dict]:
+    return [known[case] for case in cases if case in known]

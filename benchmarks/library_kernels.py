@@ -1,10 +1,12 @@
 """Where a library's kernels would take the place of our own operations: what each moves, as compiled.
 
-`python -m benchmarks.library_kernels` (or `make plans`) compiles the head's loss and the products of dropless experts,
-forward and backward, for chips that are not there: ours, JAX's, and tokamax's. What
-benchmarks/results/library_kernels.json lacks is compiled; then the table of docs/memory.md is written.
+`python -m benchmarks.library_kernels` (or `make plans`) compiles the head's loss, the products of dropless experts and
+attention, forward and backward, for chips that are not there: ours, JAX's, and tokamax's. What
+benchmarks/results/library_kernels.json lacks is compiled; then the table of docs/memory.md is written, and under it
+what follows from the figures (`benchmarks.library_choices`).
 """
 
+import contextlib
 from collections.abc import Callable
 from unittest import mock
 
@@ -15,8 +17,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import ROOT, main
-from nagjax.layers import ragged
+from benchmarks.library_choices import Figures, choices, paragraph
+from nagjax.layers import flash, ragged
+from nagjax.layers.attend import attend
 from nagjax.layers.platform import tracing_for
+from nagjax.layers.where import Where, seen_mask
 from nagjax.plan import tables
 from nagjax.plan.account import account
 from nagjax.plan.topology import parse
@@ -26,6 +31,7 @@ from pallas_kernels.hlo import parse as parse_program
 PAGE = ROOT / "docs" / "memory.md"
 TOKENS, WIDTH, VOCAB = 16384, 1024, 131072
 ROWS, EXPERTS, HIDDEN = 16384, 8, 2816
+SEQUENCES, CONTEXT, HEADS, KEY_HEADS, FEATURES = 2, 4096, 16, 4, 128
 CASES = [  # operation, chip, implementation
     ("head", "v5e:2x2", "own"),
     ("head", "v5e:2x2", "tokamax chunked_xla"),
@@ -36,6 +42,13 @@ CASES = [  # operation, chip, implementation
     ("experts", "v5e:2x2", "tokamax mosaic_tpu"),
     ("experts", "h200x1", "jax"),
     ("experts", "h200x1", "own"),
+    ("attention", "v5e:2x2", "splash"),
+    ("attention", "v5e:2x2", "xla"),
+    ("attention", "v5e:2x2", "tokamax mosaic_tpu"),
+    ("attention", "v5e:2x2", "tokamax splash"),
+    ("attention", "h200x1", "xla"),
+    ("attention", "h200x1", "tokamax mosaic_gpu"),
+    ("attention", "h200x1", "tokamax triton"),
 ]
 
 
@@ -78,12 +91,48 @@ def experts(implementation: str) -> tuple[Callable, list]:
     return run, [*shapes, ((ROWS, HIDDEN), jnp.bfloat16)]
 
 
+def attention(implementation: str) -> tuple[Callable, list]:
+    """Causal attention of two rows of packed documents, and the gradients of queries, keys and values."""
+
+    def attended(q, k, v, segments, positions):
+        where = Where(segments, positions)
+        if implementation in ("splash", "xla"):
+            return attend(q, k, v, where, where, implementation)
+        if implementation in ("tokamax mosaic_gpu", "tokamax triton"):
+            other = {} if implementation.endswith("gpu") else {"_hopper_tile": lambda q: None}
+            with mock.patch.multiple(flash, **other) if other else contextlib.nullcontext():
+                return attend(q, k, v, where, where, "tokamax")
+        import tokamax
+
+        if implementation == "tokamax mosaic_tpu":  # which takes no documents, but any mask
+            mask = seen_mask(where, where)
+            return tokamax.dot_product_attention(q, k, v, mask=mask, implementation="mosaic_tpu")
+        from tokamax._src.ops.experimental.tpu.splash_attention import api, reference, splash_attention_mask
+
+        causal = splash_attention_mask.CausalMask((CONTEXT, CONTEXT))
+
+        def one(q, k, v, segments):
+            documents = reference.SegmentIds(segments, segments)
+            return api.splash_attention(q, k, v, causal, documents, implementation="mosaic_tpu")
+
+        heads_first = [x.swapaxes(1, 2) for x in (q * FEATURES**-0.5, k, v)]
+        return jax.vmap(one)(*heads_first, segments).swapaxes(1, 2)
+
+    def run(q, k, v, segments, positions, cotangent):
+        value, back = jax.vjp(lambda *given: attended(*given, segments, positions), q, k, v)
+        return value, back(cotangent)
+
+    rows = lambda heads: ((SEQUENCES, CONTEXT, heads, FEATURES), jnp.bfloat16)  # noqa: E731
+    numbers = ((SEQUENCES, CONTEXT), jnp.int32)
+    return run, [rows(HEADS), rows(KEY_HEADS), rows(KEY_HEADS), numbers, numbers, rows(HEADS)]
+
+
 def measured(operation: str, chip: str, implementation: str) -> dict:
     """FLOPs of matrix products (None where a kernel does not tell), bytes of main memory, temporary bytes."""
     from tokamax.config import cross_compile
 
     topology = parse(chip)
-    run, shapes = {"head": head, "experts": experts}[operation](implementation)
+    run, shapes = {"head": head, "experts": experts, "attention": attention}[operation](implementation)
     mesh = Mesh(np.array(topology.devices()[:1]), ("one",), axis_types=(AxisType.Auto,))
     given = [jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P())) for shape, dtype in shapes]
     with jax.set_mesh(mesh), tracing_for(topology.chip.platform), cross_compile(True):
@@ -94,15 +143,26 @@ def measured(operation: str, chip: str, implementation: str) -> dict:
     return {"flops": found.flops or None, "moved": found.moved, "temporary": temporary}
 
 
-def table(results: list[dict]) -> str:
+def texts(results: list[dict]) -> dict[str, str]:
     head = ("operation", "chip", "implementation", "matrix products", "main memory", "temporary")
     rows = []
     for one in results:
         flops = "" if one["flops"] is None else f"{one['flops'] / 1e12:.2f} TFLOP"
         figures = (flops, f"{one['moved'] / 1e9:.2f} GB", f"{one['temporary'] / 2**20:,.0f} MiB")
         rows.append((one["case"][0], f"`{one['case'][1]}`", one["case"][2], *figures))
-    return tables.table(head, rows)
+    figures = {tuple(one["case"]): Figures.of(one) for one in results}
+    return {"library kernels": "\n\n".join((shapes(), tables.table(head, rows), choices(figures)))}
+
+
+def shapes() -> str:
+    """What was compiled, in words."""
+    return paragraph(
+        f"The head has {TOKENS:,} tokens, {WIDTH:,} features and {VOCAB:,} entries. Experts are one product of "
+        f"{ROWS:,} rows with {EXPERTS} matrices of {WIDTH:,} x {HIDDEN:,}. Attention is causal within packed "
+        f"documents, {SEQUENCES} x {CONTEXT:,} tokens, with {HEADS} heads of queries on {KEY_HEADS} of keys, of "
+        f"{FEATURES} features."
+    )
 
 
 if __name__ == "__main__":
-    main("library_kernels", CASES, measured, PAGE, table)
+    main("library_kernels", CASES, measured, PAGE, texts)

@@ -11,8 +11,10 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.options import read_options
 from nagjax.plan import tables
-from nagjax.plan.compile import plan
+from nagjax.plan.bill import bill
+from nagjax.plan.compile import bounds, plan
 from nagjax.plan.order import filled
+from nagjax.plan.report import report
 from nagjax.plan.topology import parse
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +39,8 @@ STANDARD = [
     ("7B", "v5p:8x8x4"),
 ]
 REMAT = [("1B", "v5p:2x2x2", policy) for policy in ("none", "dots", "block", "offload")]
+ASKED, TYPE = ("150M", "v5e:4x4", "block"), "v5e-16"  # whose bill is quoted, and its slice's name at Google Cloud
+TOKENS, DOLLARS_PER_HOUR = 3e9, 1.2  # of the quoted bill; the price is an example
 ORDERS = list(dict.fromkeys([(*pair, "block") for pair in STANDARD] + REMAT))
 
 
@@ -51,6 +55,17 @@ def key(result: dict) -> tuple[str, str, str]:
     return result["label"], result["topology"], result["config"]["model"]["remat"]
 
 
+def quoted(result: dict) -> str:
+    """The command that asks for the bill of a training, and the end of what it prints."""
+    preset, _, remat = ASKED
+    command = f"nagjax plan --preset {preset} --topology {TYPE} --remat {remat}"
+    command += f" --tokens {TOKENS:.0e}".replace("e+0", "e") + f" --dollars-per-hour {DOLLARS_PER_HOUR:g}"
+    found = result | bounds(result, parse(TYPE), result["tokens_per_step"], DOLLARS_PER_HOUR)
+    lines = report(found | {"bill": bill(found, TOKENS)}).splitlines()
+    end = next(i for i, line in enumerate(lines) if line.startswith("a training of"))
+    return "\n".join(["```text", f"$ {command}", "...", *lines[end:], "```"])
+
+
 def write_tables(results: list[dict]) -> None:
     by_key = {key(result): result for result in results}
     standard = [by_key[*pair, "block"] for pair in STANDARD if (*pair, "block") in by_key]
@@ -62,6 +77,8 @@ def write_tables(results: list[dict]) -> None:
         },
         "tpu_vms.md": {"bill": tables.bills(rented, TOKENS_PER_PARAMETER)},
     }
+    if ASKED in by_key:
+        found["tpu_vms.md"]["cost"] = quoted(by_key[ASKED])
     for page, texts in found.items():
         path = DOCS / page
         document = path.read_text()

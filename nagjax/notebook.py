@@ -31,17 +31,22 @@ def fit(
     fresh: bool = False,
     resume: Literal["latest", "previous"] = "latest",
     force: bool = False,
-    callback: Callable[[dict[str, Any]], None] | None = None,
+    callback: Callable[[dict[str, Any], OpenRun], None] | None = None,
     **options: Any,
 ) -> OpenRun:
     """Trains a run, or goes on training it, and opens it.
 
     scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`). out, fresh,
-    resume, force: as on the command line; a finished run in the folder is opened as it is. callback: called with each
-    record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`. options: every other option of
-    `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as its
-    dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`;
-    `data` also as the path of a corpus alone.
+    resume, force: as on the command line; a finished run in the folder is opened as it is. options: every other option
+    of `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as
+    its dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name,
+    `**{"mod.rate": 0.25}`; `data` also as the path of a corpus alone.
+
+    callback: called with each record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`, and
+    with the run as it is then, to evaluate it: `run.logits(text)`, `nagjax.complete(run, prompts)`, `run.model`,
+    `run.params`, `run.step`. Nothing is copied for it, so the run serves only until the callback returns. Records of
+    kind `eval` are of the weights at that step; those of kind `train` are read a step late, when `run.step` is one
+    further. In a run of several processes each one calls it.
 
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """

@@ -106,8 +106,9 @@ class RunOptions:
 
     def __str__(self) -> str:
         model, train = self.model, self.train
-        size = f"{model.depth} blocks x {model.width}" if not self.start else f"the model of {self.start}"
-        tokens = train.batch * model.context
+        if self.start:  # scheme and context are that run's
+            return f"the model of {self.start}, {train.steps:,} steps of {train.batch} sequences"
+        size, tokens = f"{model.depth} blocks x {model.width}", train.batch * model.context
         return f"{self.name}, {size}, {train.steps:,} steps of {train.batch} x {model.context} = {tokens:,} tokens"
 
     def config(self) -> RunConfig:

@@ -215,3 +215,8 @@ def test_a_class_of_a_notebook_cell_has_its_fields_without_texts(monkeypatch):
     own = dataclasses.make_dataclass("InACell", [("start", float, 0.5)], frozen=True)
     own.__module__ = "a_cell"
     assert [(field.name, field.default, field.text) for field in fields_of(own)] == [("start", 0.5, "")]
+
+
+def test_what_a_run_from_another_is_called_has_nothing_that_the_other_decides():
+    options = read_options({"start": "runs/base", "steps": 40, "batch": 8})
+    assert str(options) == "the model of runs/base, 40 steps of 8 sequences"

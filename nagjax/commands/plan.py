@@ -29,12 +29,12 @@ def main(
     """Compile a run's training step for a TPU slice or GPU machine without having one. Shows memory, FLOPs, bytes,
     collectives, a lower bound of the step time and the cost, and what to change if the run does not fit.
 
-    Takes the options of nagjax train. Without --mesh.* everything is sharded over all chips (fsdp); without --batch
-    every chip gets about 8192 tokens.
+    Takes the options of nagjax train; no corpus is read. Without --mesh.* everything is sharded over all chips (fsdp);
+    without --batch every chip gets about 8192 tokens.
 
     Args:
         topology: the machine, such as v5e:4x4, v5e-16 or h200x8.
-        vocab: tokens in the vocabulary.
+        vocab: tokens in the vocabulary; with --start it is that run's.
         tokens: also tell what a training of so many tokens takes (3e9), and costs where a price is given.
         dollars_per_hour: price of one chip.
         mfu: model FLOPs utilization that the bill assumes beside the bound.
@@ -45,20 +45,22 @@ def main(
     """
     from nagjax.plan.topology import parse, require, summary
 
-    if options.start:
-        raise UserError("start", options.start, "nagjax plan takes options, not a run: leave --start out")
     if topology is None:
         raise UserError("topology", None, f"give --topology; known: {summary()}")
     machine = parse(topology)
     require(machine.chip)
-    say(f"planning {options}, on {machine.name}")
+    say(f"planning {f'the model of {options.start}' if options.start else options}, on {machine.name}")
     from nagjax.plan.compile import plan
-    from nagjax.plan.order import filled
+    from nagjax.plan.order import filled, started
     from nagjax.plan.report import ranking, report, sort
     from nagjax.plan.search import search as search_all
 
     batch_given, mesh_given = "batch" in given, any(name.startswith("mesh.") for name in given)
-    config = filled(options.config(), machine, vocab, batch_given, mesh_given)
+    config = options.config()
+    if config.start:
+        config = started(config)
+        vocab = config.model.vocab
+    config = filled(config, machine, vocab, batch_given, mesh_given)
 
     def one(config) -> dict:
         say(f"compiling for {machine.name}; this takes a minute or more, {minutes:g} at most")

@@ -118,7 +118,8 @@ class Attention(nnx.Module):
         if isinstance(known, CachedLayer):
             mixed = attend_cached(q, known, where, self.window, cap)
         else:
-            options = self.config.attention, self.window, cap, self.config.causal
+            config = self.config
+            options = config.attention, self.window, cap, config.causal, config.mod.kv == "selected"
             mixed = attend(q, known.keys, known.values, where, seen, *options)
         return linear(mixed.reshape(*q.shape[:2], -1), self.out, self.out_bias)
 

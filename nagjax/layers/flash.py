@@ -9,6 +9,8 @@ Source: Dao 2023, arXiv:2307.08691. Numerics: softmax in float32. Needs the extr
 
 import dataclasses
 import functools
+import importlib.util
+import logging
 import re
 
 import jax
@@ -23,6 +25,8 @@ from pallas_kernels.launch.gpu import traced_gpus
 from pallas_kernels.placement import current_placement
 
 SCOPE = "tokamax_attention"  # by which `nagjax plan` knows the kernels for Hopper
+DENSE_LIMIT = 2**30  # bytes on a device of the mask for cuDNN's attention, a number for each query and key
+logger = logging.getLogger("nagjax")
 
 
 def seen_keys(
@@ -33,6 +37,32 @@ def seen_keys(
     place = jnp.arange(seen.shape[-1], dtype=jnp.int32)
     first = jnp.min(jnp.where(seen, place, seen.shape[-1]), axis=-1)
     return first, jnp.max(jnp.where(seen, place + 1, 0), axis=-1)
+
+
+def outgrows_cudnn(q: Float[Array, "B Tq H Dh"], k: Float[Array, "B Tk K Dh"], rows: int) -> bool:
+    """Whether the mask of a device's rows would take more than `DENSE_LIMIT` where kernels that need none are there: on
+    Hopper, with the package. Says once if only that is missing."""
+    if not too_dense(rows, q.shape[1], k.shape[1], q.dtype.itemsize) or _hopper_tile(q) is None:
+        return False
+    return installed()
+
+
+def too_dense(rows: int, queries: int, keys: int, itemsize: int) -> bool:
+    """Whether a number of so many bytes for each query and key takes more than `DENSE_LIMIT`."""
+    return rows * queries * keys * itemsize > DENSE_LIMIT
+
+
+@functools.cache
+def installed() -> bool:
+    """Whether tokamax is; a warning if not."""
+    found = importlib.util.find_spec("tokamax") is not None
+    if not found:
+        logger.warning(
+            "attention: a mask of more than %d GiB is made for cuDNN; pip install 'nagjax[tokamax]' has kernels that "
+            "need none",
+            DENSE_LIMIT >> 30,
+        )
+    return found
 
 
 def flash(
@@ -65,11 +95,16 @@ def _local(kernel, q, k, v, first, end):
 def _hopper_tile(q: Float[Array, "B T H Dh"]) -> int | None:
     """Keys that a Hopper kernel takes at once, as many as its shared memory has room for; None where the program is not
     for GPUs of that generation, or the dtype not one that the kernels take."""
-    named = lambda gpu: re.search(r"\bG?H\d{2,3}\b", gpu.device_kind)  # noqa: E731
-    known = [str(getattr(gpu, "compute_capability", "")).startswith("9.") or named(gpu) for gpu in traced_gpus()]
+    capability = lambda gpu: str(getattr(gpu, "compute_capability", ""))  # noqa: E731
+    known = [capability(gpu).startswith("9.") or named_hopper(gpu.device_kind) for gpu in traced_gpus()]
     if not (known and all(known) and q.dtype in (jnp.bfloat16, jnp.float16)):
         return None
     return 128 if q.shape[-1] <= 128 else 64
+
+
+def named_hopper(name: str) -> bool:
+    """Whether a GPU of this name is of the Hopper generation: NVIDIA H200, GH200 480GB."""
+    return re.search(r"\bG?H\d{2,3}\b", name) is not None
 
 
 @functools.cache

@@ -3,13 +3,18 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.layers.attend import SPLASH_BLOCK
+from nagjax.layers import flash
+from nagjax.layers.splash import BLOCK
+from nagjax.mod.adaptive import sizes
+from nagjax.mod.config import kept
 from nagjax.model.config import ModelConfig
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
 from nagjax.train.distributed.mesh import AXES, check_experts, check_rows, check_sequence
+from nagjax.train.warm_start import OF_THE_MACHINE, adopted, own_tokenizer
 
 TOKENS_PER_CHIP = 8192  # of the default batch
 
@@ -32,6 +37,8 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
         taken = attention if attention != "auto" else _on_tpu(model, config.mesh.sequence)
     else:
         fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0 and config.mesh.sequence == 1
+        if attention == "auto" and fits_cudnn and _outgrows_cudnn(config, topology):
+            attention = "tokamax"
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
             notes.append(
                 "a GPU run uses cuDNN attention, which cannot be compiled without a GPU: planned with XLA's, which "
@@ -43,12 +50,32 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
     return dataclasses.replace(config, model=model), Choices(dtype, taken, tuple(notes))
 
 
+def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
+    """Whether "auto" takes tokamax's kernels on these GPUs, where the package is installed as it is here."""
+    model, rows = config.model, config.train.batch // config.train.accumulate
+    if not flash.named_hopper(topology.chip.title) or model.mod.kv == "selected" or model.block.softcap is not None:
+        return False
+    rows = math.ceil(rows * config.mesh.tensor / topology.size)
+    return flash.too_dense(rows, model.context, model.context, 2) and flash.installed()
+
+
 def _on_tpu(model: ModelConfig, parts: int) -> str:
     """The attention that "auto" chooses on a TPU for sequences in so many parts, in words."""
-    if model.context % (parts * SPLASH_BLOCK):
+    if model.context % (parts * BLOCK):
         return "xla"
-    skips = any(0.0 < rate < 1.0 for rate, _ in model.mod.rates(model.depth))
-    return "splash (xla where queries are fewer than keys)" if skips else "splash"
+    rates = {rate for rate, _ in model.mod.rates(model.depth) if 0.0 < rate < 1.0 and model.mod.kv == "selected"}
+    seen = [sizes(model.context) if model.mod.adaptive else (kept(rate, model.context),) for rate in rates]
+    broken = any(count % BLOCK for counts in seen for count in counts)
+    return f"splash (xla where selected keys are not in whole blocks of {BLOCK})" if broken else "splash"
+
+
+def started(config: RunConfig) -> RunConfig:
+    """The config with the model and scheme of the run in `config.start`, as training takes them. A plan has no corpus:
+    it is taken to be one with that run's tokenizer. Raises UserError where no run is there, or none that can be
+    trained."""
+    config = adopted(config, own_tokenizer(Path(config.start)))
+    config.model.check_causal("training")
+    return config
 
 
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
@@ -91,14 +118,19 @@ def options(config: RunConfig, shape: dict[str, int]) -> str:
     always = {"model.depth", "model.width", "model.context", "train.batch"}
     given = flatten(to_dict(config))
     changed = [name for name in given if name in always or name in differences(default, to_dict(config))]
-    flags = [f"--scheme {config.scheme.name}"]
+    flags = [] if config.start else [f"--scheme {config.scheme.name}"]
     for name in sorted(changed, key=lambda name: name not in always):
         group, _, field = name.partition(".")
-        if group == "mesh" or name in ("model.vocab", "scheme.name"):
+        if group == "mesh" or name in ("model.vocab", "scheme.name") or config.start and _of_start(group, field):
             continue
         flag = field if group in ("model", "optimizer", "train") else name
         flags.append(_flag(flag.replace("_", "-"), given[name]))
     return " ".join(flags + [f"--mesh.{axis} {size}" for axis, size in shape.items() if size > 1])
+
+
+def _of_start(group: str, field: str) -> bool:
+    """Whether an option's value is that of the run to start from, whatever the command line says."""
+    return group == "scheme" or group == "model" and field.partition(".")[0] not in ("lora", *OF_THE_MACHINE)
 
 
 def _flag(name: str, value: object) -> str:

@@ -34,13 +34,13 @@ def flops_of(one: Instruction, home: Computation) -> float:
             return _cublas(one, home)
         if GROUPED.search(one.name + one.attributes):
             return _grouped(one, home)
-        for name, products in SPLASH.items():
+        for name in SPLASH:
             if name in one.name:
-                return products * _splash_product(one, home, name)
+                return _splash(one, home, name)
         if flash.SCOPE in one.attributes and "mosaic_gpu" in one.attributes:
             return _hopper_products(one, home) * _flash_product(one, home)
         for name, products in FLASH.items():
-            if f"{name}/" in one.attributes:
+            if re.search(rf"\b{name}\)*/", one.attributes):
                 return products * _flash_product(one, home)
     return 0.0
 
@@ -105,21 +105,32 @@ def _cublas(one: Instruction, home: Computation) -> float:
     return 2.0 * math.prod(arrays(one.type)[0][1]) * math.prod(lhs[int(d)] for d in parse_json(found[1]))
 
 
-def _splash_product(one: Instruction, home: Computation, kernel: str) -> float:
-    """FLOPs of one [T, T] x Dh product per head, for the blocks on and below the diagonal."""
+def _splash(one: Instruction, home: Computation, kernel: str) -> float:
+    """FLOPs of the products of queries with keys, for the blocks on and below the diagonal of every row of keys.
+    Queries that are fewer than these, as a part of the row or chosen from it, are taken to be spread over it."""
     names = {"splash_mha_fwd": ("block_q", "block_kv")}
     names |= {"splash_mha_dkv": ("block_q_dkv", "block_kv_dkv"), "splash_mha_dq": ("block_q_dq", "block_kv_dq")}
-    # Queries, keys and values are the operands with heads, tokens and features, alike in shape.
     shapes = [_shape(home, o) for o in one.operands]
-    wide = [s for s in shapes if len(s) >= 3 and shapes.count(s) >= 3]
-    if not wide:
+    places = [i for i, (q, k, v) in enumerate(zip(shapes, shapes[1:], shapes[2:], strict=False)) if _attended(q, k, v)]
+    if not places:
         return 0.0
-    shape = max(wide, key=math.prod)
-    tokens, features = shape[-2:]
+    (queries, keys), ahead = shapes[places[0] : places[0] + 2], shapes[: places[0]]
     sizes = [re.search(rf'\\?"{name}\\?": (\d+)', one.attributes) for name in names[kernel]]
-    rows, columns = (int(s[1]) if s else tokens for s in sizes)
+    rows, columns = (int(s[1]) if s else keys[-2] for s in sizes)
+    # Of rows that are laid end to end, the table of blocks has none of one row's queries with another's keys.
+    table = next((s for s in ahead if len(s) >= 3), None)
+    apart = queries[-2] * keys[-2] // (math.prod(table[-2:]) * rows * columns) if table else 1
+    tokens = keys[-2] // max(apart, 1)
     visited = sum(min(math.ceil((i + 1) * rows / columns), tokens // columns) for i in range(tokens // rows))
-    return 2.0 * math.prod(shape[:-2]) * visited * rows * columns * features
+    # A kernel that gives all three gradients at once has those of the queries in parts, along an axis of their own.
+    products = SPLASH[kernel] + any(len(shape) > len(queries) for _, shape, _ in arrays(one.type))
+    return products * 2.0 * math.prod(queries) * visited * rows * columns / tokens
+
+
+def _attended(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
+    """Whether these can be queries, keys and values: of as many features, with heads of keys that queries share."""
+    alike = len(q) == len(k) >= 3 and k == v and (*q[:-3], q[-1]) == (*k[:-3], k[-1])
+    return alike and q[-3] % k[-3] == 0
 
 
 def _hopper_products(one: Instruction, home: Computation) -> int:

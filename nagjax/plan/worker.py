@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from nagjax.json_reader import parse_json
 from nagjax.layers.platform import tracing_for
@@ -25,7 +26,8 @@ from nagjax.runs.config import RunConfig, from_dict
 from nagjax.runs.facts import model_costs
 from nagjax.runs.trained import count_trained
 from nagjax.train.abstract_step import training_step
-from nagjax.train.state import Blueprint
+from nagjax.train.loss import Batch
+from nagjax.train.state import Blueprint, TrainState
 from pallas_kernels.hlo import parse
 
 OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|(?i:out of memory)")
@@ -37,24 +39,9 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     would take instead of the compiler's figures."""
     devices = topology.devices()
     step, args, mesh = training_step(config, devices)
-    state, batch = args
-    blueprint = Blueprint.of(config, mesh)
-    each = model_costs(blueprint)
-    memory = {
-        "parameters": _bytes(state.params),
-        "optimizer": _bytes((state.optimizer, state.average)),
-        "batch": _bytes(batch),
-        "capacity": topology.chip.memory,
-    }
-    result = {
-        "mesh": dict(mesh.shape),
-        "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(state.params)),
-        "trained_parameters": count_trained(blueprint.parameters),
-        "executed_parameters": each.executed_parameters,
-        "model_flops_per_token": each.train,
-        "memory": memory,
-        "fits": False,
-    }
+    result = stated(config, args, mesh) | {"fits": False}
+    memory = result["memory"]
+    memory["capacity"] = topology.chip.memory
     with jax.set_mesh(mesh), tracing_for(topology.chip.platform):  # kernels and attention for that chip
         began = time.perf_counter()
         traced = step.trace(*args)
@@ -79,6 +66,25 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
     result["peak_rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     result["jax"] = jax.__version__
     return result
+
+
+def stated(config: RunConfig, args: tuple[TrainState, Batch], mesh: Mesh) -> dict:
+    """What is known without compiling: parameters, FLOPs of the model, and bytes of one device's state and batch."""
+    state, batch = args
+    blueprint = Blueprint.of(config, mesh)
+    each = model_costs(blueprint)
+    return {
+        "mesh": dict(mesh.shape),
+        "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(state.params)),
+        "trained_parameters": count_trained(blueprint.parameters),
+        "executed_parameters": each.executed_parameters,
+        "model_flops_per_token": each.train,
+        "memory": {
+            "parameters": _bytes(state.params),
+            "optimizer": _bytes((state.optimizer, state.average)),
+            "batch": _bytes(batch),
+        },
+    }
 
 
 def _measured(compiled, memory: dict, topology: Topology) -> dict:

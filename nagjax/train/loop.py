@@ -15,6 +15,7 @@ from nagjax.runs.folder import prepare_folder
 from nagjax.runs.lock import WriterLock
 from nagjax.runs.metrics import TASKS
 from nagjax.runs.names import CHECKPOINTS, INFO, STACKS
+from nagjax.runs.opening import OpenRun
 from nagjax.train.announce import announce, check_memory
 from nagjax.train.batches import Skipped
 from nagjax.train.checkpoint.retention import SaveClock
@@ -43,7 +44,7 @@ def train(
     label: str = "",
     skip_damaged: bool = False,
     force: bool = False,
-    callback: Callable[[dict], None] | None = None,
+    callback: Callable[[dict[str, Any], OpenRun], None] | None = None,
 ) -> Path:
     """Trains the run in `folder`, or continues its training, and returns the folder.
 
@@ -51,8 +52,10 @@ def train(
     SIGTERM it saves and stops. However a run stopped, the same call continues it and ends, bit for bit, with the
     parameters, optimizer state and metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
 
-    A model that does not fit into the devices' memory is an error unless `force` is set. On the first host, `callback`
-    is called with each record of metrics.jsonl after it was written.
+    A model that does not fit into the devices' memory is an error unless `force` is set.
+
+    `callback` is called with each record of metrics.jsonl after it was written, and with the run as it is then
+    (`Loop.opened`); an exception in it ends the training as any other does.
 
     If the newest checkpoint is damaged, this is an error, unless `skip_damaged` is set: then it is reported, moved
     aside, and an older one is used.
@@ -97,14 +100,20 @@ def train(
         tokens = options.batch * config.model.context
         line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed
-        with closing(together(lambda: Writers(*logged, callback))) as writers:
+
+        def tell(record: dict[str, Any]) -> None:
+            if callback is not None:
+                log.pause()
+                callback(record, loop.opened(folder))
+
+        with closing(together(lambda: Writers(*logged, tell))) as writers:
             log = StepLog(writers, line, tokens, facts, watchdog)
-            if resumed is not None:
-                writers.write("event", resumed, message=f"resumed under {changed}" if changed else "resumed")
-            from_first(lambda: write_json(folder / INFO, facts))
             loop = Loop(setup, skipped, checkpoints, writers, log, stopper, lock)
             loop.at(*begun)
             del begun  # a step takes its memory
+            if resumed is not None:
+                writers.write("event", resumed, message=f"resumed under {changed}" if changed else "resumed")
+            from_first(lambda: write_json(folder / INFO, facts))
             loop.go()
     return folder
 
@@ -138,7 +147,7 @@ class Loop:
         blueprint, evaluator = setup.blueprint, setup.evaluator
         self.blueprint, self.config = blueprint, blueprint.config.train
         self.batches, self.skipped, self.evaluator, self.checkpoints = setup.batches, skipped, evaluator, checkpoints
-        self.tasks = setup.tasks
+        self.tasks, self.tokenizer = setup.tasks, setup.corpus.tokenizer
         self.writers, self.log, self.stopper, self.lock = writers, log, stopper, lock
         routed = blueprint.config.model.mod.active
         self.causal = Evaluator(blueprint, evaluator.dataset, causal=True) if routed else None
@@ -175,6 +184,12 @@ class Loop:
     def at(self, state: TrainState, done: int, owed: bool) -> None:
         """Goes on from this state."""
         self.state, self.done, self.owed = state, done, owed
+
+    def opened(self, folder: Path) -> OpenRun:
+        """The run as it is now, with the weights that evaluations take. Nothing is copied, so it serves until the next
+        step, which takes their memory; and a record of kind `train` is read a step late, when `step` is one further."""
+        state = self.state
+        return OpenRun(folder, self.blueprint, self.done, state.weights, state.mod, self.tokenizer)
 
     def _ballot(self) -> Ballot:
         return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed)

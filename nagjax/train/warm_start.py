@@ -23,9 +23,7 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     Raises UserError: no run there, or one of another tokenizer.
     """
     folder = Path(config.start)
-    before = read_config(folder)
-    path = folder / TOKENIZER
-    own = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
+    before, own, path = read_config(folder), own_tokenizer(folder), folder / TOKENIZER
     if own.fingerprint != tokenizer.fingerprint:
         fix = f"reads {own.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
@@ -33,6 +31,12 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     given = {name: value for name, value in given.items() if value != "auto"}
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
+
+
+def own_tokenizer(folder: Path) -> Tokenizer:
+    """Of the run in this folder."""
+    path = folder / TOKENIZER
+    return load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:

@@ -2,10 +2,16 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from nagjax.cli import main
+from nagjax.layers.attend import attend
+from nagjax.layers.platform import tracing_for
+from nagjax.layers.where import Where
 from nagjax.plan.topology import missing, parse
+from pallas_kernels.aot.targets import ENVIRONMENT, TARGETS, devices
 
 SMALL = "--scheme plain --depth 2 --width 128 --heads 1 --context 128 --vocab 256".split()
 
@@ -69,6 +75,29 @@ def test_a_split_sequence(tmp_path):
     assert found["fits"] and found["choices"]["attention"] == "splash"
     assert {name.partition("_segmented")[0] for name in found["kernels"]} >= {"splash_mha_fwd", "splash_mha_dkv"}
     assert found["involuntary_rematerializations"] == 0
+
+
+def test_chosen_queries_on_a_tpu(monkeypatch):
+    """Mixture-of-Depths: nothing of queries times keys in memory, forward or backward."""
+    if reason := missing(parse("v5e:2x2").chip):
+        pytest.skip(f"{reason} is not installed")
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    batch, queries, keys, heads = 8, 1000, 2048, 8  # more than fits on the chip
+    here = jax.sharding.SingleDeviceSharding(devices(TARGETS["v5e"])[0])
+    of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=here)  # noqa: E731
+    q, k = (of((batch, tokens, heads, 128), jnp.bfloat16) for tokens in (queries, keys))
+    chosen, whole = (Where(*[of((batch, tokens), jnp.int32)] * 2) for tokens in (queries, keys))
+
+    def gradients(q, k, v, chosen, whole):
+        out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, chosen, whole), q, k, v)
+        return pull(out)
+
+    with tracing_for("tpu"):
+        program = jax.jit(gradients).lower(q, k, k, chosen, whole).compile()
+    assert all(f"splash_mha_{kernel}" in program.as_text() for kernel in ("fwd", "dq", "dkv"))
+    scores = batch * heads * queries * keys * 2  # in bfloat16
+    assert program.memory_analysis().temp_size_in_bytes < scores
 
 
 def test_the_stream_on_the_host(tmp_path):

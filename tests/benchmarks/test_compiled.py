@@ -6,20 +6,53 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import block_bytes, library_kernels
-from benchmarks.compiled import results_of
-from nagjax.plan import tables
+from benchmarks import block_bytes, head_memory, library_kernels, long_context
+from benchmarks.compiled import inserted, results_of
+from benchmarks.library_choices import Figures
 
 
 def results(name):
     return json.loads(results_of(name).read_text())
 
 
-@pytest.mark.parametrize("made", [block_bytes, library_kernels], ids=["block_bytes", "library_kernels"])
-def test_the_table_is_that_of_the_results(made):
-    page, name = made.PAGE.read_text(), made.__name__.rpartition(".")[2]
-    assert [tuple(one["case"]) for one in results(name)] == made.CASES
-    assert page == tables.insert(page, name.replace("_", " "), made.table(results(name)))
+MADE = {made.__name__.rpartition(".")[2]: made for made in (block_bytes, head_memory, library_kernels, long_context)}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_tables_are_those_of_the_results(name):
+    made, found = MADE[name], results(name)
+    page = made.PAGE.read_text()
+    assert [tuple(one["case"]) for one in found] == made.CASES
+    assert page == inserted(page, made.texts(found))
+
+
+def test_a_long_context_with_a_large_vocabulary_fits_one_chip():
+    """Of either kind, and in chunks with less memory; but not where all scores are written."""
+    found = {tuple(one["case"]): one for one in results("long_context")}
+    for case in long_context.HEAD:
+        assert found[case]["fits"] and found[case]["context"] == 32768 and found[case]["sequences"] == 1
+    by_chunks = [found[case]["memory"]["peak"] for case in long_context.HEAD]
+    assert by_chunks[0] < by_chunks[1] / 2 and by_chunks[2] < by_chunks[3] / 2
+    for case in long_context.ATTENTION:
+        assert found[case]["fits"] == (found[case]["attention"] == "tokamax")
+
+
+def test_a_head_in_chunks_needs_no_more_for_more_tokens():
+    chunked = {tuple(one["case"]): one["chunked"] for one in results("head_memory")}
+    assert chunked["131072", "16"] < 1.1 * chunked["131072", "4"]
+
+
+def test_the_choices_of_kernels_follow_from_their_figures():
+    """Where the page says that the products are the bound, and that one implementation is faster than another."""
+    found = {tuple(one["case"]): Figures.of(one) for one in results("library_kernels")}
+    bound = [("head", "v5e:2x2", "own"), ("experts", "v5e:2x2", "jax"), ("attention", "v5e:2x2", "splash")]
+    bound += [("attention", "h200x1", f"tokamax {name}") for name in ("mosaic_gpu", "triton")]
+    assert all(found[case].products > found[case].memory for case in bound)
+    for chip in ("v5e:2x2", "h200x1"):
+        assert found["head", chip, "own"].least < found["head", chip, "tokamax chunked_xla"].least
+    assert found["experts", "v5e:2x2", "tokamax mosaic_tpu"].memory < found["experts", "v5e:2x2", "jax"].products
+    nine, seven = (found["attention", "v5e:2x2", name] for name in ("splash", "tokamax splash"))
+    assert seven.products < nine.products < found["attention", "v5e:2x2", "xla"].least
 
 
 def test_without_a_library_a_gpu_does_the_work_of_all_experts():

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.layers import flash
-from nagjax.layers.attend import attend
+from nagjax.layers.attend import _best, attend
+from nagjax.layers.platform import tracing_for
 from nagjax.layers.where import Where, seen_mask
 from nagjax.mod import ModConfig
 from nagjax.residual.rows import take
@@ -120,3 +121,41 @@ def test_what_it_cannot_do_is_refused(tmp_path, capsys):
 def test_hopper_has_kernels_of_its_own_in_16_bits(monkeypatch, gpu, dtype, width, tile):
     monkeypatch.setattr(flash, "traced_gpus", lambda: [SimpleNamespace(**gpu)] if gpu else [])
     assert flash._hopper_tile(jnp.zeros((1, 4, 2, width), dtype)) == tile
+
+
+HOPPER = SimpleNamespace(device_kind="NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    "gpu, rows, tokens, there, gaps, taken",
+    [
+        (HOPPER, 1, 32768, True, False, "tokamax"),  # 2 GiB
+        (HOPPER, 1, 32768, False, False, "cudnn"),
+        (HOPPER, 1, 32768, True, True, "cudnn"),
+        (HOPPER, 8, 4096, True, False, "cudnn"),  # 256 MiB
+        (SimpleNamespace(device_kind="NVIDIA A100-SXM4-80GB"), 1, 32768, True, False, "cudnn"),
+    ],
+)
+def test_it_is_taken_where_cudnn_s_mask_would_be_large(monkeypatch, caplog, gpu, rows, tokens, there, gaps, taken):
+    monkeypatch.setattr(flash, "traced_gpus", lambda: [gpu])
+    monkeypatch.setattr(flash.importlib.util, "find_spec", lambda name: object() if there else None)
+    flash.installed.cache_clear()
+    q, k = (jax.ShapeDtypeStruct((rows, tokens, heads, 64), jnp.bfloat16) for heads in (16, 4))
+    with tracing_for("gpu"):
+        assert _best(q, k, gaps=gaps) == taken
+    assert ("pip install 'nagjax[tokamax]'" in caplog.text) == (not there)
+    flash.installed.cache_clear()
+
+
+def test_the_mask_is_a_device_s_own(monkeypatch):
+    """Of 16 rows on 8 devices each has two."""
+    monkeypatch.setattr(flash, "traced_gpus", lambda: [HOPPER])
+    monkeypatch.setattr(flash, "installed", lambda: True)
+    x = jax.ShapeDtypeStruct((16, 16384, 2, 64), jnp.bfloat16)
+    seen = []
+    look = shard_rows(lambda: seen.append(_best(x, x)), make_mesh(MeshConfig()), P(("data", "fsdp")))
+    with tracing_for("gpu"):
+        look()
+        x = jax.ShapeDtypeStruct((24, 16384, 2, 64), jnp.bfloat16)
+        look()
+    assert seen == ["cudnn", "tokamax"]  # 1 GiB, and half as much again

@@ -3,9 +3,17 @@
 import json
 import sys
 
+import jax
 import pytest
+import tiny
 
 from nagjax.cli import main
+from nagjax.files import write_json
+from nagjax.plan.worker import stated
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig, from_dict, to_dict
+from nagjax.runs.names import CONFIG
+from nagjax.train.abstract_step import training_step
 
 ANSWER = {
     "mesh": {"data": 1, "fsdp": 16, "tensor": 1},
@@ -70,6 +78,39 @@ def test_a_bill_of_a_whole_training(capsys):
     )
 
 
+def counted(out, args):
+    """What a compiler's process counts of the run that it is told to compile, with a copy on each of four devices."""
+    words = [*args.split(), *"--topology v5e:2x2 --mesh.data 4 --json".split(), str(out)]
+    assert main(["plan", *words]) == 0
+    config = from_dict(RunConfig, json.loads(out.read_text())["order"]["config"])
+    _, args, mesh = training_step(config, jax.devices()[:4])
+    return config, stated(config, args, mesh)
+
+
+def test_adapters_of_a_run(tmp_path, capsys):
+    """The model is the run's, and what is trained, and has moments, is adapters alone."""
+    base, rank = tiny.run_config(find_scheme("review")(), kv_heads=2), 2
+    folder = tmp_path / "base"
+    folder.mkdir()
+    write_json(folder / CONFIG, to_dict(base))
+    config, found = counted(tmp_path / "plan.json", f"--start {folder} --lora.rank {rank} --batch 8 --depth 99")
+    size = base.model
+    assert (config.model.depth, config.model.vocab, config.scheme.name) == (size.depth, size.vocab, "review")
+    trained = rank * size.depth * (4 * 2 * size.width + 3 * (size.width + size.hidden))
+    assert found["trained_parameters"] == trained < found["parameters"] / 2
+    assert 0 <= found["memory"]["optimizer"] - 2 * 4 * trained < 64  # and the numbers of steps
+    said = next(line for line in capsys.readouterr().out.splitlines() if "nagjax train" in line)
+    want = {"--batch", "--start", "--lora.rank", "--mesh.data", "--dtype"}  # the run's own is float32
+    assert {word for word in said.split() if word.startswith("--")} == want and f"--start {folder}" in said
+
+
+def test_an_average_is_four_bytes_a_parameter(tmp_path):
+    shape = "--depth 2 --width 32 --heads 2 --context 128 --batch 4 --ema"
+    (_, without), (_, found) = (counted(tmp_path / "plan.json", f"{shape} {ema}") for ema in (0, 0.99))
+    more = found["memory"]["optimizer"] - without["memory"]["optimizer"]
+    assert more == 4 * found["parameters"] == found["memory"]["parameters"]
+
+
 def test_a_search_writes_all_it_tried(capsys, tmp_path):
     out = tmp_path / "search.json"
     args = "--depth 4 --width 256 --context 1024 --topology v5e:2x2 --search --tries 3 --json".split()
@@ -87,6 +128,7 @@ def test_bad_input(capsys):
     fails(capsys, ["--topology", "h200x8", "--tokens", "0"], "tokens", "above 0")
     fails(capsys, ["--topology", "h200x8", "--mfu", "1.5"], "mfu", "at most 1")
     fails(capsys, ["--topology", "h200x8", "--preset", "9T"], "preset", "7B")
+    fails(capsys, ["--topology", "h200x8", "--start", "nowhere"], "run = 'nowhere'", "config.json")
     fails(capsys, ["--topology", "v5e:2x2", "--mesh.fsdp", "3"], "mesh")
     fails(capsys, ["--topology", "v5e:2x2", "--batch", "6"], "batch = 6", "try 4")
     fails(capsys, ["--topology", "v5e:2x4", "--batch", "3", "--search"], "batch = 3", "try 8")

@@ -6,6 +6,7 @@ import pytest
 
 from nagjax import arguments
 from nagjax.errors import UserError
+from nagjax.layers import flash
 from nagjax.mod.config import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.options import read_options, run_options
@@ -31,8 +32,12 @@ def test_the_platform_chooses(name, context, attention):
 
 
 def test_attention_of_skipping_tokens_is_said():
-    config = dataclasses.replace(run(), model=dataclasses.replace(run().model, mod=ModConfig(rate=(0.5,))))
-    assert "fewer than keys" in choose(config, parse("v5e:2x2"))[1].attention
+    def attention(**mod):
+        config = dataclasses.replace(run(), model=dataclasses.replace(run().model, mod=ModConfig(**mod)))
+        return choose(config, parse("v5e:2x2"))[1].attention
+
+    assert attention(rate=(0.6,)) == attention(rate=(0.5,), kv="selected") == "splash"
+    assert "xla where selected keys" in attention(rate=(0.6,), kv="selected")
 
 
 def test_attention_that_cannot_be_compiled_here_is_said():
@@ -42,6 +47,19 @@ def test_attention_that_cannot_be_compiled_here_is_said():
     assert config.model.attention == choices.attention == "tokamax" and not choices.notes
     assert not choose(run(dtype="float32"), parse("h200x8"))[1].notes
     assert not choose(run(), parse("v5e:2x2"))[1].notes
+
+
+def test_the_attention_of_a_long_context_on_a_gpu_is_the_one_that_runs(monkeypatch):
+    """One row of 32k tokens on each of two GPUs: cuDNN's mask would take 2 GiB, and half of that with four of 16k."""
+    monkeypatch.setattr(flash, "installed", lambda: True)
+
+    def attention(context, batch, **mod):
+        model = dataclasses.replace(run().model, context=context, mod=ModConfig(**mod))
+        config = dataclasses.replace(run(), model=model, train=dataclasses.replace(run().train, batch=batch))
+        return choose(config, parse("h200x2"))[1].attention
+
+    assert attention(32768, 2) == "tokamax" and attention(16384, 4) == "xla" and attention(16384, 6) == "tokamax"
+    assert attention(32768, 2, rate=(0.5,), kv="selected") == "xla"
 
 
 def test_a_batch_and_a_mesh_that_are_not_given():

@@ -1,7 +1,6 @@
-"""The average of the weights: what it is, where it is kept, and that a run with one resumes to the bit."""
+"""The average of the weights: what it is, and where it is kept. A run with one resumes in `test_all_at_once.py`."""
 
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,11 @@ from nagjax.residual import find_scheme
 from nagjax.runs import names
 from nagjax.runs.config import TrainConfig
 from nagjax.runs.log import load_run
-from nagjax.runs.metrics import comparable
 from nagjax.runs.opening import open_run
-from nagjax.train.checkpoint.store import Checkpoints, restore_parts
+from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.facts import state_bytes
 from nagjax.train.loop import train
-from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
 
 DECAY = 0.5
@@ -67,25 +64,7 @@ def test_decays(wrong):
 
 @pytest.fixture(scope="module")
 def whole(run_of, tmp_path_factory):
-    return train(run_of(ema=DECAY, keep=3), tmp_path_factory.mktemp("ema") / "whole")
-
-
-def test_a_resumed_run_is_the_unbroken_one(whole, run_of, tmp_path, monkeypatch):
-    """Killed after its fourth step and continued: parameters, moments, average and metrics are equal bit for bit."""
-    shutil.copytree(whole, tmp_path / "half")
-    shutil.rmtree(tmp_path / "half" / names.CHECKPOINTS / "6")
-    config = run_of(ema=DECAY, keep=3)
-    half = train(config, tmp_path / "half")
-    assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
-    found = []
-    for folder in (whole, half):
-        blueprint = open_run(folder).blueprint
-        abstract = Blueprint.of(blueprint.config, blueprint.mesh).abstract()
-        with Checkpoints(folder / names.CHECKPOINTS) as checkpoints:
-            found.append(jax.device_get(checkpoints.restore(abstract, 6)))
-    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert jax.tree.leaves(found[0].average)
+    return train(run_of(ema=DECAY), tmp_path_factory.mktemp("ema") / "whole")
 
 
 def test_what_is_opened_is_the_average(whole, run_of, tmp_path):

@@ -5,6 +5,7 @@ import functools
 import shutil
 
 import jax
+import meshes
 import numpy as np
 import pytest
 import tiny
@@ -15,7 +16,7 @@ from nagjax.errors import UserError
 from nagjax.layers.balance import moved_biases
 from nagjax.layers.config import MoEConfig
 from nagjax.mod import ModConfig
-from nagjax.residual import find_scheme
+from nagjax.residual import find_scheme, schemes
 from nagjax.runs import names
 from nagjax.runs.config import MeshConfig
 from nagjax.runs.metrics import comparable
@@ -117,7 +118,7 @@ def test_muon_takes_every_expert_for_a_matrix_of_its_own():
     assert np.all((largest > 0.7) & (largest < 1.3))
 
 
-@pytest.mark.parametrize("name", [name for name in one_per_stream() if name != "nag"])
+@pytest.mark.parametrize("name", [name for name in (schemes() if meshes.EVERY else one_per_stream()) if name != "nag"])
 def test_every_kind_of_stream_trains(name):
     _, seen = steps(name, CONFIGS["dropless"], 1)
     assert np.isfinite([seen[0].loss, seen[0].grad_norm]).all() and not seen[0].bad

@@ -88,16 +88,15 @@ class Writers:
     ):
         self._writers: list[Writer] = []
         self._lines: JsonLines | None = None
-        if jax.process_index():
-            return  # only the first host writes
-        if "tensorboard" in log:
-            self._writers.append(TensorBoard(folder))
-        if "wandb" in log:
-            self._writers.append(Wandb(folder, config))
-        self._lines = JsonLines(folder / METRICS, resume_step, owed)
-        self._writers.append(self._lines)
+        if jax.process_index() == 0:  # only the first host writes
+            if "tensorboard" in log:
+                self._writers.append(TensorBoard(folder))
+            if "wandb" in log:
+                self._writers.append(Wandb(folder, config))
+            self._lines = JsonLines(folder / METRICS, resume_step, owed)
+            self._writers.append(self._lines)
         if callback is not None:
-            self._writers.append(Caller(callback))
+            self._writers.append(Caller(callback))  # on all, so that it may compute with what is spread over them
 
     def write(self, kind: str, step: int, **values) -> None:
         for writer in self._writers:
