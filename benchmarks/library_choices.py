@@ -66,10 +66,10 @@ def choices(found: dict[tuple[str, str, str], Figures]) -> str:
         f"{packed.products:.1f} ms of a v5e, or less, because they leave out blocks between documents, with "
         f"{_mib(packed.temporary)}. tokamax calls them experimental, and no device has compared the two.",
         "Attention on a GPU: cuDNN's, or, where its mask is large, tokamax's.": f"XLA's moves "
-        f"{xla.moved / 1e9:.1f} GB, {xla.memory:.1f} ms of an H200; tokamax's "
-        f"{hopper.moved / 1e9:.2f} GB on Hopper, and {triton.moved / 1e9:.2f} GB by its Triton kernels, whose backward pass has a mask ({_mib(triton.temporary)} "
-        f"of temporary memory against {_mib(hopper.temporary)}), so the products are the bound, "
-        f"{hopper.products:.1f} ms. cuDNN's cannot be compiled without a GPU.",
+        f"{xla.moved / 1e9:.1f} GB, {xla.memory:.1f} ms of an H200; tokamax's {hopper.moved / 1e9:.2f} GB on "
+        f"Hopper, and {triton.moved / 1e9:.2f} GB by its Triton kernels, whose backward pass has a mask "
+        f"({_mib(triton.temporary)} of temporary memory against {_mib(hopper.temporary)}), so the products are the "
+        f"bound, {hopper.products:.1f} ms. cuDNN's cannot be compiled without a GPU.",
     }
     return "\n".join(paragraph(f"- **{name}** {text}", indent="  ") for name, text in items.items())
 
