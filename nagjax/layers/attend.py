@@ -34,9 +34,10 @@ def attend(
 
     `q_where` and `k_where` are `Where`s; queries that are as many as keys stand where these do, of which some may be
     hidden by a segment of their own. implementation: "xla"; "cudnn" (GPU, bfloat16); "tokamax" (GPU) and "splash" (TPU,
-    causal), both without scores in memory (`nagjax.layers.flash`, `nagjax.layers.splash`); "auto" takes the fastest
-    that applies. window: the number of tokens that a causal query sees, counting back from its own. cap: limits the
-    logits (`softcap`), xla alone.
+    causal), both without scores in memory (`nagjax.layers.flash`, `nagjax.layers.splash`); "auto" takes what
+    suits the device. window: the number of tokens that a causal query sees, counting back from its own. cap: limits the
+    logits (`softcap`), xla alone. gaps: whether keys between those that a query sees may be hidden from it, which
+    tokamax's kernels cannot leave out.
 
     If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 

@@ -41,16 +41,16 @@ def nag_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, M
 
     `implementation` is that of the residual updates; "best" leaves the choice to the platform.
     """
-    attention = "splash" if devices[0].platform == "tpu" else "xla"
-    return _step_of(devices, implementation, attention, ModConfig())
+    return _step_of(devices, implementation, ModConfig())
 
 
 def routed_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
     """The same model with half of the tokens skipping each sublayer."""
-    return _step_of(devices, implementation, "xla", ModConfig(rate=(0.5,)))
+    return _step_of(devices, implementation, ModConfig(rate=(0.5,)))
 
 
-def _step_of(devices: Sequence, implementation: str, attention: Any, mod: ModConfig):
+def _step_of(devices: Sequence, implementation: str, mod: ModConfig):
+    attention: Any = "splash" if devices[0].platform == "tpu" else "xla"
     kernels: Any = "auto" if implementation == "best" else implementation
     model = ModelConfig(
         depth=8,
