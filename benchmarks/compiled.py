@@ -52,14 +52,7 @@ def main(
         known[case] = {"case": list(case), **figures, **made}
         print(*case, figures, flush=True)
         path.write_text(json.dumps(_in_order(known, cases), indent=1) + "\n")
-    page.write_text(inserted(page.read_text(), texts(_in_order(known, cases))))
-
-
-def inserted(document: str, texts: Mapping[str, str]) -> str:
-    """The document with each of these texts between its two marks `<!-- name -->`."""
-    for name, text in texts.items():
-        document = tables.insert(document, name, text)
-    return document
+    page.write_text(tables.inserted(page.read_text(), texts(_in_order(known, cases))))
 
 
 def _in_order(known: Mapping[tuple[str, ...], dict], cases: Sequence[tuple[str, ...]]) -> list[dict]:

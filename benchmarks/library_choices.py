@@ -5,6 +5,7 @@ import dataclasses
 import textwrap
 
 from nagjax.plan.topology import parse
+from nagjax.plan.units import mebibytes
 
 LINE = 120
 
@@ -50,8 +51,8 @@ def choices(found: dict[tuple[str, str, str], Figures]) -> str:
         f"{theirs.least:.1f} ms for tokamax's; on an H200 {here.least:.1f} ms and {there.least:.1f} ms.",
         "Experts on a TPU: JAX's.": f"{jax.flops / 1e12:.2f} TFLOP take a v5e {jax.products:.1f} ms, and "
         f"{jax.moved / 1e9:.2f} GB {jax.memory:.1f} ms, so the products are the bound, with tokamax's "
-        f"{mosaic.moved / 1e9:.2f} GB as well, and JAX's needs no package. Its {_mib(jax.temporary)} of temporary "
-        f"memory, against {_mib(mosaic.temporary)}, is a masked gradient of the result and a turned copy of the "
+        f"{mosaic.moved / 1e9:.2f} GB as well, and JAX's needs no package. Its {mebibytes(jax.temporary)} of temporary "
+        f"memory, against {mebibytes(mosaic.temporary)}, is a masked gradient of the result and a turned copy of the "
         f"matrices, of one product at a time. With 16 times as many rows and matrices it would be "
         f"{16 * jax.temporary / 2**30:.1f} GiB, which may decide what fits.",
         "Experts on a GPU: tokamax's Triton kernels where it is installed.": f"JAX's ragged product has an instruction "
@@ -61,22 +62,19 @@ def choices(found: dict[tuple[str, str, str], Figures]) -> str:
         "Attention on a TPU: JAX's splash kernels.": f"XLA's writes all scores: {scores.moved / 1e9:.1f} GB, "
         f"{scores.memory:.1f} ms of a v5e, where splash attention moves {splash.moved / 1e9:.2f} GB and the "
         f"products are the bound, {splash.products:.1f} ms. tokamax's public kernels take documents only as a mask of "
-        f"all queries and keys, which is in memory ({_mib(masked.temporary)} against {_mib(splash.temporary)}). Its "
-        f"splash kernels take documents and give all gradients in one kernel, seven products where JAX's need nine: "
+        f"all queries and keys, which is in memory ({mebibytes(masked.temporary)} against "
+        f"{mebibytes(splash.temporary)}). Its splash kernels take documents and give all gradients in "
+        f"one kernel, seven products where JAX's need nine: "
         f"{packed.products:.1f} ms of a v5e, or less, because they leave out blocks between documents, with "
-        f"{_mib(packed.temporary)}. tokamax calls them experimental, and no device has compared the two.",
+        f"{mebibytes(packed.temporary)}. tokamax calls them experimental, and no device has compared the two.",
         "Attention on a GPU: cuDNN's, or, where its mask is large, tokamax's.": f"XLA's moves "
         f"{xla.moved / 1e9:.1f} GB, {xla.memory:.1f} ms of an H200; tokamax's {hopper.moved / 1e9:.2f} GB on "
         f"Hopper, and {triton.moved / 1e9:.2f} GB by its Triton kernels, whose backward pass has a mask "
-        f"({_mib(triton.temporary)} of temporary memory against {_mib(hopper.temporary)}), so the products are the "
-        f"bound, {hopper.products:.1f} ms. cuDNN's cannot be compiled without a GPU.",
+        f"({mebibytes(triton.temporary)} of temporary memory against {mebibytes(hopper.temporary)}), so the products "
+        f"are the bound, {hopper.products:.1f} ms. cuDNN's cannot be compiled without a GPU.",
     }
     return "\n".join(paragraph(f"- **{name}** {text}", indent="  ") for name, text in items.items())
 
 
 def paragraph(text: str, indent: str = "") -> str:
     return textwrap.fill(text, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:,.0f} MiB"

@@ -81,10 +81,7 @@ def write_tables(results: list[dict]) -> None:
         found["tpu_vms.md"]["cost"] = quoted(by_key[ASKED])
     for page, texts in found.items():
         path = DOCS / page
-        document = path.read_text()
-        for name, text in texts.items():
-            document = tables.insert(document, name, text)
-        path.write_text(document)
+        path.write_text(tables.inserted(path.read_text(), texts))
 
 
 def main() -> None:

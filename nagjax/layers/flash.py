@@ -9,8 +9,6 @@ Source: Dao 2023, arXiv:2307.08691. Numerics: softmax in float32. Needs the extr
 
 import dataclasses
 import functools
-import importlib.util
-import logging
 import re
 
 import jax
@@ -19,14 +17,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
-from nagjax.layers.platform import head_axis
+from nagjax.layers.platform import head_axis, installed
 from nagjax.layers.where import Where, Window, seen_mask
 from pallas_kernels.launch.gpu import traced_gpus
 from pallas_kernels.placement import current_placement
 
 SCOPE = "tokamax_attention"  # by which `nagjax plan` knows the kernels for Hopper
 DENSE_LIMIT = 2**30  # bytes on a device of the mask for cuDNN's attention, a number for each query and key
-logger = logging.getLogger("nagjax")
 
 
 def seen_keys(
@@ -44,7 +41,7 @@ def outgrows_cudnn(q: Float[Array, "B Tq H Dh"], k: Float[Array, "B Tk K Dh"], r
     Hopper, with the package. Says once if only that is missing."""
     if not too_dense(rows, q.shape[1], k.shape[1], q.dtype.itemsize) or _hopper_tile(q) is None:
         return False
-    return installed()
+    return tokamax_installed()
 
 
 def too_dense(rows: int, queries: int, keys: int, itemsize: int) -> bool:
@@ -52,17 +49,13 @@ def too_dense(rows: int, queries: int, keys: int, itemsize: int) -> bool:
     return rows * queries * keys * itemsize > DENSE_LIMIT
 
 
-@functools.cache
-def installed() -> bool:
-    """Whether tokamax is; a warning if not."""
-    found = importlib.util.find_spec("tokamax") is not None
-    if not found:
-        logger.warning(
-            "attention: a mask of more than %d GiB is made for cuDNN; pip install 'nagjax[tokamax]' has kernels that "
-            "need none",
-            DENSE_LIMIT >> 30,
-        )
-    return found
+def tokamax_installed() -> bool:
+    """Whether it is; a warning if not."""
+    return installed(
+        ("tokamax",),
+        f"attention: a mask of more than {DENSE_LIMIT >> 30} GiB is made for cuDNN; pip install 'nagjax[tokamax]' has "
+        "kernels that need none",
+    )
 
 
 def flash(

@@ -7,38 +7,28 @@ Numerics: float32 sums; rows after the last group have no value and no gradient,
 
 import dataclasses
 import functools
-import importlib.util
-import logging
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from nagjax.layers.platform import on_gpu
+from nagjax.layers.platform import installed, on_gpu
 from pallas_kernels.dispatch import here
 from pallas_kernels.launch.gpu import too_old
 
 TILE, DEEP = 128, 32  # rows and columns of a tile, and how many features it takes at a time: tokamax's own choice
 SCOPE = "grouped_product"  # by which `nagjax plan` knows the kernels
-logger = logging.getLogger("nagjax")
 
 
 def usable() -> bool:
     """Whether the program is for a GPU that these kernels run on, and the package is there; says once if it is not."""
     if not on_gpu() or here() == "rocm" or too_old() is not None:
         return False
-    return _installed()
-
-
-@functools.cache
-def _installed() -> bool:
-    found = importlib.util.find_spec("tokamax") is not None and importlib.util.find_spec("jax_triton") is not None
-    if not found:
-        logger.warning(
-            "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
-            "pip install 'nagjax[tokamax]', or train with --moe.dispatch capacity"
-        )
-    return found
+    return installed(
+        ("tokamax", "jax_triton"),
+        "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
+        "pip install 'nagjax[tokamax]', or train with --moe.dispatch capacity",
+    )
 
 
 def grouped_product(

@@ -1,6 +1,9 @@
 """The platform for which a program is being traced: a CPU is fastest with other code than a GPU or TPU."""
 
 import contextlib
+import functools
+import importlib.util
+import logging
 from collections.abc import Generator
 from contextvars import ContextVar
 
@@ -8,6 +11,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from pallas_kernels.placement import current_placement
+
+logger = logging.getLogger("nagjax")
 
 HEAD_AXIS = "tensor"  # mesh axis that heads and hidden features are split over, where the mesh has it
 
@@ -50,6 +55,15 @@ def on_one_cpu() -> bool:
 def on_gpu() -> bool:
     """Whether the program is for a GPU."""
     return platform() in ("gpu", "cuda", "rocm")
+
+
+@functools.cache
+def installed(packages: tuple[str, ...], without: str) -> bool:
+    """Whether these packages are; a warning, `without`, if not."""
+    found = all(importlib.util.find_spec(package) is not None for package in packages)
+    if not found:
+        logger.warning(without)
+    return found
 
 
 def joins_products() -> bool:

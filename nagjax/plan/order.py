@@ -13,8 +13,9 @@ from nagjax.mod.config import kept
 from nagjax.model.config import ModelConfig
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
+from nagjax.runs.opening import own_tokenizer
 from nagjax.train.distributed.mesh import AXES, check_experts, check_rows, check_sequence
-from nagjax.train.warm_start import OF_THE_MACHINE, adopted, own_tokenizer
+from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
 TOKENS_PER_CHIP = 8192  # of the default batch
 
@@ -56,7 +57,7 @@ def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
     if not flash.named_hopper(topology.chip.title) or model.mod.kv == "selected" or model.block.softcap is not None:
         return False
     rows = math.ceil(rows * config.mesh.tensor / topology.size)
-    return flash.too_dense(rows, model.context, model.context, 2) and flash.installed()
+    return flash.too_dense(rows, model.context, model.context, 2) and flash.tokamax_installed()
 
 
 def _on_tpu(model: ModelConfig, parts: int) -> str:

@@ -1,7 +1,7 @@
 """Tables of plans in Markdown, and a function that puts them into a document."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nagjax.plan.bill import ASSUMED_MFU, bill
 from nagjax.plan.units import gigabytes, milliseconds, scaled
@@ -89,6 +89,13 @@ def insert(document: str, name: str, text: str) -> str:
     if len(pattern.findall(document)) != 1:
         raise ValueError(f"the document needs the mark {mark} exactly twice")
     return pattern.sub(lambda _: f"{mark}\n{text}\n{mark}", document)
+
+
+def inserted(document: str, texts: Mapping[str, str]) -> str:
+    """The document with each of these texts between its two marks."""
+    for name, text in texts.items():
+        document = insert(document, name, text)
+    return document
 
 
 def _peak(memory: dict) -> str:

@@ -177,6 +177,12 @@ def read_origin(folder: Path) -> Origin | None:
         return None
 
 
+def own_tokenizer(folder: Path) -> Tokenizer:
+    """The copy in a run's folder, which needs no corpus; bytes have none."""
+    path = folder / TOKENIZER
+    return load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
+
+
 def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
     """The run's own copy, so that a run can be used without its corpus."""
     path, then = folder / TOKENIZER, config.model.vocab
@@ -184,7 +190,7 @@ def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
         if origin.tokenizer_vocab is None:
             return NoTokenizer(config.model.vocab, origin.end_of_text)
         then = origin.tokenizer_vocab
-    tokenizer = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
+    tokenizer = own_tokenizer(folder)
     if tokenizer.vocab_size != then:
         now = tokenizer.vocab_size
         fix = f"{path} is missing or was changed: it has {now} tokens, the run was trained with {then}; bring it back"

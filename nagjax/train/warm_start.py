@@ -3,12 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-from nagjax.data import Tokenizer, load_tokenizer
+from nagjax.data import Tokenizer
 from nagjax.errors import UserError
-from nagjax.files import has_file, inside
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
+from nagjax.runs.opening import own_tokenizer
 from nagjax.runs.trained import with_part
 from nagjax.runs.weights import read_weights
 from nagjax.train.checkpoint.store import steps_saved
@@ -31,12 +31,6 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     given = {name: value for name, value in given.items() if value != "auto"}
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
-
-
-def own_tokenizer(folder: Path) -> Tokenizer:
-    """Of the run in this folder."""
-    path = folder / TOKENIZER
-    return load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:

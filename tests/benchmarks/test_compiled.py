@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import block_bytes, head_memory, library_kernels, long_context
-from benchmarks.compiled import inserted, results_of
+from benchmarks.compiled import results_of
 from benchmarks.library_choices import Figures
+from nagjax.plan import tables
 
 
 def results(name):
@@ -23,7 +24,7 @@ def test_the_tables_are_those_of_the_results(name):
     made, found = MADE[name], results(name)
     page = made.PAGE.read_text()
     assert [tuple(one["case"]) for one in found] == made.CASES
-    assert page == inserted(page, made.texts(found))
+    assert page == tables.inserted(page, made.texts(found))
 
 
 def test_a_long_context_with_a_large_vocabulary_fits_one_chip():

@@ -1,6 +1,7 @@
 """Attention by tokamax's kernel: the stretches of keys that it is given, where it runs, and what it refuses. The kernel
 itself is compiled in tests/aot, and compared with float32 on a device by `benchmarks/device.py`."""
 
+import importlib.util
 import sys
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.layers import flash
 from nagjax.layers.attend import _best, attend
-from nagjax.layers.platform import tracing_for
+from nagjax.layers.platform import installed, tracing_for
 from nagjax.layers.where import Where, seen_mask
 from nagjax.mod import ModConfig
 from nagjax.residual.rows import take
@@ -138,19 +139,19 @@ HOPPER = SimpleNamespace(device_kind="NVIDIA H200")
 )
 def test_it_is_taken_where_cudnn_s_mask_would_be_large(monkeypatch, caplog, gpu, rows, tokens, there, gaps, taken):
     monkeypatch.setattr(flash, "traced_gpus", lambda: [gpu])
-    monkeypatch.setattr(flash.importlib.util, "find_spec", lambda name: object() if there else None)
-    flash.installed.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if there else None)
+    installed.cache_clear()
     q, k = (jax.ShapeDtypeStruct((rows, tokens, heads, 64), jnp.bfloat16) for heads in (16, 4))
     with tracing_for("gpu"):
         assert _best(q, k, gaps=gaps) == taken
     assert ("pip install 'nagjax[tokamax]'" in caplog.text) == (not there)
-    flash.installed.cache_clear()
+    installed.cache_clear()
 
 
 def test_the_mask_is_a_device_s_own(monkeypatch):
     """Of 16 rows on 8 devices each has two."""
     monkeypatch.setattr(flash, "traced_gpus", lambda: [HOPPER])
-    monkeypatch.setattr(flash, "installed", lambda: True)
+    monkeypatch.setattr(flash, "tokamax_installed", lambda: True)
     x = jax.ShapeDtypeStruct((16, 16384, 2, 64), jnp.bfloat16)
     seen = []
     look = shard_rows(lambda: seen.append(_best(x, x)), make_mesh(MeshConfig()), P(("data", "fsdp")))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nagjax.layers import grouped, ragged
-from nagjax.layers.platform import tracing_for
+from nagjax.layers.platform import installed, tracing_for
 
 ROWS, EXPERTS, WIDTH, HIDDEN = 40, 5, 8, 16
 
@@ -63,20 +63,20 @@ def test_rows_after_the_last_group_have_zeros_and_no_gradient(monkeypatch, sizes
 @pytest.mark.parametrize("platform, taken", [("cpu", False), ("tpu", False), ("gpu", True)])
 def test_they_are_taken_on_gpus_with_the_package(monkeypatch, platform, taken):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    grouped._installed.cache_clear()
+    installed.cache_clear()
     with tracing_for(platform):
         assert grouped.usable() == taken
     monkeypatch.setattr(grouped, "too_old", lambda: "compute capability 7.5")
     with tracing_for(platform):
         assert not grouped.usable()
-    grouped._installed.cache_clear()
+    installed.cache_clear()
 
 
 def test_without_the_package_it_is_said_once_what_that_costs(monkeypatch, caplog):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    grouped._installed.cache_clear()
+    installed.cache_clear()
     with tracing_for("gpu"), caplog.at_level(logging.WARNING):
         assert not grouped.usable() and not grouped.usable()
     (record,) = caplog.records
     assert "pip install 'nagjax[tokamax]'" in record.getMessage() and "--moe.dispatch capacity" in record.getMessage()
-    grouped._installed.cache_clear()
+    installed.cache_clear()

@@ -51,7 +51,7 @@ def test_attention_that_cannot_be_compiled_here_is_said():
 
 def test_the_attention_of_a_long_context_on_a_gpu_is_the_one_that_runs(monkeypatch):
     """One row of 32k tokens on each of two GPUs: cuDNN's mask would take 2 GiB, and half of that with four of 16k."""
-    monkeypatch.setattr(flash, "installed", lambda: True)
+    monkeypatch.setattr(flash, "tokamax_installed", lambda: True)
 
     def attention(context, batch, **mod):
         model = dataclasses.replace(run().model, context=context, mod=ModConfig(**mod))
