@@ -18,7 +18,7 @@ else
   INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check
 endif
 
-.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch bench-decode torture fuzz notebooks docs lint clean
+.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch bench-decode torture fuzz models notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -101,6 +101,10 @@ torture: $(VENV)/.dev
 # Every file that a command reads, damaged; writes the table of docs/damaged_files.md.
 fuzz: $(VENV)/.dev
 	$(BIN)/python tests/fuzz --mutations $(MUTATIONS) --jobs $(JOBS) --docs docs/damaged_files.md
+
+# Trains the models of models/, four hours on two idle cores; goes on where it was stopped. MODELS="plain nag" chooses.
+models: $(VENV)/.base
+	$(BIN)/python models/make.py $(MODELS)
 
 # All notebooks top to bottom; NOTEBOOKS=1_first_model.ipynb for one, WRITE=1 to renew the outputs in the files.
 notebooks: $(VENV)/.notebooks

@@ -18,18 +18,20 @@ def train(
     """Learn a byte-level BPE tokenizer from documents.
 
     Args:
-        inputs: files or folders, as for nagjax data prepare.
+        inputs: files or folders, as for nagjax data prepare, or stdlib, for --data.path stdlib.
         out: the tokenizer.json to write.
         vocab: its size, with 256 bytes and the end-of-text token.
         field: where JSON lines and table rows keep their text.
         longest: characters that one such line or row may have.
     """
-    say(f"learning a tokenizer of {vocab:,} tokens from {len(inputs)} inputs, into {out}")
+    say(f"learning a tokenizer of {vocab:,} tokens from {', '.join(inputs)}, into {out}")
     from nagjax.data import train_bpe
+    from nagjax.data.stdlib import STDLIB
 
     progress = Progress("documents read:")
     trained = train_bpe(inputs, vocab, out, field=field, longest=longest, progress=progress, say=say)
-    print(f"{out}: {trained.vocab_size} tokens\nuse it: nagjax data prepare ... --tokenizer {out}")
+    use = f"train --data.tokenizer {out}" if inputs == (STDLIB,) else f"data prepare ... --tokenizer {out}"
+    print(f"{out}: {trained.vocab_size} tokens\nuse it: nagjax {use}")
 
 
 SUBCOMMANDS = (train,)

@@ -1,11 +1,12 @@
 """Text in, batches out: corpora, tokenizers, preparation, the input pipeline. Stands alone, without jax."""
 
+from nagjax.data.bpe import train_bpe
 from nagjax.data.documents import read_documents
 from nagjax.data.pipeline import DataConfig, Dataset, Mixture, batches, open_dataset
 from nagjax.data.prepare import prepare
 from nagjax.data.stdlib import stdlib_documents
 from nagjax.data.store import Manifest, read_manifest, verify
-from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer, train_bpe
+from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer
 
 __all__ = [
     "ByteTokenizer",

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from nagjax.data.rows import DocumentRows, Rows, WholeRows
 from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
-from nagjax.data.stdlib import open_stdlib
+from nagjax.data.stdlib import STDLIB, open_stdlib
 from nagjax.data.storage import storage_path
 from nagjax.data.store import SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
 from nagjax.data.stream import TokenStream
@@ -23,7 +23,6 @@ from nagjax.ranges import Range, Seed, check_fields
 if TYPE_CHECKING:
     import grain
 
-STDLIB = "stdlib"
 _BUFFERED_BATCHES = 4
 _REMOTE_BATCHES = 16  # read at once, and at most ahead, where every read waits for an object store
 

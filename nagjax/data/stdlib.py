@@ -23,6 +23,7 @@ from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer
 from nagjax.errors import UserError
 
+STDLIB = "stdlib"
 VALIDATION = 1 / 20
 
 # Installed packages are not the library; tests, codec tables and the help topics are mostly data.
@@ -60,8 +61,13 @@ def stdlib_documents(root: str | os.PathLike | None = None) -> list[str]:
                     by_hash[sha256(content).digest()] = text
     if not by_hash:
         fix = f"the standard library's sources are not in {root}; prepare a corpus and give its folder"
-        raise UserError("path", "stdlib", fix)
+        raise UserError("path", STDLIB, fix)
     return [by_hash[digest] for digest in sorted(by_hash)]
+
+
+def training_documents() -> list[str]:
+    """The modules of `stdlib_documents` that are not held out for validation."""
+    return [text for text in stdlib_documents() if split_name(text, VALIDATION) == "train"]
 
 
 def cache_root() -> Path:
@@ -108,7 +114,7 @@ def _fill_cache(folder: Path, by_split: dict[str, list[Document]], tokenizer: To
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         splits = {n: [write_shard(building, n, 0, docs, tokenizer)] for n, docs in by_split.items() if docs}
-        write_manifest(building, tokenizer, {"inputs": ["stdlib"], "validation": VALIDATION}, splits)
+        write_manifest(building, tokenizer, {"inputs": [STDLIB], "validation": VALIDATION}, splits)
         if any(_cached(folder, split) is None for split in SPLITS):
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one would stand in the way for ever
             building.rename(folder)

@@ -1,9 +1,8 @@
 """Tokenizers: raw bytes, or any `tokenizer.json`; each knows how many bytes of text its tokens stand for."""
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32, Integer
 
-from nagjax.data.documents import LONGEST, read_documents
 from nagjax.errors import UserError
 from nagjax.files import read_bytes
 from nagjax.json_reader import parse_json
@@ -239,53 +237,6 @@ def load_tokenizer(spec: str) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("tokenizer", spec, f"cannot be read: {error}") from None
     return JsonTokenizer(text, name=path.stem)
-
-
-def train_bpe(
-    inputs: Sequence[str],
-    vocab_size: int,
-    path: str | os.PathLike,
-    *,
-    field: str = "text",
-    longest: int = LONGEST,
-    progress: Callable[[int], None] = lambda documents: None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Tokenizer:
-    """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `path`.
-
-    `inputs` are files, folders or `hub:` datasets, as for `prepare`; `vocab_size` counts the 256 bytes and the
-    end-of-text token. `progress` is called with the number of documents read, `say` told of what follows. Raises
-    UserError when there is no room for those tokens, or `path` cannot be written.
-    """
-    from tokenizers import Tokenizer as Engine
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    if vocab_size < 257:
-        raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
-    engine = Engine(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    engine.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-
-    def read() -> Iterator[str]:
-        for number, text in enumerate(read_documents(inputs, field=field, longest=longest), 1):
-            yield text
-            progress(number)
-        say("all documents are read; learning merges")
-
-    engine.train_from_iterator(read(), trainer)
-    partial = Path(f"{path}.partial")
-    try:
-        partial.write_text(engine.to_str(), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError("path", str(path), f"cannot be written: {error.strerror}") from None
-    return load_tokenizer(str(path))
 
 
 def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: int) -> Int32[np.ndarray, "V"] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from nagjax.data import DataConfig, Dataset, open_dataset
-from nagjax.data.pipeline import STDLIB
+from nagjax.data.stdlib import STDLIB
 from nagjax.errors import UserError
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.runs.identity import check_corpus

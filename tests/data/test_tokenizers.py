@@ -5,7 +5,8 @@ import chex
 import numpy as np
 import pytest
 
-from nagjax.data import ByteTokenizer, JsonTokenizer, load_tokenizer, train_bpe
+from nagjax.data import ByteTokenizer, JsonTokenizer, load_tokenizer, stdlib, train_bpe
+from nagjax.data.documents import split_name
 from nagjax.errors import UserError
 
 TEXTS = [
@@ -73,6 +74,16 @@ def test_fingerprint_follows_content_not_layout(bpe, tmp_path):
 
 def test_training_is_reproducible(jsonl, bpe, tmp_path):
     assert train_bpe([jsonl], 400, tmp_path / "again.json").fingerprint == load_tokenizer(bpe).fingerprint
+
+
+def test_of_the_standard_library_it_is_learned_on_what_is_trained_on(monkeypatch, tmp_path):
+    words = {"train": "seen", "validation": "hidden"}
+    texts = [(split, f"{word} = {i}\n" * 40) for split, word in words.items() for i in range(60)]
+    modules = [text for split, text in texts if split_name(text, stdlib.VALIDATION) == split]
+    assert any("hidden" in text for text in modules)
+    monkeypatch.setattr(stdlib, "stdlib_documents", lambda: modules)
+    learned = train_bpe(["stdlib"], 280, tmp_path / "stdlib.json")
+    assert len(learned.encode("seen")) == 1 and len(learned.encode("hidden")) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""The four models of this folder, from nothing: nagjax's own commands, then each model's card and its log.
+
+`make models` trains what is not here, and goes on where it was stopped: on 2 CPU cores, a thread for each of two models
+at a time, four hours. `MODELS="plain nag"` chooses schemes. The runs stay in models/runs, which git ignores.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from nagjax.residual import find_scheme
+
+HERE = Path(__file__).resolve().parent
+RUNS = HERE / "runs"
+# Peak learning rates: the best of each scheme's at 16 blocks and a twentieth of the tokens (tokens_and_depth, arms).
+RATES = {"plain": "4e-3", "lns": "4e-3", "review": "4e-3", "nag": "8e-3"}
+TOKENIZER = "nagjax tokenizer train stdlib --vocab 2048 --out tokenizer.json"
+TRAIN = (
+    "nagjax train --scheme {scheme} --lr {lr} --depth 24 --width 64 --context 256 --batch 4 --steps 20000 "
+    "--data.tokenizer tokenizer.json --eval-every 1000 --eval-batches 32 --save-every 250 --out {scheme}-24"
+)
+EVAL = "nagjax eval {scheme}-24 --as-json"
+EXPORT = "nagjax export {scheme}-24 --format bundle --dtype bfloat16 --out ../{scheme}-24"
+THINNED = 100  # of the records of single steps, the log here keeps one in so many
+
+CARD = """# {scheme}-24: {title}, 24 blocks x 64
+
+```python
+import nagjax
+
+run = nagjax.load("{scheme}-24")
+print(nagjax.complete(run, "def read(self"))
+```
+
+A model to look into, not to use: it has read the sources of the Python standard library and knows nothing else.
+
+| | |
+|---|---|
+| parameters | {parameters:,}, in bfloat16 here |
+| training text | `stdlib`: the library of Python {python} without its tests; BPE of 2,048 tokens |
+| tokens | {tokens:.1f}M, {per_parameter:.0f} for each parameter, {epochs:.1f} times the text |
+| training | {steps:,} steps of {batch} x {context}; AdamW, cosine, peak learning rate {lr}, seed 0 |
+| validation loss | {loss:.4f} nats per token, {bits:.4f} bits per byte, on the {targets:,} held-out tokens |
+| next token right | {accuracy:.1%} |
+| trained on | {cpu}, one thread; {origin} |
+
+Made by these commands, of which the second goes on where it was stopped (`make models MODELS={scheme}`):
+
+```sh
+{commands}
+```
+
+[log.jsonl](log.jsonl) has every evaluation, the depth measures at each, and one in {thinned} of the training steps.
+"""
+
+
+def commands(scheme: str) -> list[str]:
+    return [TOKENIZER, *(c.format(scheme=scheme, lr=RATES[scheme]) for c in (TRAIN, EVAL, EXPORT))]
+
+
+def run(command: str, cpu: int | None = None) -> str:
+    """Standard output of one of nagjax's commands, in the folder of the runs, on the given CPU alone."""
+    program, *words = shlex.split(command)
+    pin = (lambda: os.sched_setaffinity(0, {cpu})) if cpu is not None else None
+    call = [Path(sys.executable).with_name(program), *words]
+    return subprocess.run(call, cwd=RUNS, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=pin).stdout
+
+
+def make(scheme: str, cpu: int | None) -> None:
+    _, train, evaluate, export = commands(scheme)
+    run(train, cpu)
+    found = json.loads(run(evaluate, cpu))
+    run(export, cpu)
+    write_log(RUNS / f"{scheme}-24" / "metrics.jsonl", HERE / f"{scheme}-24" / "log.jsonl")
+    write_card(scheme, found)
+
+
+def write_log(metrics: Path, log: Path) -> None:
+    kept = [
+        line
+        for line in metrics.read_text().splitlines(keepends=True)
+        if (record := json.loads(line))["kind"] != "train" or record["step"] % THINNED == 0
+    ]
+    log.write_text("".join(kept))
+
+
+def write_card(scheme: str, found: dict) -> None:
+    folder = RUNS / f"{scheme}-24"
+    config, info = (json.loads((folder / name).read_text()) for name in ("config.json", "info.json"))
+    model, train = config["model"], config["train"]
+    tokens = train["steps"] * train["batch"] * model["context"]
+    facts = {
+        "scheme": scheme,
+        "title": find_scheme(scheme).title,
+        "parameters": info["parameters"],
+        "python": platform.python_version(),
+        "steps": train["steps"],
+        "batch": train["batch"],
+        "context": model["context"],
+        "tokens": tokens / 1e6,
+        "per_parameter": tokens / info["parameters"],
+        "epochs": tokens / json.loads((folder / "corpus.json").read_text())["tokens"],
+        "lr": RATES[scheme],
+        "loss": found["loss"],
+        "bits": found["bits_per_byte"],
+        "targets": found["tokens"],
+        "accuracy": found["accuracy"],
+        "cpu": info["cpu"],
+        "origin": f"nagjax at commit {info['commit']}, jax {info['versions']['jax']}, {info['date'][:10]}",
+        "commands": "\n".join(commands(scheme)),
+        "thinned": THINNED,
+    }
+    (HERE / f"{scheme}-24" / "README.md").write_text(CARD.format(**facts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("schemes", nargs="*", metavar="SCHEME", help=f"{', '.join(RATES)}; all by default")
+    schemes = parser.parse_args().schemes or list(RATES)
+    if unknown := set(schemes) - set(RATES):
+        parser.error(f"SCHEME = {unknown.pop()!r}: choose from {', '.join(RATES)}")
+    RUNS.mkdir(exist_ok=True)
+    if not (RUNS / "tokenizer.json").exists():
+        run(TOKENIZER)
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None, None]
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        for done in [pool.submit(make, scheme, cpus[i % len(cpus)]) for i, scheme in enumerate(schemes)]:
+            done.result()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A byte-level BPE tokenizer, learned from documents."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from nagjax.data.documents import LONGEST, read_documents
+from nagjax.data.stdlib import STDLIB, training_documents
+from nagjax.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from nagjax.errors import UserError
+
+
+def train_bpe(
+    inputs: Sequence[str],
+    vocab_size: int,
+    path: str | os.PathLike,
+    *,
+    field: str = "text",
+    longest: int = LONGEST,
+    progress: Callable[[int], None] = lambda documents: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tokenizer:
+    """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `path`.
+
+    `inputs` are files, folders or `hub:` datasets, as for `prepare`, or `"stdlib"`: what is trained on of this Python's
+    standard library. `vocab_size` counts the 256 bytes and the end-of-text token. `progress` is called with the number
+    of documents read, `say` told of what follows. Raises UserError when there is no room for those tokens, or `path`
+    cannot be written.
+    """
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < 257:
+        raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+
+    def read() -> Iterator[str]:
+        files = [name for name in inputs if name != STDLIB]
+        documents = chain(
+            read_documents(files, field=field, longest=longest) if files else (),
+            training_documents() if len(files) < len(inputs) else (),
+        )
+        for number, text in enumerate(documents, 1):
+            yield text
+            progress(number)
+        say("all documents are read; learning merges")
+
+    engine.train_from_iterator(read(), trainer)
+    partial = Path(f"{path}.partial")
+    try:
+        partial.write_text(engine.to_str(), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError("path", str(path), f"cannot be written: {error.strerror}") from None
+    return load_tokenizer(str(path))
