@@ -28,7 +28,7 @@ def main(
     longer than the context, its older half is forgotten.
 
     Args:
-        run: a run folder, trained on conversations or imported.
+        run: a run folder, trained on conversations, or a model that nagjax import reads.
         system: a message that tells the model what to be, before each conversation.
         template: a file with a Jinja template; by default the one in the run's folder.
         tokens: of an answer, at most.
@@ -42,9 +42,9 @@ def main(
     note(f"opening {run}")
     from nagjax.generate.chat import answer
     from nagjax.generate.weights import with_weights
-    from nagjax.runs.opening import open_run
+    from nagjax.interop.load import load
 
-    opened = with_weights(open_run(run), weights)
+    opened = with_weights(load(run), weights)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     start = [{"role": "system", "content": system}] if system else []
     said = list(start)

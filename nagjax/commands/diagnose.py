@@ -26,7 +26,10 @@ def main(
         skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.
         curve_batches: batches for the loss without several blocks.
     """
-    say(f"diagnosing {run}, into {out or run}")
+    from nagjax.interop.hub import report_folder
+
+    place = report_folder(run, out)
+    say(f"diagnosing {run}, into {place}")
     from nagjax.interop.load import load
     from nagjax.report.diagnose_report import write_diagnosis
     from nagjax.report.diagnosis import Effort, diagnose
@@ -34,7 +37,7 @@ def main(
 
     opened = load(run)
     say(repr(opened))
-    with lock_of_report(out or run, "diagnose"):
+    with lock_of_report(place, "diagnose"):
         record = diagnose(opened, Effort(batches, skip_batches, curve_batches), data, say=say)
-        page = write_diagnosis(record, out or run)
+        page = write_diagnosis(record, place)
     print(f"{record['verdict']}\n{page}")

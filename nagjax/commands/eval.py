@@ -24,7 +24,7 @@ def main(
     """Validation loss of a run, and what its depth does; or, with --tasks, its scores on questions.
 
     Args:
-        run: a run folder.
+        run: a run folder, or a model that nagjax import reads.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: read only so many batches; all by default.
         as_json: print one JSON object.
@@ -45,8 +45,9 @@ def main(
                 print(f"{task:24} {metric:24} {value:.6g}")
         return
     from nagjax.generate.evaluate import evaluate
+    from nagjax.interop.load import load
 
-    scores = evaluate(run, data=data, batches=batches, weights=weights)
+    scores = evaluate(load(run), data=data, batches=batches, weights=weights)
     if as_json:
         print(json.dumps(scores))
         return
@@ -61,9 +62,9 @@ def _on_tasks(
     """Metrics of each task by name. Files need no harness; all that was found is written to the run's folder."""
     from nagjax.files import write_text
     from nagjax.generate.weights import with_weights
+    from nagjax.interop.load import load
     from nagjax.runs.lock import lock_of_report
     from nagjax.runs.names import TASKS
-    from nagjax.runs.opening import open_run
     from nagjax.train.tasks import FILE, open_tasks
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -73,7 +74,7 @@ def _on_tasks(
     others = [name for name in names if name not in files]
     if others:
         from nagjax.interop.lm_eval import evaluate_tasks
-    opened = with_weights(open_run(run), weights)
+    opened = with_weights(load(run), weights)
     asked = open_tasks(files, opened.tokenizer, opened.config.model.context, limit)
     with lock_of_report(run, "eval", "run"):
         found = {"results": {task.name: {} for task in asked.tasks}}
@@ -84,7 +85,8 @@ def _on_tasks(
             report = evaluate_tasks(opened, others, task_folder=folder, fewshot=fewshot, limit=limit)
             found = report | {"results": found["results"] | report["results"]}
         record = {"step": opened.step, "tasks": names, "limit": limit, "weights": weights, **found}
-        write_text(run / TASKS, json.dumps(record, indent=2, default=str))
+        if run.is_dir():
+            write_text(run / TASKS, json.dumps(record, indent=2, default=str))
     return {
         task: {metric: value for metric, value in own.items() if isinstance(value, float)}
         for task, own in found["results"].items()

@@ -25,7 +25,7 @@ def main(
     """Continue prompts, all of them in one batch, with a key/value cache.
 
     Args:
-        run: a run folder.
+        run: a run folder, or a model that nagjax import reads.
         prompt: one or more texts to continue.
         tokens: new tokens for each, at most; a document's end stops its row.
         temperature: 0 takes the likeliest token.
@@ -41,9 +41,9 @@ def main(
     note(f"opening {run}")
     from nagjax.generate.sample import complete
     from nagjax.generate.weights import with_weights
-    from nagjax.runs.opening import open_run
+    from nagjax.interop.load import load
 
-    opened = with_weights(open_run(run), weights)
+    opened = with_weights(load(run), weights)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     texts = complete(opened, list(prompt), tokens=tokens, stop=stop, slide=slide, **sampling)
     for start, text in zip(prompt, texts, strict=True):

@@ -17,7 +17,7 @@ def main(
     """Draw which sublayers each token of a text goes through, coloured by rotation angle: map.png in the run's folder.
 
     Args:
-        run: a run folder.
+        run: a run folder, or a model that nagjax import reads.
         text: the text.
         file: a file with the text.
         top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
@@ -25,11 +25,12 @@ def main(
     """
     note(f"drawing the tokens' ways through {run}")
     from nagjax.generate.paths import read_text, token_paths
+    from nagjax.interop.hub import report_folder
+    from nagjax.interop.load import load
     from nagjax.report.maps import write_map
     from nagjax.runs.lock import lock_of_report
-    from nagjax.runs.opening import open_run
 
-    opened, words, place = open_run(run), read_text(text, file), out or run
+    opened, words, place = load(run), read_text(text, file), report_folder(run, out)
     with lock_of_report(place, "map"):
         paths = token_paths(opened, words, top_k=top_k)
         model = opened.config.model

@@ -14,9 +14,9 @@ from nagjax.train.evaluator import Evaluator, with_causal
 
 
 def evaluate(
-    folder: str | Path, *, data: str | None = None, batches: int | None = None, weights: Weights = "full"
+    run: str | Path | OpenRun, *, data: str | None = None, batches: int | None = None, weights: Weights = "full"
 ) -> dict:
-    """What the newest checkpoint of the run in `folder` makes of validation text.
+    """What a model makes of validation text: an open one, or the newest checkpoint of a run's folder.
 
     data: `"stdlib"` or a prepared folder, the run's own corpus unless given. batches: the first so many
     batches of the run's batch size, all unless given. weights: "int8" rounds matrices to 8 bits first
@@ -36,7 +36,7 @@ def evaluate(
     """
     if batches is not None and batches < 1:
         raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
-    run = open_run(folder)
+    run = run if isinstance(run, OpenRun) else open_run(run)
     run.config.model.check_causal("the loss of next tokens")
     run = with_weights(run, weights)
     dataset = run_text(run, data)

@@ -1,0 +1,70 @@
+"""The models that a clone brings along: opened by name in Python and on the command line, and what their cards say."""
+
+import json
+import platform
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_export import run_of
+
+import nagjax
+from nagjax.cli import main
+from nagjax.errors import UserError
+from nagjax.generate.evaluate import evaluate
+from nagjax.interop import hub
+from nagjax.interop.exporting import export
+from nagjax.residual import find_scheme
+
+CARDS = sorted(hub.BROUGHT.glob("*/README.md"))
+
+
+@pytest.fixture
+def brought(tmp_path, monkeypatch):
+    """A clone's models/ with one bundle, tiny, seen from an empty folder; the run it is of."""
+    run = run_of(find_scheme("nag")(), tmp_path / "run")
+    export(run, tmp_path / "models" / "tiny", format="bundle")
+    monkeypatch.setattr(hub, "BROUGHT", tmp_path / "models")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return run
+
+
+def test_a_name_opens_it(brought):
+    jax.tree.map(np.testing.assert_array_equal, nagjax.load("tiny").params, brought.params)
+
+
+def test_what_stands_here_comes_first(brought, tmp_path):
+    export(run_of(find_scheme("plain")(), tmp_path / "other"), "tiny", format="bundle")
+    assert nagjax.load("tiny").config.scheme.name == "plain"
+
+
+def test_a_wrong_name_is_refused_with_the_right_ones(brought):
+    with pytest.raises(UserError, match="run = 'tini'.*give the folder of a run or a model, tiny$"):
+        nagjax.load("tini")
+
+
+def test_commands_take_the_name_and_write_nothing_into_it(brought, tmp_path):
+    before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
+    assert main(["generate", "tiny", "--prompt", "ab", "--tokens", "4"]) == 0
+    assert main(["map", "tiny", "--text", "abc"]) == 0
+    assert main(["import", "tiny", "--out", "imported"]) == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["imported", "tiny-report"]
+    assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.skipif(not CARDS, reason="a clone's folder models/ has no model")
+@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)
+def test_a_model_is_what_its_card_says(card):
+    told = card.read_text()
+    run = nagjax.load(card.parent.name)
+    count = sum(p.size for p in jax.tree.leaves(run.blueprint.parameters))
+    assert f"| {count:,}, in bfloat16 here |" in told and run.step == run.config.train.steps
+    assert sum(path.stat().st_size for path in card.parent.iterdir()) < 8e6
+    last = [record for line in (card.parent / "log.jsonl").open() if (record := json.loads(line))["kind"] == "eval"][-1]
+    assert last["step"] == run.step
+    if f"Python {platform.python_version()} " not in told:
+        pytest.skip("trained and measured on another Python's standard library")
+    found = evaluate(run, data="stdlib", batches=run.config.train.eval_batches)
+    assert abs(found["loss"] - last["loss"]) < 0.01  # of the same text, from weights rounded to bfloat16
