@@ -1,6 +1,9 @@
 """What a whole run asks of compiler and memory: two programs, none after the second step, and no second copy of the
 state."""
 
+import contextlib
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +16,23 @@ from nagjax.residual import find_scheme
 from nagjax.train import loop as loop_module
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.batches import TrainBatches
+from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loop import train
 from nagjax.train.step import jit_train_step
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def compiled(programs: list):
+    """Adds an entry to `programs` for each program that XLA compiles meanwhile."""
+    listener = lambda event, seconds, **_: programs.append(event) if event == COMPILED else None  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        yield
+    finally:
+        monitoring.unregister_event_duration_listener(listener)
 
 
 def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch):
@@ -40,14 +55,21 @@ def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch
 
     monkeypatch.setattr(loop_module, "jit_train_step", watched)
     monkeypatch.setattr(TrainBatches, "take", poisoned)
-    listener = lambda event, seconds, **_: programs.append(event) if event == COMPILED else None  # noqa: E731
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
+    with compiled(programs):
         train(run_of(on_bad_step="rollback"), tmp_path / "run")
-    finally:
-        monitoring.unregister_event_duration_listener(listener)
     assert len(steps) >= 8 and len(set(steps[2:])) == 1, steps
     assert len(programs) == steps[-1], "the last evaluation and save compiled something"
+
+
+def test_a_save_compiles_nothing_for_the_devices_that_hold_copies(tmp_path):
+    blueprint = tiny.blueprint(tiny.run_config(find_scheme("nag")()), data=8)
+    state, programs = blueprint.create(), []
+    with compiled(programs), Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, state)
+        checkpoints.wait()
+    assert not programs
+    restored = Checkpoints(tmp_path).restore(blueprint.abstract())
+    chex.assert_trees_all_equal(jax.device_get(restored), jax.device_get(state))
 
 
 @pytest.mark.parametrize("mod", [ModConfig(), ModConfig(rate=(0.5,))], ids=["dense", "routed"])

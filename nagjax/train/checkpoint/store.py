@@ -19,6 +19,9 @@ from nagjax.train.checkpoint.retention import Saved, kept
 from nagjax.train.distributed.consensus import from_first, together
 
 SPARE = 1 << 20  # bytes of a checkpoint besides its arrays
+# Devices that hold copies of an array write a part each. Smaller parts than this cost more than they save: each shape
+# of a part is a program to compile before the first checkpoint is written.
+PART = 1 << 20
 
 
 @runtime_checkable
@@ -86,7 +89,9 @@ class Checkpoints:
             return
         with self._saving():
             together(lambda: self._check_room(state))
-            writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), _parts(state), overwrite=True)
+            saving = ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=PART)
+            with ocp.Context(array_options=ocp.options.ArrayOptions(saving=saving)):
+                writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), _parts(state), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
     def _note(self, saved: Saved, facts: dict) -> None:
