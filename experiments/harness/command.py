@@ -28,7 +28,7 @@ class Options:
     size: str = DEFAULT  # sets the recipe's own options below
     out: Path | None = None  # folder of the jobs; the same command in the same folder resumes; None: runs/NAME-SIZE
     results: Path | None = None  # results/ and plots/ go here; None: experiments/, for a smoke run the out folder
-    reuse: tuple[str, ...] = ()  # sizes whose result files hold runs of this plan, which then are not done again
+    reuse: tuple[str, ...] = ()  # sizes, or RECIPE.SIZE, whose result files hold runs of this plan: not done again
     keep: bool = False  # only writes the finished jobs to unfinished/, for --reuse where their folder is gone
     processes: int = 1  # on this machine, sharing its cores
     shard: str = "0/1"  # i/n: only every n-th job from the i-th on, for array launchers; start again to collect

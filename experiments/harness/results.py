@@ -122,11 +122,12 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def reuse(home: Path, name: str, size: str, jobs: Sequence[Job], folder: Path) -> int:
     """Leaves the records of a size's result file, or of its unfinished one, where these jobs would leave them, so that
-    they are not done again; returns how many. A record that is there stays.
+    they are not done again; returns how many. A record that is there stays. `size` may be another recipe's: RECIPE.SIZE.
 
     Raises UserError if there is no such file, if it has none of these jobs, or if one of them is of another config.
     """
-    paths = result_file(home, name, size), unfinished_file(home, name, size)
+    other, _, of_size = size.rpartition(".")
+    paths = result_file(home, other or name, of_size), unfinished_file(home, other or name, of_size)
     path = next((path for path in paths if path.exists()), None)
     if path is None:
         raise UserError("reuse", size, f"there is no {paths[0]}; name a size that was run")

@@ -194,6 +194,7 @@ def test_jobs_of_a_result_file_are_not_done_again(write, tmp_path):
     work([jobs[0], jobs[2]], out)
     assert [_times(out, job) for job in (jobs[0], jobs[2])] == [0, 1]
     assert [record.metrics["loss"] for record in collect(jobs, out)] == [1.0, 2.0, 1.0]
+    assert reuse(tmp_path, "another", "tried.cpu", jobs, tmp_path / "another") == 2
 
 
 def test_a_result_file_of_other_jobs_is_refused(tmp_path):
