@@ -122,7 +122,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def reuse(home: Path, name: str, size: str, jobs: Sequence[Job], folder: Path) -> int:
     """Leaves the records of a size's result file, or of its unfinished one, where these jobs would leave them, so that
-    they are not done again; returns how many. A record that is there stays. `size` may be another recipe's: RECIPE.SIZE.
+    they are not done again; returns how many. A record that is there stays. A size of another recipe is RECIPE.SIZE.
 
     Raises UserError if there is no such file, if it has none of these jobs, or if one of them is of another config.
     """
