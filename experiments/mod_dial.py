@@ -36,8 +36,9 @@ from experiments.harness.results import Summary
 from experiments.harness.skipping import Point, Skipping, on_curve
 from experiments.harness.statistics import Interval, mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
-from nagjax.data import DataConfig, open_dataset
+from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import Cutter, choose
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
@@ -137,7 +138,7 @@ def dialled(folder: Path) -> dict:
     the angle's points, and the shares of the tokens that ran at them, by sublayer."""
     run = open_run(folder, calibrated=False)
     at_random = Skipping(run, "random")
-    text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).batches(SEARCHED))
+    text = list(Evaluator(run.blueprint, run_text(run, split="train")).batches(SEARCHED))
     held_out = list(at_random.evaluator.batches(run.config.train.eval_batches))
     found = {"curves": {}}
     if run.config.scheme.turns:

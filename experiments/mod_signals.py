@@ -42,7 +42,8 @@ from experiments.harness.signals import Signals
 from experiments.harness.skipping import Point, on_curve
 from experiments.harness.statistics import mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
-from nagjax.data import DataConfig, open_dataset
+from nagjax.data import DataConfig
+from nagjax.generate.evaluate import run_text
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
@@ -115,7 +116,7 @@ class Skipped:
     def __call__(self, folder: Path) -> dict:
         run = open_run(folder, calibrated=False)
         signals, validation = Signals(run), Evaluator(run.blueprint)
-        text = list(Evaluator(run.blueprint, open_dataset(run.config.data)).batches(self.fitted))
+        text = list(Evaluator(run.blueprint, run_text(run, split="train")).batches(self.fitted))
         held_out = list(validation.batches(run.config.train.eval_batches))
         seen, there = signals.see(text), signals.see(held_out)
         scaled, learned, first = signals.scaled(seen), signals.fitted(seen, text), signals.first_order(seen, text)

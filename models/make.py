@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,8 @@ Made by these commands, of which the second goes on where it was stopped (`make 
 {commands}
 ```
 
-[log.jsonl](log.jsonl) has every evaluation, the depth measures at each, and one in {thinned} of the training steps.
+[metrics.jsonl](metrics.jsonl), which `nagjax.log(run)` reads, has every evaluation, what the depth did at each, and one
+in {thinned} of the training steps.
 """
 
 
@@ -77,7 +79,9 @@ def make(scheme: str, cpu: int | None) -> None:
     run(train, cpu)
     found = json.loads(run(evaluate, cpu))
     run(export, cpu)
-    write_log(RUNS / f"{scheme}-24" / "metrics.jsonl", HERE / f"{scheme}-24" / "log.jsonl")
+    kept, bundle = RUNS / f"{scheme}-24", HERE / f"{scheme}-24"
+    shutil.copyfile(kept / "info.json", bundle / "info.json")
+    write_log(kept / "metrics.jsonl", bundle / "metrics.jsonl")
     write_card(scheme, found)
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.console import Progress
-from nagjax.data import open_dataset
 from nagjax.errors import UserError
 from nagjax.files import write_json
+from nagjax.generate.evaluate import run_text
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.runs.folder import read_config
@@ -100,8 +100,8 @@ class Dial:
 
     def __init__(self, run: OpenRun, batches: int, search_batches: int):
         self.run, self.config = run, run.config.model
-        validation = open_dataset(run.config.data, split="validation")
-        training = open_dataset(run.config.data)
+        validation = run_text(run)
+        training = run_text(run, split="train")
         self.by_angle = self._evaluator(dial(0.5), validation)
         self.at_random = self._evaluator(ModConfig(rate=(0.5,), router="random"), validation)
         self.held_out = list(self.by_angle.batches(batches))

@@ -1,5 +1,6 @@
 """`nagjax import`: a model made elsewhere becomes a run's folder, which all commands open."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def import_model(
 ) -> OpenRun:
     """Reads the model `source`, a folder or a name on the Hugging Face hub (`nagjax.interop.hub`), and writes it to the
     new folder `out` as a run: config.json, a whole checkpoint (parameters alone: an optimizer's state would be all
-    zeros), the tokenizer's files, origin.json.
+    zeros), the tokenizer's files, origin.json. Returns that run, open.
 
     context, dtype, devices: as for `read_source`. `say` is told what is being done. Raises UserError: what
     `read_source` raises, and an `out` in use.
@@ -46,7 +47,7 @@ def import_model(
             copy(source / CALIBRATION, building / CALIBRATION)
         say("writing the checkpoint")
         write_run(run, building, read_json(source))
-    return run
+    return dataclasses.replace(run, folder=out)
 
 
 def write_run(run: OpenRun, out: Path, values: dict) -> None:

@@ -24,11 +24,10 @@ from nagjax.model.config import ModelConfig
 from nagjax.ranges import Natural, Range, check_value
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, from_dict
-from nagjax.runs.names import TOKENIZER
+from nagjax.runs.names import BUNDLE, TOKENIZER
 from nagjax.runs.opening import OpenRun, at_point
 from nagjax.train.distributed.mesh import make_mesh
 
-BUNDLE = "nagjax"  # the bundle's model_type, and the field of its config.json that is nagjax's own
 CUTS = "mod.cuts"
 MODEL_CONFIG = "config.json"  # of transformers; a bundle has one, too
 

@@ -1,6 +1,7 @@
 """Reading what a run has measured, and the facts that follow from it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from nagjax.json_reader import build
 from nagjax.mod.config import skips
 from nagjax.ranges import NonNegative, Positive, Range, Share
 from nagjax.runs.metrics import TASKS, DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
-from nagjax.runs.names import CONFIG, INFO, METRICS, SAMPLE
+from nagjax.runs.names import BUNDLE, CONFIG, INFO, METRICS, SAMPLE
 
 LONGEST_SAMPLE = 1 << 20  # bytes
 
@@ -205,7 +206,7 @@ def last_quarter(sublayers: int) -> int:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read the run folder `path`.
+    """Read the run folder `path`, or a bundle beside which its run's info.json and metrics.jsonl were left.
 
     After a resume a step may have been logged twice: the later line wins. A half-written last line (the run
     was killed) and lines of an unknown kind are passed over. Raises `UserError` when `path` is not a run
@@ -214,7 +215,7 @@ def load_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir() or not has_file(path / CONFIG):
         raise UserError("run", str(path), f"is not a run folder: give the folder that holds its {CONFIG}")
-    config = _json_object(path / CONFIG, _Config)
+    config = _json_object(path / CONFIG, _Config, _of_bundle)
     info = _json_object(path / INFO, _Info)
     logs, events = read_metrics(path / METRICS)
     sample = inside(path / SAMPLE)
@@ -243,10 +244,16 @@ def _scores(line: dict) -> dict[str, float | None]:
     return {name: value for name, value in line.items() if name not in ("kind", "step", "tokens")}
 
 
-def _json_object(file: Path, cls: type) -> dict[str, Any]:
-    """The whole of it, in which the fields of `cls` are as declared."""
+def _of_bundle(value: Any) -> Any:
+    """The run's config in a bundle's; others as they are."""
+    own = value.get(BUNDLE) if isinstance(value, dict) else None
+    return own.get("config") if isinstance(own, dict) else value
+
+
+def _json_object(file: Path, cls: type, part: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
+    """That part of it, in which the fields of `cls` are as declared."""
     try:
-        value = read_json(file)
+        value = part(read_json(file))
         build(cls, value, others=(_Scheme, _Model, _Optimizer, _Train, _Config, _Rates, _Info))
     except FileNotFoundError:
         raise UserError("run", str(file.parent), f"has no {file.name}: was it ever started?") from None

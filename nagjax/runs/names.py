@@ -1,5 +1,6 @@
 """Every name in a run's folder. Nobody else spells them."""
 
+BUNDLE = "nagjax"  # the model_type of an exported bundle, and the field of its config.json that is nagjax's own
 CONFIG = "config.json"  # the RunConfig
 CORPUS = "corpus.json"  # which text it reads
 IDENTITY = "run.json"  # its id, which every checkpoint names

@@ -1,6 +1,6 @@
 """The models that a clone brings along: opened by name in Python and on the command line, and what their cards say."""
 
-import json
+import dataclasses
 import platform
 from pathlib import Path
 
@@ -11,11 +11,15 @@ from test_export import run_of
 
 import nagjax
 from nagjax.cli import main
+from nagjax.data import DataConfig, stdlib, train_bpe
 from nagjax.errors import UserError
+from nagjax.generate.calibrate import calibrate
 from nagjax.generate.evaluate import evaluate
 from nagjax.interop import hub
 from nagjax.interop.exporting import export
+from nagjax.interop.importing import import_model
 from nagjax.residual import find_scheme
+from nagjax.runs.config import TrainConfig
 
 CARDS = sorted(hub.BROUGHT.glob("*/README.md"))
 
@@ -54,6 +58,22 @@ def test_commands_take_the_name_and_write_nothing_into_it(brought, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
 
 
+def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(brought, tmp_path, monkeypatch):
+    """The tokenizer.json that it was trained with lay in a folder that nobody has."""
+    monkeypatch.setattr(stdlib, "stdlib_documents", lambda: [f"def f{i}():\n    return {i}\n" * 9 for i in range(60)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    learned = train_bpe(["stdlib"], brought.config.model.vocab, tmp_path / "learned.json")
+    data = DataConfig(tokenizer="gone.json")
+    config = dataclasses.replace(brought.config, data=data, train=TrainConfig(batch=2, steps=3))
+    blueprint = dataclasses.replace(brought.blueprint, config=config)
+    run = dataclasses.replace(brought, blueprint=blueprint, tokenizer=learned)
+    export(run, tmp_path / "models" / "learned", format="bundle")
+    imported = import_model("learned", "imported")
+    assert imported.folder == Path("imported") and nagjax.load(imported.folder).step == run.step
+    points = calibrate(imported.folder, [0.3], choose=0.3, batches=1, search_batches=1)
+    assert points["chosen"] == 0.3 and nagjax.load(imported.folder).calibrated
+
+
 @pytest.mark.skipif(not CARDS, reason="a clone's folder models/ has no model")
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)
 def test_a_model_is_what_its_card_says(card):
@@ -62,9 +82,9 @@ def test_a_model_is_what_its_card_says(card):
     count = sum(p.size for p in jax.tree.leaves(run.blueprint.parameters))
     assert f"| {count:,}, in bfloat16 here |" in told and run.step == run.config.train.steps
     assert sum(path.stat().st_size for path in card.parent.iterdir()) < 8e6
-    last = [record for line in (card.parent / "log.jsonl").open() if (record := json.loads(line))["kind"] == "eval"][-1]
-    assert last["step"] == run.step
+    last = nagjax.log(run).last_eval
+    assert last.step == run.step
     if f"Python {platform.python_version()} " not in told:
         pytest.skip("trained and measured on another Python's standard library")
     found = evaluate(run, data="stdlib", batches=run.config.train.eval_batches)
-    assert abs(found["loss"] - last["loss"]) < 0.01  # of the same text, from weights rounded to bfloat16
+    assert abs(found["loss"] - last.loss) < 0.01  # of the same text, from weights rounded to bfloat16

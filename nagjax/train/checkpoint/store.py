@@ -89,8 +89,9 @@ class Checkpoints:
             return
         with self._saving():
             together(lambda: self._check_room(state))
-            saving = ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=PART)
-            with ocp.Context(array_options=ocp.options.ArrayOptions(saving=saving)):
+            context = ocp.Context()
+            context.array.saving.min_slice_bytes_for_replica_parallel = PART
+            with context:
                 writing = ocp.save_async(str(self.folder / f"{step}{SAVING}"), _parts(state), overwrite=True)
         self._pending = saved, self._worker.submit(self._finish, writing, saved, facts)
 
