@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -59,6 +60,27 @@ Made by these commands, of which the second goes on where it was stopped (`make 
 
 [metrics.jsonl](metrics.jsonl), which `nagjax.log(run)` reads, has every evaluation, what the depth did at each, and one
 in {thinned} of the training steps.
+"""
+
+
+CARD_FACTS = (r"^# [\w-]+: ([^,]+),", r"validation loss \| ([^,]+) nats", r"next token right \| (\S+)")
+INDEX = """# Models to look into
+
+Small models that have read the same text, one for each residual scheme, long enough to have learned something.
+`nagjax.load` and the commands that read models know them by name, if nagjax runs from a clone:
+
+```sh
+nagjax generate nag-24 --prompt 'def read(self'
+nagjax diagnose nag-24
+nagjax import nag-24 --out runs/mine     # a run's folder of one's own, to calibrate, prune or train further
+```
+
+| model | scheme | validation loss, nats per token | next token right |
+|---|---|---|---|
+{rows}
+
+One seed each: what they show beside one another is an example, not a result ([results](../experiments/README.md)).
+`make models` trains them again, with the commands on their cards.
 """
 
 
@@ -123,6 +145,16 @@ def write_card(scheme: str, found: dict) -> None:
     (HERE / f"{scheme}-24" / "README.md").write_text(CARD.format(**facts))
 
 
+def write_index() -> None:
+    """README.md of this folder: the cards' losses side by side."""
+    rows = []
+    for card in sorted(HERE.glob("*/README.md")):
+        told = card.read_text()
+        title, loss, right = (re.search(pattern, told)[1] for pattern in CARD_FACTS)
+        rows.append(f"| [{card.parent.name}]({card.parent.name}/README.md) | {title} | {loss} | {right} |")
+    (HERE / "README.md").write_text(INDEX.format(rows="\n".join(rows)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("schemes", nargs="*", metavar="SCHEME", help=f"{', '.join(RATES)}; all by default")
@@ -136,6 +168,7 @@ def main() -> None:
     with ThreadPoolExecutor(len(cpus)) as pool:
         for done in [pool.submit(make, scheme, cpus[i % len(cpus)]) for i, scheme in enumerate(schemes)]:
             done.result()
+    write_index()
 
 
 if __name__ == "__main__":
