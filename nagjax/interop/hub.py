@@ -1,4 +1,4 @@
-"""Models by name: those that a clone of nagjax brings along, and those of the Hugging Face hub, cached or fetched."""
+"""Models by name: those that come with a clone of nagjax, and those of the Hugging Face hub, cached or fetched."""
 
 import os
 import re
@@ -10,20 +10,20 @@ from nagjax.files import has_file
 from nagjax.runs.names import CONFIG, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
-BROUGHT = Path(__file__).resolve().parents[2] / "models"  # in a clone; an installed package comes without them
+SHIPPED = Path(__file__).resolve().parents[2] / "models"  # in a clone; an installed package has none
 FETCHED = ["*.json", "*.safetensors", *TOKENIZER_FILES]
 
 
 def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], None] = lambda text: None) -> Path:
-    """The folder of a model: `source` itself, unless there is no such folder here and it is the name of a model that a
-    clone brings along, or OWNER/NAME or OWNER/NAME@REVISION of the hub (and there is no OWNER here either).
+    """The folder of a model: `source` itself, unless there is no such folder here and it is the name of a model that
+    comes with a clone, or OWNER/NAME or OWNER/NAME@REVISION of the hub (and there is no OWNER here either).
 
     Of a name it is the hub's local cache that is asked, without a network; fetch: then the hub, by `huggingface_hub`.
     Raises UserError with the command that fetches the model.
     """
     path, name = Path(source), NAME.fullmatch(str(source))
-    if len(path.parts) == 1 and not path.exists() and has_file(BROUGHT / path / CONFIG):
-        return BROUGHT / path
+    if len(path.parts) == 1 and not path.exists() and has_file(SHIPPED / path / CONFIG):
+        return SHIPPED / path
     if name is None or path.exists() or path.parent.exists():
         return path
     repository, revision = f"{name['owner']}/{name['model']}", name["revision"] or "main"
@@ -48,9 +48,9 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
     raise UserError("source", str(source), f"{fix} huggingface_hub && {command}")
 
 
-def brought() -> list[str]:
-    """The names of the models that a clone brings along; none where nagjax is installed without one."""
-    return sorted(path.parent.name for path in BROUGHT.glob(f"*/{CONFIG}"))
+def shipped() -> list[str]:
+    """The names of the models that come with a clone; none where nagjax is installed without one."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
 def report_folder(source: str | Path, out: Path | None) -> Path:

@@ -7,7 +7,7 @@ import jax
 
 from nagjax.errors import UserError
 from nagjax.files import has_file
-from nagjax.interop.hub import brought, find_model
+from nagjax.interop.hub import shipped, find_model
 from nagjax.interop.source import MODEL_CONFIG, read_json, read_source
 from nagjax.runs.opening import OpenRun, open_run
 
@@ -24,7 +24,7 @@ def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> Op
     """
     folder = find_model(path)
     if not has_file(folder / MODEL_CONFIG):
-        fix = ", ".join(["there is no config.json in it: give the folder of a run or a model", *brought()])
+        fix = ", ".join(["there is no config.json in it: give the folder of a run or a model", *shipped()])
         raise UserError("run", str(path), fix)
     if folder.is_dir() and isinstance(read_json(folder).get("scheme"), dict):
         return open_run(folder, devices=devices)

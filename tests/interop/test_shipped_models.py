@@ -1,4 +1,4 @@
-"""The models that a clone brings along: opened by name in Python and on the command line, and what their cards say."""
+"""The models that come with a clone: opened by name in Python and on the command line, and what their cards say."""
 
 import dataclasses
 import platform
@@ -21,35 +21,35 @@ from nagjax.interop.importing import import_model
 from nagjax.residual import find_scheme
 from nagjax.runs.config import TrainConfig
 
-CARDS = sorted(hub.BROUGHT.glob("*/README.md"))
+CARDS = sorted(hub.SHIPPED.glob("*/README.md"))
 
 
 @pytest.fixture
-def brought(tmp_path, monkeypatch):
+def shipped(tmp_path, monkeypatch):
     """A clone's models/ with one bundle, tiny, seen from an empty folder; the run it is of."""
     run = run_of(find_scheme("nag")(), tmp_path / "run")
     export(run, tmp_path / "models" / "tiny", format="bundle")
-    monkeypatch.setattr(hub, "BROUGHT", tmp_path / "models")
+    monkeypatch.setattr(hub, "SHIPPED", tmp_path / "models")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return run
 
 
-def test_a_name_opens_it(brought):
-    jax.tree.map(np.testing.assert_array_equal, nagjax.load("tiny").params, brought.params)
+def test_a_name_opens_it(shipped):
+    jax.tree.map(np.testing.assert_array_equal, nagjax.load("tiny").params, shipped.params)
 
 
-def test_what_stands_here_comes_first(brought, tmp_path):
+def test_what_stands_here_comes_first(shipped, tmp_path):
     export(run_of(find_scheme("plain")(), tmp_path / "other"), "tiny", format="bundle")
     assert nagjax.load("tiny").config.scheme.name == "plain"
 
 
-def test_a_wrong_name_is_refused_with_the_right_ones(brought):
+def test_a_wrong_name_is_refused_with_the_right_ones(shipped):
     with pytest.raises(UserError, match="run = 'tini'.*give the folder of a run or a model, tiny$"):
         nagjax.load("tini")
 
 
-def test_commands_take_the_name_and_write_nothing_into_it(brought, tmp_path):
+def test_commands_take_the_name_and_write_nothing_into_it(shipped, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
     assert main(["generate", "tiny", "--prompt", "ab", "--tokens", "4"]) == 0
     assert main(["map", "tiny", "--text", "abc"]) == 0
@@ -58,15 +58,15 @@ def test_commands_take_the_name_and_write_nothing_into_it(brought, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
 
 
-def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(brought, tmp_path, monkeypatch):
+def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(shipped, tmp_path, monkeypatch):
     """The tokenizer.json that it was trained with lay in a folder that nobody has."""
     monkeypatch.setattr(stdlib, "stdlib_documents", lambda: [f"def f{i}():\n    return {i}\n" * 9 for i in range(60)])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    learned = train_bpe(["stdlib"], brought.config.model.vocab, tmp_path / "learned.json")
+    learned = train_bpe(["stdlib"], shipped.config.model.vocab, tmp_path / "learned.json")
     data = DataConfig(tokenizer="gone.json")
-    config = dataclasses.replace(brought.config, data=data, train=TrainConfig(batch=2, steps=3))
-    blueprint = dataclasses.replace(brought.blueprint, config=config)
-    run = dataclasses.replace(brought, blueprint=blueprint, tokenizer=learned)
+    config = dataclasses.replace(shipped.config, data=data, train=TrainConfig(batch=2, steps=3))
+    blueprint = dataclasses.replace(shipped.blueprint, config=config)
+    run = dataclasses.replace(shipped, blueprint=blueprint, tokenizer=learned)
     export(run, tmp_path / "models" / "learned", format="bundle")
     imported = import_model("learned", "imported")
     assert imported.folder == Path("imported") and nagjax.load(imported.folder).step == run.step
