@@ -7,7 +7,7 @@ import jax
 
 from nagjax.errors import UserError
 from nagjax.files import has_file
-from nagjax.interop.hub import shipped, find_model
+from nagjax.interop.hub import find_model, shipped
 from nagjax.interop.source import MODEL_CONFIG, read_json, read_source
 from nagjax.runs.opening import OpenRun, open_run
 
