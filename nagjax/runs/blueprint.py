@@ -31,9 +31,10 @@ class Parameter:
         return math.prod(self.shape)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ModelBlueprint:
-    """The static part of a run's model: its graph and its parameters' metadata, on a mesh."""
+    """The static part of a run's model: its graph and its parameters' metadata, on a mesh. Programs are kept for the
+    blueprint that they were made of, which is equal to itself only."""
 
     config: RunConfig
     mesh: Mesh

@@ -48,7 +48,7 @@ def factors(model: ModelBlueprint) -> Tree:
     return jax.tree.map(one, model.trained(model.parameters))
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Blueprint(ModelBlueprint):
     """The static part of a run: that of its model, and the optimizer."""
 

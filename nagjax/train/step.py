@@ -1,5 +1,6 @@
 """The training step and the evaluation step, jitted on the run's mesh."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -223,6 +224,7 @@ def jit_train_step(blueprint: Blueprint):
     )
 
 
+@functools.lru_cache(maxsize=8)  # an open run is evaluated more than once
 def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
     """The jitted evaluation step: `(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
 

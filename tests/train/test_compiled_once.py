@@ -11,8 +11,10 @@ import pytest
 import tiny
 from jax._src import monitoring
 
+from nagjax.generate.evaluate import evaluate
 from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
+from nagjax.runs.opening import open_run
 from nagjax.train import loop as loop_module
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.batches import TrainBatches
@@ -59,6 +61,15 @@ def test_nothing_is_compiled_after_the_second_step(run_of, tmp_path, monkeypatch
         train(run_of(on_bad_step="rollback"), tmp_path / "run")
     assert len(steps) >= 8 and len(set(steps[2:])) == 1, steps
     assert len(programs) == steps[-1], "the last evaluation and save compiled something"
+
+
+def test_an_open_run_is_evaluated_again_by_the_same_program(run_of, tmp_path):
+    train(run_of(), tmp_path / "run")
+    run, programs = open_run(tmp_path / "run"), []
+    first = evaluate(run, batches=1)
+    with compiled(programs):
+        again = evaluate(run, batches=1)
+    assert not programs and again == first
 
 
 def test_a_save_compiles_nothing_for_the_devices_that_hold_copies(tmp_path):
