@@ -6,7 +6,6 @@ coarse for everything that shares its scale. Computed in float32; shape and dtyp
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -25,12 +24,15 @@ def integer_round_trip(x: Float[Array, "*n"], bits: int = 8, axes: Sequence[int]
 
 def float8_round_trip(x: Float[Array, "*n"], axes: Sequence[int] | None = None) -> Float[Array, "*n"]:
     """`s e4m3(x / s)`, `s = max |x| / 448`, in the 8-bit floating point of Micikevicius et al. 2022, arXiv:2209.05433.
-    A step is 1/8 to 1/16 of the value, and at least 2^-9 s."""
+    A step is 1/8 to 1/16 of the value, and at least 2^-9 s; rounding half to even.
+
+    In float32: XLA's own conversion goes through float16, which it does not compile for CPUs without F16C."""
     wide = x.astype(jnp.float32)
     scale = _largest(wide, axes) / FLOAT8_MAX
-    stored = jnp.clip(wide / scale, -FLOAT8_MAX, FLOAT8_MAX).astype(jnp.float8_e4m3fn)
-    stored = jax.lax.optimization_barrier(stored)  # XLA may leave out a conversion there and back
-    return (scale * stored.astype(jnp.float32)).astype(x.dtype)
+    stored = jnp.clip(wide / scale, -FLOAT8_MAX, FLOAT8_MAX)
+    _, exponent = jnp.frexp(stored)
+    step = jnp.ldexp(jnp.float32(1.0), jnp.maximum(exponent - 4, -9))
+    return (scale * (step * jnp.round(stored / step))).astype(x.dtype)
 
 
 def _largest(x: Float[Array, "*n"], axes: Sequence[int] | None) -> Array:
