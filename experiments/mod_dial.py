@@ -38,10 +38,10 @@ from experiments.harness.statistics import Interval, mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
-from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import Cutter, choose
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
+from nagjax.report.curve import text_batches
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.facts import model_costs
@@ -138,7 +138,7 @@ def dialled(folder: Path) -> dict:
     the angle's points, and the shares of the tokens that ran at them, by sublayer."""
     run = open_run(folder, calibrated=False)
     at_random = Skipping(run, "random")
-    text = list(Evaluator(run.blueprint, run_text(run, split="train")).batches(SEARCHED))
+    text = text_batches(run, None, "train", SEARCHED)
     held_out = list(at_random.evaluator.batches(run.config.train.eval_batches))
     found = {"curves": {}}
     if run.config.scheme.turns:

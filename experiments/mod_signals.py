@@ -43,8 +43,8 @@ from experiments.harness.skipping import Point, on_curve
 from experiments.harness.statistics import mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
-from nagjax.generate.evaluate import run_text
 from nagjax.model.config import ModelConfig
+from nagjax.report.curve import text_batches
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import open_run
@@ -116,7 +116,7 @@ class Skipped:
     def __call__(self, folder: Path) -> dict:
         run = open_run(folder, calibrated=False)
         signals, validation = Signals(run), Evaluator(run.blueprint)
-        text = list(Evaluator(run.blueprint, run_text(run, split="train")).batches(self.fitted))
+        text = text_batches(run, None, "train", self.fitted)
         held_out = list(validation.batches(run.config.train.eval_batches))
         seen, there = signals.see(text), signals.see(held_out)
         scaled, learned, first = signals.scaled(seen), signals.fitted(seen, text), signals.first_order(seen, text)

@@ -44,13 +44,13 @@ A model to look into, not to use: it has read the sources of the Python standard
 
 | | |
 |---|---|
-| parameters | {parameters:,}, in bfloat16 here |
+| parameters | {info[parameters]:,}, in bfloat16 here |
 | training text | `stdlib`: the library of Python {python} without its tests; BPE of 2,048 tokens |
 | tokens | {tokens:.1f}M, {per_parameter:.0f} for each parameter, {epochs:.1f} times the text |
 | training | {steps:,} steps of {batch} x {context}; AdamW, cosine, peak learning rate {lr}, seed 0 |
 | validation loss | {loss:.4f} nats per token, {bits:.4f} bits per byte, on the {targets:,} held-out tokens |
 | next token right | {accuracy:.1%} |
-| trained on | {cpu}, one thread; {origin} |
+| trained on | {info[cpu]}, one thread; nagjax at commit {info[commit]}, jax {info[versions][jax]}, {date} |
 
 Made by these commands, of which the second goes on where it was stopped (`make models MODELS={scheme}`):
 
@@ -121,28 +121,27 @@ def write_card(scheme: str, found: dict) -> None:
     config, info = (json.loads((folder / name).read_text()) for name in ("config.json", "info.json"))
     model, train = config["model"], config["train"]
     tokens = train["steps"] * train["batch"] * model["context"]
-    facts = {
-        "scheme": scheme,
-        "title": find_scheme(scheme).title,
-        "parameters": info["parameters"],
-        "python": platform.python_version(),
-        "steps": train["steps"],
-        "batch": train["batch"],
-        "context": model["context"],
-        "tokens": tokens / 1e6,
-        "per_parameter": tokens / info["parameters"],
-        "epochs": tokens / json.loads((folder / "corpus.json").read_text())["tokens"],
-        "lr": RATES[scheme],
-        "loss": found["loss"],
-        "bits": found["bits_per_byte"],
-        "targets": found["tokens"],
-        "accuracy": found["accuracy"],
-        "cpu": info["cpu"],
-        "origin": f"nagjax at commit {info['commit']}, jax {info['versions']['jax']}, {info['date'][:10]}",
-        "commands": "\n".join(commands(scheme)),
-        "thinned": THINNED,
-    }
-    (HERE / f"{scheme}-24" / "README.md").write_text(CARD.format(**facts))
+    card = CARD.format(
+        scheme=scheme,
+        title=find_scheme(scheme).title,
+        python=platform.python_version(),
+        info=info,
+        steps=train["steps"],
+        batch=train["batch"],
+        context=model["context"],
+        loss=found["loss"],
+        bits=found["bits_per_byte"],
+        targets=found["tokens"],
+        accuracy=found["accuracy"],
+        tokens=tokens / 1e6,
+        per_parameter=tokens / info["parameters"],
+        epochs=tokens / json.loads((folder / "corpus.json").read_text())["tokens"],
+        lr=RATES[scheme],
+        date=info["date"][:10],
+        commands="\n".join(commands(scheme)),
+        thinned=THINNED,
+    )
+    (HERE / f"{scheme}-24" / "README.md").write_text(card)
 
 
 def write_index() -> None:

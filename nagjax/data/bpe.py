@@ -46,7 +46,7 @@ def train_bpe(
     def read() -> Iterator[str]:
         files = [name for name in inputs if name != STDLIB]
         documents = chain(
-            read_documents(files, field=field, longest=longest) if files else (),
+            read_documents(files, field=field, longest=longest),
             training_documents() if len(files) < len(inputs) else (),
         )
         for number, text in enumerate(documents, 1):

@@ -26,6 +26,6 @@ def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> Op
     if not has_file(folder / MODEL_CONFIG):
         fix = ", ".join(["there is no config.json in it: give the folder of a run or a model", *shipped()])
         raise UserError("run", str(path), fix)
-    if folder.is_dir() and isinstance(read_json(folder).get("scheme"), dict):
+    if isinstance(read_json(folder).get("scheme"), dict):
         return open_run(folder, devices=devices)
     return read_source(folder, devices=devices)
