@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -25,14 +26,20 @@ def train_bpe(
 
     `inputs` are files, folders or `hub:` datasets, as for `prepare`, or `"stdlib"`: what is trained on of this Python's
     standard library. `vocab_size` counts the 256 bytes and the end-of-text token. `progress` is called with the number
-    of documents read, `say` told of what follows. Raises UserError when there is no room for those tokens, or `path`
-    cannot be written.
+    of documents read, `say` told of what follows. Raises UserError when there is no room for those tokens, the inputs
+    hold no text, or `path` cannot be written, which shows before anything is read.
     """
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if vocab_size < 257:
         raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
+    if Path(path).is_dir():
+        raise UserError("path", str(path), "is a folder: give the file to write, such as tokenizer.json in it")
+    partial, count = Path(f"{path}.partial"), 0
+    with _writing(path):
+        partial.touch()
+        partial.unlink()
     engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     engine.decoder = decoders.ByteLevel()
@@ -44,21 +51,29 @@ def train_bpe(
     )
 
     def read() -> Iterator[str]:
+        nonlocal count
         files = [name for name in inputs if name != STDLIB]
         documents = chain(
             read_documents(files, field=field, longest=longest),
             training_documents() if len(files) < len(inputs) else (),
         )
-        for number, text in enumerate(documents, 1):
+        for count, text in enumerate(documents, 1):
             yield text
-            progress(number)
+            progress(count)
         say("all documents are read; learning merges")
 
     engine.train_from_iterator(read(), trainer)
-    partial = Path(f"{path}.partial")
-    try:
+    if not count:
+        raise UserError("inputs", list(inputs), "there is no text in them")
+    with _writing(path):
         partial.write_text(engine.to_str(), encoding="utf-8")
         partial.replace(path)
+    return load_tokenizer(str(path))
+
+
+@contextmanager
+def _writing(path: str | os.PathLike) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError("path", str(path), f"cannot be written: {error.strerror}") from None
-    return load_tokenizer(str(path))

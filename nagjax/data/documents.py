@@ -43,7 +43,8 @@ def format_of(path: StoragePath) -> str | None:
 
 
 def find_files(inputs: Sequence[str]) -> list[StoragePath]:
-    """Every readable file under `inputs` (files and folders), in an order the file system cannot change.
+    """Every readable file under `inputs` (files and folders), in an order the file system cannot change. What begins
+    with a dot is left out of a folder, with all that is in it: it is not part of the text.
 
     Raises UserError for an absent path, an unknown format, or a folder with nothing readable in it.
     """
@@ -51,7 +52,7 @@ def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     for name in inputs:
         path = storage_path(name)
         if path.is_dir():
-            inside = [p for _, p in files_under(path) if format_of(p) and not p.name.startswith(".")]
+            inside = [p for name, p in files_under(path) if format_of(p) and "/." not in f"/{name}"]
             if not inside:
                 raise UserError("inputs", name, f"the folder holds no {', '.join(_FORMATS)} file")
             found += inside
@@ -79,7 +80,7 @@ def _documents(inputs: Sequence[str], field: Field, longest: int) -> Iterator[tu
     """`read_documents`, and whether each is drawn for a split of its own: of a text file only the first one is."""
     for name in inputs:
         if name.startswith(HUB_PREFIX):
-            yield from ((text, True) for text in map(_valid_unicode, _hub_documents(name, field)))
+            yield from ((text, True) for text in map(_valid_unicode, _hub_documents(name, field, longest)))
             continue
         for path in find_files([name]):
             whole = format_of(path) in _TEXT
@@ -148,7 +149,7 @@ def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[s
             yield from _parquet_documents(path, field, longest)
             return
         opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
-        with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8", newline="") as file:
+        with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8-sig", newline="") as file:
             if kind in _TEXT and not isinstance(field, str):
                 raise UserError("inputs", str(path), "is plain text: give conversations as .jsonl or .parquet")
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
@@ -172,14 +173,21 @@ def _json_lines(file: IO[str], path: StoragePath, field: Field, longest: int) ->
             record = parse_json(line, lenient=True)
         except ValueError as error:
             raise UserError("inputs", where, f"not a line of JSON ({error})") from None
-        if not isinstance(field, str):
-            yield field(record, where)
-            continue
+        yield _text_of(record, field, where, longest)
+
+
+def _text_of(record: Any, field: Field, where: str, longest: int) -> str:
+    """The text of a line of JSON or a row of a table."""
+    if isinstance(field, str):
         value = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(value, str):
-            has = f"it has {sorted(record)}" if isinstance(record, dict) else "it is not an object"
-            raise UserError("inputs", where, f"no text in field {field!r}: {has}; name the field with --field")
-        yield value
+    else:
+        value = field(record, where)
+    if not isinstance(value, str):
+        has = f"it has {sorted(record)}" if isinstance(record, dict) else "it is not an object"
+        raise UserError("inputs", where, f"no text in field {field!r}: {has}; name the field with --field")
+    if len(value) > longest:
+        raise _too_long(where, longest)
+    return value
 
 
 def _too_long(where: str, longest: int) -> UserError:
@@ -200,12 +208,7 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
             columns = [field] if isinstance(field, str) else names
             rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
             for row, record in enumerate(batch.to_pylist()[0] for batch in rows):
-                value = record[field] if isinstance(field, str) else field(_without_nulls(record), f"{path}:{row}")
-                if not isinstance(value, str):
-                    raise UserError("inputs", f"{path}:{row}", f"no text in column {field!r}")
-                if len(value) > longest:
-                    raise _too_long(f"{path}:{row}", longest)
-                yield value
+                yield _text_of(_without_nulls(record), field, f"{path}:{row}", longest)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise
@@ -219,7 +222,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(own) for own in value] if isinstance(value, list) else value
 
 
-def _hub_documents(name: str, field: Field) -> Iterator[str]:
+def _hub_documents(name: str, field: Field, longest: int) -> Iterator[str]:
     """`hub:OWNER/NAME[#CONFIG][:SPLIT]`, streamed."""
     rest, _, split = name.removeprefix(HUB_PREFIX).partition(":")
     repository, _, config = rest.partition("#")
@@ -231,12 +234,7 @@ def _hub_documents(name: str, field: Field) -> Iterator[str]:
         for number, row in enumerate(
             datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
         ):
-            if not isinstance(field, str):
-                yield field(_without_nulls(row), f"{name}:{number}")
-                continue
-            if not isinstance(row.get(field), str):
-                raise UserError("inputs", f"{name}:{number}", f"no text in {field!r}; it has {sorted(row)}")
-            yield row[field]
+            yield _text_of(_without_nulls(row), field, f"{name}:{number}", longest)
     except UserError:
         raise
     except Exception as error:  # the hub client raises many unrelated types: network, names, configs
@@ -250,11 +248,13 @@ def _readable(path: StoragePath) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise UserError("inputs", str(path), f"not UTF-8 ({error.reason}); convert it to UTF-8") from None
-    except BROKEN as error:
-        fix = f"the compressed file is cut short or damaged ({error}); fetch it again"
-        raise UserError("inputs", str(path), fix) from None
     except PermissionError:
         raise UserError("inputs", str(path), "no permission to read it") from None
+    except BROKEN as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        fix = f"the compressed file is cut short or damaged ({error}); fetch it again"
+        raise UserError("inputs", str(path), fix) from None
 
 
 def _valid_unicode(text: str) -> str:

@@ -115,7 +115,7 @@ class Dataset:
         kept = int(np.minimum(np.diff(self.stream.document_ends, prepend=0), context).sum())
         return 1.0 - kept / max(1, self.rows(context) * context), 1.0 - kept / max(1, self.token_count)
 
-    def source(self, context: int) -> "Rows | WholeRows | DocumentRows":
+    def source(self, context: int) -> Rows:
         """Its rows, by number."""
         kinds = {"packed": Rows, "whole": WholeRows, "document": DocumentRows}
         return kinds[self.config.rows](self.stream, context, self.tokenizer.end_of_text)

@@ -27,44 +27,40 @@ class Rows:
         return -(-len(self.stream) // self.context)
 
     def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
-        start = min(int(row) * self.context, len(self.stream))
-        stop = min(start + self.context, len(self.stream))
-        return made_row(self.stream, start, stop, self.context, self.end_of_text)
+        start, stop = self.targets(int(row)) if int(row) < len(self) else (0, 0)
+        return made_row(self.stream, start, min(stop, start + self.context), self.context, self.end_of_text)
+
+    def targets(self, row: int) -> tuple[int, int]:
+        """Where the targets of a row stand in the stream; those that do not fit the row are cut off."""
+        return row * self.context, min((row + 1) * self.context, len(self.stream))
 
 
-class DocumentRows:
+class DocumentRows(Rows):
     """Row `r` predicts document `r`, its end-of-text token included, as far as it fits; the rest of the row is padding.
 
     As in `Rows` the first input is the end-of-text token, and rows past the last document are padding.
     """
 
-    def __init__(self, stream: TokenStream, context: int, end_of_text: int):
-        self.stream, self.context, self.end_of_text = stream, context, end_of_text
-
     def __len__(self) -> int:
         return self.stream.document_count
 
-    def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
-        start, stop = self.stream.document(int(row)) if int(row) < len(self) else (0, 0)
-        stop = min(stop, start + self.context)
-        return made_row(self.stream, start, stop, self.context, self.end_of_text)
+    def targets(self, row: int) -> tuple[int, int]:
+        return self.stream.document(row)
 
 
-class WholeRows:
+class WholeRows(Rows):
     """Row `r` predicts as many documents, one behind the other, as fit whole; a document longer than the row has one
     for itself, and its rest is cut off. Else as in `DocumentRows`."""
 
     def __init__(self, stream: TokenStream, context: int, end_of_text: int):
-        self.stream, self.context, self.end_of_text = stream, context, end_of_text
+        super().__init__(stream, context, end_of_text)
         self.ends = whole_rows(stream.document_ends, context)
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
-        row = int(row)
-        start, stop = (int(self.ends[row - 1]) if row else 0, int(self.ends[row])) if row < len(self) else (0, 0)
-        return made_row(self.stream, start, min(stop, start + self.context), self.context, self.end_of_text)
+    def targets(self, row: int) -> tuple[int, int]:
+        return int(self.ends[row - 1]) if row else 0, int(self.ends[row])
 
 
 def whole_rows(document_ends: Int64[np.ndarray, "documents"], context: int) -> Int64[np.ndarray, "rows"]:

@@ -16,6 +16,7 @@ from nagjax.data.store import (
     in_memory,
     open_stream,
     read_manifest,
+    verify_small,
     write_manifest,
     write_shard,
 )
@@ -102,7 +103,10 @@ def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
 
 def _cached(folder: Path, split: str) -> TokenStream | None:
     try:
-        return open_stream(folder, read_manifest(folder), split)
+        manifest = read_manifest(folder)
+        stream = open_stream(folder, manifest, split)
+        verify_small(folder, manifest, split)
+        return stream
     except UserError:
         return None
 

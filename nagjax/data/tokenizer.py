@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Integer
@@ -91,14 +91,10 @@ class JsonTokenizer:
     """
 
     def __init__(self, text: str, *, name: str):
-        from tokenizers import Tokenizer as Engine
-
         self.name = name
         with self._told("not a tokenizer.json the library can read"):
             self._spec = parse_json(text)
-            self._engine = Engine.from_str(text)
-            self._engine.no_truncation()
-            self._engine.no_padding()
+            self._engine = _whole_texts(text)
             self._engine.encode_special_tokens = True
             vocabulary = self._engine.get_vocab(with_added_tokens=True)
         self.fingerprint = sha256(json.dumps(self._spec, sort_keys=True).encode()).hexdigest()
@@ -139,12 +135,7 @@ class JsonTokenizer:
 
     @cached_property
     def _templated(self) -> "tokenizers.Tokenizer":
-        from tokenizers import Tokenizer as Engine
-
-        engine = Engine.from_str(json.dumps(self._spec))
-        engine.no_truncation()
-        engine.no_padding()
-        return engine
+        return _whole_texts(json.dumps(self._spec))
 
     def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
         with self._told("cannot encode these texts"):
@@ -206,20 +197,10 @@ class NoTokenizer:
     def __init__(self, vocab_size: int, end_of_text: int = 0):
         self.vocab_size, self.end_of_text = vocab_size, end_of_text
 
-    def _refuse(self):
-        return UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
+    def encode(self, *_) -> NoReturn:
+        raise UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
 
-    def encode(self, text: str) -> Int32[np.ndarray, "n"]:
-        raise self._refuse()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]:
-        raise self._refuse()
-
-    def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
-        raise self._refuse()
-
-    def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
-        raise self._refuse()
+    encode_batch = encode_templated = decode = encode
 
     def to_json(self) -> str | None:
         return None
@@ -237,6 +218,16 @@ def load_tokenizer(spec: str) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("tokenizer", spec, f"cannot be read: {error}") from None
     return JsonTokenizer(text, name=path.stem)
+
+
+def _whole_texts(text: str) -> "tokenizers.Tokenizer":
+    """The library's tokenizer, which neither truncates nor pads."""
+    from tokenizers import Tokenizer as Engine
+
+    engine = Engine.from_str(text)
+    engine.no_truncation()
+    engine.no_padding()
+    return engine
 
 
 def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: int) -> Int32[np.ndarray, "V"] | None:

@@ -34,6 +34,12 @@ def test_every_packing_of_json_lines_and_text(tmp_path, suffix):
     assert list(read_documents([str(text)])) == [DOCUMENTS[1]]
 
 
+def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
+    for name, content in (("a.jsonl", '{"text": "one"}\n{"text": "two"}\n'), ("b.txt", "one")):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert list(read_documents([str(tmp_path)])) == ["one", "two", "one"]
+
+
 def test_parquet_and_field(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"body": DOCUMENTS, "n": [1, 2, 3]}), path)
@@ -43,6 +49,9 @@ def test_parquet_and_field(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match="not a whole Parquet file"):
         list(read_documents([str(path)], field="body"))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), path)
+    with pytest.raises(UserError, match=r"a.parquet:1.*no text in field 'text'"):
+        list(read_documents([str(path)]))
 
 
 def test_folder_order_is_by_name(tmp_path):
@@ -51,6 +60,9 @@ def test_folder_order_is_by_name(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(name)
     (tmp_path / "ignored.bin").write_text("no")
+    for hidden in (".venv/LICENSE.txt", "a/.cache/b/c.txt", ".draft.txt"):
+        (tmp_path / hidden).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / hidden).write_text("hidden")
     assert list(read_documents([str(tmp_path)])) == ["a/1.txt", "a/2.txt", "b.txt", "z/1.txt"]
     assert [p.name for p in find_files([str(tmp_path / "b.txt")])] == ["b.txt"]
 
@@ -240,3 +252,5 @@ def test_hub_datasets(monkeypatch):
         list(read_documents(["hub:someone/offline"]))
     with pytest.raises(UserError, match=r"hub:someone/texts:0.*'body'"):
         list(read_documents(["hub:someone/texts"], field="body"))
+    with pytest.raises(UserError, match=r"hub:someone/texts:0.*more than 2 characters"):
+        list(read_documents(["hub:someone/texts"], longest=2))

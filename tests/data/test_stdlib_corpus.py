@@ -57,6 +57,8 @@ def test_cache_is_used_repaired_and_optional(tmp_path, monkeypatch):
     shard.write_bytes(shard.read_bytes()[:100])
     chex.assert_trees_all_equal(first, whole(open_dataset(DataConfig(), split="validation")))
     assert shard.stat().st_size == 2 * len(first)
+    shard.write_bytes(shard.read_bytes()[::-1])
+    chex.assert_trees_all_equal(first, whole(open_dataset(DataConfig(), split="validation")))
     blocked = tmp_path / "a file"
     blocked.write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))

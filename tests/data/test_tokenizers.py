@@ -133,5 +133,16 @@ def test_bad_tokenizers(bpe, tmp_path, jsonl):
         JsonTokenizer(spec, name="endless")
     with pytest.raises(UserError, match="at least 257"):
         train_bpe([jsonl], 256, tmp_path / "small.json")
+
+
+def test_where_a_tokenizer_cannot_be_written_shows_before_anything_is_read(jsonl, tmp_path):
+    read = []
+    for out, message in ((tmp_path / "absent" / "t.json", "cannot be written"), (tmp_path, "is a folder")):
+        with pytest.raises(UserError, match=message):
+            train_bpe([jsonl], 300, out, progress=read.append)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match="no text"):
+        train_bpe([str(tmp_path / "empty.txt")], 300, tmp_path / "t.json")
+    assert not read and [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
     with pytest.raises(UserError, match="cannot be written"):
         train_bpe([jsonl], 300, tmp_path / "absent" / "tokenizer.json")
