@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/command_times.json")
     parser.add_argument("--docs", type=Path, default=None, help="page whose table of times is renewed")
     given = parser.parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
     began, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -56,29 +57,38 @@ def main() -> None:
 
 
 def prepare(place: Path) -> None:
-    """A corpus, a run of two steps and a model of another format."""
+    """Corpora of text and of conversations, runs of two steps on them, a config and a model of another format."""
     (place / "text").mkdir()
     (place / "text" / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     (place / "text" / "b.txt").write_text("and the dog sleeps on. " * 100)
+    talks = [json.dumps({"prompt": f"what jumps? {i}", "response": "the fox"}) for i in range(40)]
+    (place / "talks.jsonl").write_text("\n".join(talks))
     for words in (
         f"data prepare {place}/text --out {place}/corpus --validation 0.5",
-        f"train {TINY} --data.path {place}/corpus --out {place}/run",
+        f"data chat {place}/talks.jsonl --out {place}/talks --validation 0.5",
+        f"train {TINY} --save-every 1 --keep 2 --data.path {place}/corpus --out {place}/run",
+        f"train {TINY} --data.path {place}/talks --out {place}/talker",
         f"train {TINY} --scheme plain --no-qk-norm --data.path {place}/corpus --out {place}/plain",
         f"export {place}/plain --out {place}/model",
     ):
         subprocess.run([*NAGJAX, *words.split()], check=True, stdout=subprocess.DEVNULL)
+    with (place / "run.toml").open("w") as file:
+        subprocess.run([*NAGJAX, "config", str(place / "run")], check=True, stdout=file)
 
 
 def work(place: Path) -> dict[str, str]:
     """Every verb with arguments that let it work; OUT is new for each try."""
     args = {
+        "average": f"{place}/run --out OUT --batches 1",
         "bench step": "",
         "bench compile": "",
         "bench mod": "",
         "calibrate": f"{place}/run --rates 0,0.2 --batches 1",
+        "chat": f"{place}/talker --tokens 4",
         "compare": f"{place}/run {place}/plain --out OUT",
         "completion": "bash",
         "config": f"{place}/run",
+        "data chat": f"{place}/talks.jsonl --out OUT",
         "data prepare": f"{place}/text --out OUT",
         "demo": f"--depth 2 --steps 2 --width 16 --data {place}/corpus --out OUT",
         "diagnose": f"{place}/run --out OUT --batches 1",
@@ -91,6 +101,7 @@ def work(place: Path) -> dict[str, str]:
         "plan": "--topology v5e:2x2",
         "profile": f"{TINY} --data.path {place}/corpus --traced 1 --out OUT",
         "prune": f"{place}/run --out OUT --count 1 --batches 1",
+        "sweep": f"{place}/run.toml --out OUT --vary lr=0.001",
         "tokenizer train": f"{place}/text --out OUT --vocab 260",
         "train": f"{TINY} --data.path {place}/corpus --out OUT",
     }

@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="also transformers by torch.compile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
     sizes, versions = [], {}
     with tempfile.TemporaryDirectory() as folder:

@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
     keep_freed_memory()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
     batch, context = 8, 128

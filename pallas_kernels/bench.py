@@ -35,6 +35,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--op", action="append", choices=sorted(all_ops()), help="only this op; may be repeated")
     parser.add_argument("--repeats", type=int, default=20, help="timings per figure, of which the median is taken")
     options = parser.parse_args(argv)
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: give at least 1")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
 
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
@@ -61,7 +65,7 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in ("reference", *op.implementations):
-        if implementation != "reference" and not runs_here(op, implementation, of):
+        if not runs_here(op, implementation, of):
             continue
         times = {
             what: microseconds(fn, make, rotate=rotate, repeats=repeats)

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 
 
 def refuse_argument(op: str, name: str, got: object, accepted: str) -> None:
@@ -27,10 +28,13 @@ def check_float(op: str, **arrays: jax.Array) -> None:
 
 
 def check_dtype(op: str, dtype: object, **arrays: jax.Array) -> None:
-    """Checks that every array has exactly this dtype (for float32 also float64, which oracles use)."""
+    """Checks that JAX takes every array as exactly this dtype (for float32 also float64, which oracles use): without
+    64-bit types it takes NumPy's float64 as float32."""
+    dtype = canonicalize_dtype(dtype)
     for name, array in arrays.items():
-        if array.dtype != dtype and not (dtype == jnp.float32 and array.dtype == jnp.float64):
-            refuse_argument(op, name, describe(array), f"{jnp.dtype(dtype).name}")
+        own = canonicalize_dtype(array.dtype)
+        if own != dtype and (dtype, own) != (jnp.float32, jnp.float64):
+            refuse_argument(op, name, describe(array), dtype.name)
 
 
 def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict[str, object]:
@@ -40,8 +44,10 @@ def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict
     """
     bound: dict[str, object] = {}
     for name, (array, pattern) in shapes.items():
-        dims = list(array.shape)
         want = " ".join(map(str, pattern))
+        if not hasattr(array, "shape"):
+            refuse_argument(op, name, f"{array!r:.60}", f"an array [{want}]")
+        dims = list(array.shape)
         rest = [p for p in pattern if p != "..."]
         ok = len(dims) >= len(rest) if "..." in pattern else len(dims) == len(rest)
         if ok and "..." in pattern:

@@ -49,6 +49,7 @@ PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
 # implementation=None: per platform, the first of these that supports the shapes.
 BEST_FIRST = ("mosaic_tpu", "pallas_triton", "composed", "mosaic_gpu", "xla")
+REFERENCE = "reference"  # the name of `Op.reference`, which runs everywhere
 
 ImplementationName = str | Sequence[str] | None
 
@@ -112,8 +113,8 @@ class Choice:
 
     op: Op
     names: tuple[str | None, ...]  # one per entry of PLATFORMS
-    refusals: tuple[tuple[str, str], ...]  # (implementation, why)
-    passed_over: tuple[str, ...]  # platforms with a kernel that was refused in favour of a later implementation
+    refusals: tuple[tuple[str, str], ...] = ()  # (implementation, why)
+    passed_over: tuple[str, ...] = ()  # platforms with a kernel that was refused in favour of a later implementation
     constants: tuple[tuple[str, Any], ...] = ()
 
     def on(self, platform: str) -> str | None:
@@ -134,10 +135,11 @@ def run(
     """
     if implementation is None:
         implementation = _preferred.get()
-    if implementation == "reference":
+    args = tuple(map(jnp.asarray, args))
+    choice = choose(op, implementation, *args, **constants)
+    if implementation == REFERENCE or not all(x.size for x in args):  # a kernel cannot be launched on no rows
         shape, rows = _flatten(op.inputs, args)
         return _unflatten(shape, op.outputs, op.reference(*rows, **constants))
-    choice = choose(op, implementation, *args, **constants)
     _log(choice)
     dtypes = tuple(jnp.dtype(a.dtype) for a in args)
     placement = current_placement()
@@ -155,15 +157,19 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
       ValueError: an unknown name, or no implementation supports the arguments on any platform; the message gives the
         reason of each refusal. If only some platforms have no implementation, lowering for those raises the error.
     """
+    if implementation == REFERENCE:
+        return Choice(op, (REFERENCE,) * len(PLATFORMS))
     named = implementation is not None
     if not named:
         implementation = [name for name in BEST_FIRST if name in op.implementations]
     names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    known = ", ".join((REFERENCE, *op.implementations))
+    if not names:
+        raise ValueError(f"{op.name}: implementation = (); give at least one of {known}, or None")
     for name in names:
-        if name == "reference":
+        if name == REFERENCE:
             raise ValueError(f"{op.name}: implementation 'reference' must be given alone, not in a sequence")
         if name not in op.implementations:
-            known = ", ".join(("reference", *op.implementations))
             raise ValueError(f"{op.name}: unknown implementation {name!r}; there are {known}")
     rows = _flat_types(op.inputs, args)
     taken: dict[str, str | None] = dict.fromkeys(PLATFORMS)

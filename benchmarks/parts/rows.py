@@ -40,6 +40,9 @@ class Rows:
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self.deadline = folder / f"{part}.jsonl", deadline
         self.lines = read(self.path)
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+            with self.path.open("a", encoding="utf-8") as file:  # a half-written line must not take in the next one
+                file.write("\n")
 
     def run(self, cases: Iterable[Case]) -> int:
         """Measures what is not there yet, until the time is up. Returns how many cases are left."""
@@ -47,7 +50,10 @@ class Rows:
         left, longest, started = 0, 0.0, False
         for case in cases:
             key = json.dumps(case.name, sort_keys=True)
-            if key in finished or begun.get(key, 0) >= TRIES:
+            if key in finished:
+                continue
+            if begun.get(key, 0) >= TRIES:
+                print(f"{self.path.stem}: {line(case.name)}: passed over, begun {TRIES} times and never finished")
                 continue
             if time.monotonic() + longest > self.deadline:
                 left += 1

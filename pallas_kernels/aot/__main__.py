@@ -16,12 +16,13 @@ from pallas_kernels.aot.cases import Case, cases
 from pallas_kernels.aot.report import facts, inserted, markdown
 from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
 from pallas_kernels.aot.targets import TARGETS, Target, missing
+from pallas_kernels.ops import all_ops
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all of them")
-    parser.add_argument("--op", action="append", help="only these ops")
+    parser.add_argument("--op", action="append", choices=sorted(all_ops()), help="only this op; may be repeated")
     parser.add_argument("--seconds", type=float, default=SECONDS_PER_COMPILE, help="limit per compilation")
     parser.add_argument(
         "--step",
@@ -33,10 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--readme", type=Path, help="rewrite the tables of this page")
     options = parser.parse_args(arguments)
+    if options.readme:
+        inserted(options.readme.read_text(), {})  # a page without marks is refused before an hour of compiling
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_platforms", "cpu")  # the workers have the compilers
 
     def everything(target: Target) -> dict[tuple[str, Case], dict]:
-        wanted = [c for c in cases(target) if not options.op or c.op.rpartition(":")[2] in options.op]
+        wanted = [c for c in cases(target) if not options.op or c.op in options.op]
         wanted += [Case(step, "best", "step") for step in options.step]
         start, found = time.perf_counter(), {}
         for case, result in run(target, wanted, seconds=options.seconds):

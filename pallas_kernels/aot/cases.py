@@ -47,7 +47,7 @@ class Case:
     """One program to compile.
 
     Args:
-      op: name of an op, or for `verb = "step"` where to find the step, as `module:function`.
+      op: name of an op; for `verb = "step"` also where to find another step, as `module:function`.
       implementation: of the op. For "reference" there is a third verb, `saving`: the forward pass that keeps
         what autodiff needs, where `forward` keeps nothing.
       verb: forward, backward, saving or step.
@@ -75,7 +75,7 @@ def cases(target: Target) -> list[Case]:
             if measured:
                 for verb in ("forward", "saving", "backward"):
                     listed += [Case(name, "reference", verb, *shape) for shape in TABLE]
-                listed.append(Case(f"pallas_kernels.aot.step:{name}", "best", "step"))
+                listed.append(Case(name, "best", "step"))
             for implementation, way in op.implementations.items():
                 everywhere = () if target.platform == "rocm" else (target.platform,)  # no XLA for AMD
                 if target.platform not in (way.platforms or everywhere) or way.unavailable(target.platform):
@@ -88,7 +88,7 @@ def cases(target: Target) -> list[Case]:
                     if way.refusal(*of.args, **of.constants) is None:
                         listed += [Case(name, implementation, verb, *shape) for verb in ("forward", "backward")]
                 if measured and way.platforms and implementation != target.best:
-                    listed.append(Case(f"pallas_kernels.aot.step:{name}", implementation, "step"))
+                    listed.append(Case(name, implementation, "step"))
     return listed
 
 

@@ -21,10 +21,13 @@ SHOWN = ("v5e", "h200")
 
 
 def inserted(page: str, results: Mapping[tuple[str, Case], dict]) -> str:
-    """The page with both tables between their marks, of the chips that it shows."""
+    """The page with both tables between their marks, of the chips that it shows. Raises ValueError for a page without
+    the marks."""
     shown = {key: result for key, result in results.items() if key[0] in SHOWN}
     for name, table in {"bytes": markdown(shown), "facts": facts(shown)}.items():
         mark = f"<!-- aot: {name} -->\n"
+        if page.count(mark) != 1:
+            raise ValueError(f"the page has {page.count(mark)} marks {mark.strip()}; accepted: one")
         before, after = page.split(mark)
         page = before + mark + table + "\n" + after[after.index("<!-- end -->") :]
     return page

@@ -11,89 +11,51 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import ShapeDtypeStruct as Like
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import pallas_kernels
-from pallas_kernels import shard_rows
+from pallas_kernels import shard_rows, using
+from pallas_kernels.dispatch import run
+from pallas_kernels.ops import all_ops
+from pallas_kernels.shapes import sample
 
-LAYERS, BATCH, TOKENS, WIDTH, GATES = 2, 8, 128, 512, 32
-SQUARE = (WIDTH, WIDTH)
-
-
-def add_rms_norm(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """Pre-norm blocks with LayerNorm Scaling."""
-
-    def block(carry, p):
-        stream, normed = carry
-        update = _branch(normed, p)
-        return pallas_kernels.add_rms_norm(stream, update, p["gain"], p["scale"])
-
-    return _step(devices, implementation, block, lambda rows: (rows, rows), w=SQUARE, gain=(WIDTH,), scale=())
+LAYERS, BATCH, TOKENS, WIDTH = 2, 8, 128, 512
 
 
-def review_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """Review Residuals with the dense gate."""
+def training_step(name: str, devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
+    """`step(parameters, rows) -> (parameters, loss)` under `shard_rows`, its abstract arguments, the mesh.
 
-    def block(carry, p):
-        stream, normed = carry
-        update = _branch(normed, p)
-        gates = stream @ p["w_h"].astype(stream.dtype), update @ p["w_u"].astype(stream.dtype)
-        vectors = p["bias"], p["gain"]
-        return pallas_kernels.review_update(stream, update, *gates, *vectors)
-
-    shapes = dict(w=SQUARE, w_h=SQUARE, w_u=SQUARE, bias=(WIDTH,), gain=(WIDTH,))
-    return _step(devices, implementation, block, lambda rows: (rows, rows), **shapes)
-
-
-def nag_update(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """NAG blocks with one learned rotation per layer."""
-
-    def block(carry, p):
-        direction, log_norm = carry
-        turn = jnp.broadcast_to(p["turn"], log_norm.shape)
-        update = _branch(direction, p)
-        return pallas_kernels.nag_update(direction, log_norm, update, turn)
-
-    return _step(devices, implementation, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, turn=())
-
-
-def nag_update_modulated(devices: list, implementation: str) -> tuple[Callable, tuple, Mesh]:
-    """NAG blocks with modulators."""
-    gate = dict(weight=(WIDTH, GATES), bias=(GATES,), logits=(GATES,), beta=(), alpha=())
-
-    def block(carry, p):
-        inputs = *carry, _branch(carry[0], p), *(p[name] for name in gate)
-        return pallas_kernels.nag_update_modulated(*inputs)[:2]
-
-    return _step(devices, implementation, block, lambda rows: (rows, jnp.zeros(rows.shape[:-1])), w=SQUARE, **gate)
-
-
-def _branch(rows, p):
-    return jnp.tanh(rows @ p["w"].astype(rows.dtype))
-
-
-def _step(devices, implementation, block, begin, **shapes) -> tuple[Callable, tuple, Mesh]:
-    """`step(parameters, rows) -> (parameters, loss)` under `shard_rows`, its abstract arguments, the mesh. The
-    implementation "best" is left to the platform."""
+    A block hands on the sum of its op's `[N, D]` outputs. The op takes these rows and for each further row argument a
+    branch of them (for one float per row its mean); its other arguments are parameters. The implementation "best" is
+    left to the platform.
+    """
+    op, of = all_ops()[name], sample(name, BATCH * TOKENS, WIDTH, "bfloat16")
     mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
 
-    def loss(parameters, rows):
-        def layer(carry, p):
-            return jax.checkpoint(block)(carry, p), None
+    def block(rows, parameters):
+        def argument(trailing: int | None, own):
+            if trailing is None:
+                return own
+            branch = jnp.tanh(rows @ own.astype(rows.dtype))
+            return branch if trailing else jnp.mean(branch, axis=-1, dtype=jnp.float32)
 
-        (stream, read), _ = jax.lax.scan(layer, begin(rows), parameters)
-        return jnp.mean(stream.astype(jnp.float32) ** 2) + jnp.mean(read.astype(jnp.float32))
+        others = (argument(*one) for one in zip(op.inputs[1:], parameters, strict=True))
+        outputs = run(op, None, rows, *others, **of.constants)
+        wide = [x for x, trailing in zip(outputs, op.outputs, strict=True) if trailing]
+        return sum(wide), sum(jnp.mean(x.astype(jnp.float32) ** 2) for x in outputs)
 
     def step(parameters, rows):
-        with pallas_kernels.using(None if implementation == "best" else implementation):
-            value, gradients = jax.value_and_grad(loss)(parameters, rows)
+        def loss(parameters):
+            return jnp.sum(jax.lax.scan(jax.checkpoint(block), rows, parameters)[1])
+
+        with using(None if implementation == "best" else implementation):
+            value, gradients = jax.value_and_grad(loss)(parameters)
         return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
 
     def like(shape, dtype, spec):
-        return Like(shape, dtype, sharding=NamedSharding(mesh, spec))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    parameters = {name: like((LAYERS, *shape), jnp.float32, P()) for name, shape in shapes.items()}
+    shapes = [x.shape if t is None else (WIDTH, WIDTH) for t, x in zip(op.inputs, of.args, strict=True)][1:]
+    parameters = tuple(like((LAYERS, *shape), jnp.float32, P()) for shape in shapes)
     rows = like((BATCH, TOKENS, WIDTH), jnp.bfloat16, P("data"))
     return shard_rows(step, mesh, P("data")), (parameters, rows), mesh

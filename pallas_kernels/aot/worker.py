@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.aot.amd import compile_for_amd
 from pallas_kernels.aot.cases import Case, estimated_bytes, measure, program
 from pallas_kernels.aot.ptx import assembling, figures, listening
+from pallas_kernels.aot.step import training_step
 from pallas_kernels.aot.targets import TARGETS, Target, devices
 
 
@@ -28,8 +30,9 @@ def compile_case(case: Case, target: Target, chips: list) -> dict:
     if target.platform == "rocm":
         return compile_for_amd(case, target)
     if case.verb == "step":
-        module, _, function = case.op.partition(":")
-        fn, args, mesh = getattr(importlib.import_module(module), function)(chips, case.implementation)
+        module, _, function = case.op.rpartition(":")
+        step = getattr(importlib.import_module(module), function) if module else partial(training_step, function)
+        fn, args, mesh = step(chips, case.implementation)
     else:
         mesh = Mesh(np.array(chips[:1]), ("one",), axis_types=(AxisType.Auto,))
     with jax.set_mesh(mesh):  # also tells kernels which chip they are traced and lowered for

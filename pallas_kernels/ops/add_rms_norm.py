@@ -56,7 +56,7 @@ def add_rms_norm(
     Raises:
       ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
     """
-    scale = jnp.asarray(scale, gain.dtype if hasattr(gain, "dtype") else jnp.float32)
+    scale = jnp.asarray(scale, jnp.result_type(gain) if hasattr(gain, "dtype") else jnp.float32)
     row, vector = ("...", "D"), ("D",)
     shapes = {"stream": (stream, row), "update": (update, row), "gain": (gain, vector), "scale": (scale, ())}
     check_shapes("add_rms_norm", shapes)

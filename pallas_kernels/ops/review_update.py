@@ -61,7 +61,7 @@ def review_update(
     """
     rows = {"stream": stream, "update": update, "gate_state": gate_state, "gate_update": gate_update}
     vectors = {"bias": bias, "gain": gain}
-    scale = jnp.asarray(scale, gain.dtype if hasattr(gain, "dtype") else jnp.float32)
+    scale = jnp.asarray(scale, jnp.result_type(gain) if hasattr(gain, "dtype") else jnp.float32)
     shapes = {name: (x, ("...", "D")) for name, x in rows.items()}
     shapes |= {name: (x, ("D",)) for name, x in vectors.items()}
     check_shapes("review_update", shapes | {"scale": (scale, ())})

@@ -7,8 +7,10 @@ from jax.sharding import use_abstract_mesh
 
 from pallas_kernels.aot import cases as listing
 from pallas_kernels.aot import ptx
+from pallas_kernels.aot.__main__ import main
 from pallas_kernels.aot.cases import EDGES, TABLE, Case, cases, measure, program
 from pallas_kernels.aot.report import facts, inserted, markdown, resident
+from pallas_kernels.aot.step import training_step
 from pallas_kernels.aot.targets import TARGETS, abstract_mesh, missing
 from pallas_kernels.dispatch import choose
 from pallas_kernels.launch import Launch
@@ -86,6 +88,22 @@ def test_table_gives_ratios_to_the_reference():
     }
     line = markdown(results).splitlines()[-1]
     assert line == ("| add_rms_norm | 16384 x 2048 bfloat16 | v5e | 400 | 200 | 0.50 | 1000 | - | 500 | 0.50 |")
+
+
+def test_a_training_step_is_made_for_every_op_by_its_sample_alone():
+    for name in {case.op for case in cases(TARGETS["v5e"]) if case.verb == "step"}:
+        step, args, _ = training_step(name, jax.devices()[:1], "best")
+        parameters, loss = jax.eval_shape(step, *args)
+        assert [x.shape for x in parameters] == [x.shape for x in args[0]] and loss.shape == ()
+
+
+def test_bad_options_are_refused_before_anything_is_compiled(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--op", "nag_updte"])
+    assert "invalid choice: 'nag_updte'" in capsys.readouterr().err
+    (tmp_path / "page.md").write_text("no marks")
+    with pytest.raises(ValueError, match="the page has 0 marks <!-- aot: bytes -->"):
+        main(["--readme", str(tmp_path / "page.md")])
 
 
 def test_what_is_missing_is_said(monkeypatch):

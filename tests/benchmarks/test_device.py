@@ -8,6 +8,7 @@ import pytest
 from benchmarks import device, device_tables
 from benchmarks.parts import rows
 from benchmarks.parts.rows import Case, Paused, Rows, measured
+from pallas_kernels import origin
 
 PARTS = ("values", "kernels", "steps", "attention", "experts", "mod", "training", "profile")
 
@@ -37,8 +38,10 @@ def case(name, outcome):
     return Case({"case": name}, measure)
 
 
-def test_a_part_that_was_killed_goes_on_behind_its_last_case(tmp_path):
+def test_a_part_that_was_killed_goes_on_behind_its_last_case(tmp_path, monkeypatch):
     later = time.monotonic() + 60
+    starts = iter(range(2))
+    monkeypatch.setattr(origin, "origin", lambda packages: {"start": next(starts)})
     with pytest.raises(KeyboardInterrupt):  # as after a kill, one case was begun and not finished
         Rows("part", tmp_path, later).run([case("a", 1), case("b", KeyboardInterrupt())])
     with (tmp_path / "part.jsonl").open("a") as file:
@@ -46,15 +49,17 @@ def test_a_part_that_was_killed_goes_on_behind_its_last_case(tmp_path):
     assert Rows("part", tmp_path, later).run([case("a", 99), case("b", 2), case("c", ValueError("no"))]) == 0
     found = {row["case"]["case"]: row.get("result") or row["error"] for row in measured(tmp_path / "part.jsonl")}
     assert found == {"a": {"value": 1}, "b": {"value": 2}, "c": "ValueError: no"}
+    assert [row["origin"]["start"] for row in measured(tmp_path / "part.jsonl")] == [0, 1, 1]
 
 
-def test_a_case_that_never_ends_is_passed_over_and_one_that_pauses_is_not(tmp_path):
+def test_a_case_that_never_ends_is_passed_over_and_one_that_pauses_is_not(tmp_path, capsys):
     later = time.monotonic() + 60
     for _ in range(rows.TRIES):
         with pytest.raises(KeyboardInterrupt):
             Rows("part", tmp_path, later).run([case("a", KeyboardInterrupt())])
         assert Rows("pauses", tmp_path, later).run([case("a", Paused())]) == 1
     assert Rows("part", tmp_path, later).run([case("a", 1), case("b", 2)]) == 0
+    assert "part: case=a: passed over, begun 2 times" in capsys.readouterr().out
     assert [row["case"]["case"] for row in measured(tmp_path / "part.jsonl")] == ["b"]
     assert Rows("pauses", tmp_path, later).run([case("a", 1)]) == 0
     assert len(measured(tmp_path / "pauses.jsonl")) == 1

@@ -10,7 +10,7 @@ from pallas_kernels.ops.nag_update import OP
 
 def test_benchmark_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(shapes, "BENCH_CPU", ((64, 96, "float32"),))
-    file = tmp_path / "figures.json"
+    file = tmp_path / "new" / "figures.json"
     bench.main(["--op", "nag_update", "--repeats", "1", "--json", str(file)])
     result = json.loads(file.read_text())
     assert result["platform"] == "cpu" and result["copy_GB/s"] > 0
@@ -24,3 +24,6 @@ def test_benchmark_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     assert forward["of_copy"] == pytest.approx(forward["GB/s"] / result["copy_GB/s"])
     assert all(rows["nag_update", "reference", p]["vs_reference"] == 1 for p in passes)
     assert "nothing here says how fast the kernels are" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--repeats", "0"])
+    assert "--repeats 0: give at least 1" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Choosing an implementation, and placing rows on a mesh."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import nag_oracle
+import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -23,6 +25,7 @@ from pallas_kernels import (
     put_rows,
     row_placement,
     shard_rows,
+    take_rows,
     using,
 )
 from pallas_kernels.dispatch import choose
@@ -56,6 +59,35 @@ def test_unknown_name_lists_the_known_ones():
         nag_update(*ARGS, implementation="cudnn")
     with pytest.raises(ValueError, match="'reference' must be given alone"):
         nag_update(*ARGS, implementation=("reference", "xla"))
+
+
+def test_no_rows_are_no_launch():
+    """A grid of no blocks is an error in the kernels, also in those of platforms that the program is not run on."""
+    empty = tuple(x[:0] for x in ARGS)
+    for implementation in (None, "xla"):
+        update = functools.partial(nag_update, implementation=implementation)
+        (direction, log_norm), pull = jax.vjp(update, *empty)
+        assert direction.shape == (0, 64) and log_norm.shape == (0,)
+        assert [g.shape for g in pull((direction, log_norm))] == [x.shape for x in empty]
+    kept = put_rows(ARGS[0][None], ARGS[0][None, :0], jnp.zeros((1, 0), jnp.int32))
+    assert jnp.array_equal(kept, ARGS[0][None])
+
+
+def test_arrays_of_numpy_are_taken_as_jax_takes_them():
+    """Its numbers are float64 and int64 unless told otherwise; inside jit they always were float32 and int32."""
+    wide = tuple(np.asarray(x, np.float64) for x in ARGS)
+    direction, log_norm = nag_update(*wide)
+    assert direction.dtype == log_norm.dtype == jnp.float32
+    gradients = jax.grad(lambda *args: add_rms_norm(*args)[1].sum(), (0, 2))(wide[0], wide[2], np.ones(64))
+    assert [g.dtype for g in gradients] == [jnp.float32, jnp.float32]
+    assert jnp.array_equal(take_rows(wide[0], np.array([2, 0])), ARGS[0][:2])
+
+
+def test_what_is_no_array_is_named():
+    with pytest.raises(ValueError, match=r"nag_update: turn = 0\.1; accepted: an array \[\.\.\.\]"):
+        nag_update(*ARGS[:3], 0.1)
+    with pytest.raises(ValueError, match=r"implementation = \(\); give at least one of reference, mosaic_tpu"):
+        nag_update(*ARGS, implementation=())
 
 
 @pytest.mark.parametrize("forced,elsewhere", [("mosaic_tpu", "cuda"), ("pallas_triton", "tpu"), ("mosaic_tpu", "cpu")])
@@ -204,6 +236,8 @@ def test_the_table_has_every_op_and_every_reason():
     modulated = rows["nag_update_modulated"]
     assert modulated.chosen == {"cpu": "xla", "tpu": "mosaic_tpu", "cuda": "composed", "rocm": "composed"}
     assert modulated.refusals["pallas_triton"].startswith("D = 8192; accepted: up to 4096")
+    with using("reference"):
+        assert {name for row in choices() for name in row.chosen.values()} == {"reference"}
     text = implementations.table(64, 8192, "float32")
     assert "nag_update_modulated" in text and "pallas_triton: D = 8192; accepted: up to 4096" in text
 
