@@ -4,6 +4,7 @@ Small models train faster side by side, each on cores of its own, than one after
 are not shared: a process takes the whole device.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -40,15 +41,16 @@ def in_processes(module: str, given: Any, count: int) -> None:
     try:
         for worker, teller in zip(workers, tellers, strict=True):
             teller.start()
-            worker.stdin.write(json.dumps(given))
-            worker.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # of one that has ended by now, with a code
+                worker.stdin.write(json.dumps(given))
+                worker.stdin.close()
         codes = [worker.wait() for worker in workers]
     finally:
         end(workers)
         for teller in tellers:
             teller.join(timeout=5.0)
-    if any(codes):
-        raise UserError("processes", count, f"one ended with exit code {max(codes)}: see above, and start again")
+    if failed := [code for code in codes if code]:
+        raise UserError("processes", count, f"one ended with exit code {failed[0]}: see above, and start again")
 
 
 def as_worker(main: Callable[[Any], None]) -> None:

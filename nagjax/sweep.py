@@ -102,12 +102,13 @@ def _name(varied: dict[str, Any]) -> str:
 
 def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> None:
     """Trains every run that is neither finished nor in the hands of another process, one after the other. A run that
-    breaks down is told and left; the others go on."""
+    breaks down is told and left; the others go on. Raises UserError, before any is trained, as `check` does."""
     import jax
 
     from nagjax.runs.lock import Held
     from nagjax.train.loop import BROKEN_DOWN, train
 
+    check(trials, out)
     for number, trial in enumerate(trials, 1):
         if finished(trial, out):
             continue
@@ -123,6 +124,26 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
         jax.clear_caches()
 
 
+def check(trials: Sequence[Trial], out: Path) -> None:
+    """Raises UserError where a run's folder has checkpoints of other options or of another corpus: the results of
+    another sweep."""
+    from nagjax.data import open_dataset
+    from nagjax.runs.folder import refuse_other_run
+    from nagjax.runs.identity import corpus_identity
+    from nagjax.runs.names import CHECKPOINTS
+    from nagjax.train.checkpoint.store import steps_saved
+    from nagjax.train.facts import resolved
+
+    corpora = {}
+    for trial in trials:
+        if steps_saved(out / trial.name / CHECKPOINTS):
+            config = trial.options.config()
+            if config.data not in corpora:
+                corpora[config.data] = open_dataset(config.data)
+            corpus = corpora[config.data]
+            refuse_other_run(out / trial.name, resolved(config, corpus.tokenizer), corpus_identity(corpus))
+
+
 def finished(trial: Trial, out: Path) -> bool:
     from nagjax.runs.names import CHECKPOINTS
     from nagjax.train.checkpoint.store import steps_saved
@@ -132,14 +153,15 @@ def finished(trial: Trial, out: Path) -> bool:
 
 def results(trials: Sequence[Trial], out: Path) -> list[dict]:
     """Of every run that has begun: `name`, `varied`, `step`, `finished` and `loss`, nats per token at its last
-    evaluation (None before the first); the lowest loss first, unfinished runs last."""
+    evaluation (None before the first); the lowest loss first, unfinished runs last. Raises UserError as `check`."""
     from nagjax.files import has_file
     from nagjax.runs.log import load_run
-    from nagjax.runs.names import CONFIG
+    from nagjax.runs.names import INFO
 
+    check(trials, out)
     found = []
     for trial in trials:
-        if has_file(out / trial.name / CONFIG):
+        if has_file(out / trial.name / INFO):  # the last of what a run writes at its start
             run = load_run(out / trial.name)
             loss = run.last_eval.loss if run.evals.step.size else None
             own = {"name": trial.name, "varied": trial.varied, "step": run.step, "finished": finished(trial, out)}

@@ -2,12 +2,14 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 
 from nagjax.cli import main
 from nagjax.errors import UserError
+from nagjax.processes import in_processes
 from nagjax.runs.lock import WriterLock
 from nagjax.sweep import Varied, plan, results, taken, work
 
@@ -89,6 +91,33 @@ def test_runs_are_trained_once_and_one_that_another_process_has_is_left_to_it(tm
     best, other = results(trials, tmp_path)
     assert best["finished"] and math.isfinite(best["loss"]) and best["varied"] == {"lr": 0.01}
     assert not other["finished"]
+
+
+def test_results_of_another_sweep_are_not_taken_for_this_ones(tmp_path, monkeypatch):
+    vary, told = ["lr=1e-4..1e-2"], []
+    work(plan(TINY, vary, draws=1), tmp_path, told.append)
+    assert len(results(plan(TINY, vary, draws=1), tmp_path)) == 1
+    others = (plan(TINY, vary, draws=1, seed=1), "optimizer.lr"), (plan(TINY | {"width": 32}, vary, draws=1), "width")
+    for trials, message in others:
+        for use in (lambda trials: work(trials, tmp_path, told.append), lambda trials: results(trials, tmp_path)):
+            with pytest.raises(UserError, match=f"draw-000.*{message} was"):
+                use(trials)
+    (tmp_path / "draw-001").mkdir()
+    shutil.copy(tmp_path / "draw-000" / "config.json", tmp_path / "draw-001")  # another process has just begun it
+    assert len(results(plan(TINY, vary, draws=2), tmp_path)) == 1
+
+
+def test_a_process_that_was_killed_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "first_dies.py").write_text(
+        "import os, sys\n"
+        "sys.stdin.close()\n"
+        "os.mkdir('taken') if not os.path.exists('taken') else sys.exit(0)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="exit code -9"):
+        in_processes("first_dies", "x" * 1_000_000, 2)
 
 
 def test_the_command_in_two_processes(tmp_path, capsys):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Integer
@@ -197,7 +197,7 @@ class NoTokenizer:
     def __init__(self, vocab_size: int, end_of_text: int = 0):
         self.vocab_size, self.end_of_text = vocab_size, end_of_text
 
-    def encode(self, *_) -> NoReturn:
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
         raise UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
 
     encode_batch = encode_templated = decode = encode

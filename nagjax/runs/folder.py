@@ -29,13 +29,14 @@ from nagjax.runs.names import (
     DELETING,
     FILES,
     FOLDERS,
+    IDENTITY,
     ORIGIN,
     SAVING,
     TOKENIZER,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
 )
-from nagjax.train.checkpoint.store import steps_saved
+from nagjax.train.checkpoint.store import steps_aside, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
 STEP = re.compile(rf"\d+(({re.escape(SAVING)}|{re.escape(DELETING)}).*|{re.escape(DAMAGED)})?")
@@ -45,8 +46,9 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
     """Makes the folder that of a run, or checks that the run in it is this one, on this corpus. The first host does;
     the others must see the same folder. To be called under the folder's lock.
 
-    A folder without a complete checkpoint holds no run yet. Returns what the manifests of its checkpoints name.
-    Raises UserError: the folder cannot be written, or holds a run of other settings (naming them) or corpus.
+    A folder without a checkpoint holds no run yet. Returns what the manifests of its checkpoints name.
+    Raises UserError: the folder cannot be written, is that of something else than a run, or holds a run of other
+    settings (naming them) or corpus.
     """
     named = from_first(lambda: _prepare(config, folder, corpus, fresh))
     together(lambda: _seen(folder))
@@ -61,14 +63,16 @@ def _seen(folder: Path) -> None:
 
 def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:
     identity = corpus_identity(corpus)
+    _refuse_no_run(folder)
     if fresh:
         clear(folder)
-    if steps_saved(folder / CHECKPOINTS):
-        refuse_other_settings(folder, _completed(_read(folder / CONFIG)), to_dict(config))
-        refuse_other_corpus(folder, _read(folder / CORPUS), identity)
+    if steps_saved(folder / CHECKPOINTS) or steps_aside(folder / CHECKPOINTS):
+        refuse_other_run(folder, config, identity)
         write_json(folder / CONFIG, to_dict(config))
         named = owner(config, settle_id(folder))
     else:
+        for left in (ORIGIN, *TOKENIZER_FILES) if has_file(folder / CONFIG) else ():  # by a run that saved nothing
+            (folder / left).unlink(missing_ok=True)
         named = found_run(folder, config)
     write_json(folder / CORPUS, identity)
     if (tokenizer := corpus.tokenizer.to_json()) is not None:
@@ -82,6 +86,24 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
     if corpus.template_tokens and not has_file(folder / TOKENIZER_CONFIG):
         write_json(folder / TOKENIZER_CONFIG, corpus.template_tokens)
     return named
+
+
+def _refuse_no_run(folder: Path) -> None:
+    """Raises UserError for the folder of a model of another library, say, whose files a run's would replace."""
+    try:
+        values = read_json(folder / CONFIG)
+    except (OSError, ValueError, UserError):
+        return
+    known = isinstance(values, dict) and "scheme" in values
+    if not (known or (folder / IDENTITY).exists() or (folder / CHECKPOINTS).exists()):
+        fix = f"its {CONFIG} is no run's, and would be replaced by this one's: choose another --out"
+        raise UserError("out", str(folder), fix)
+
+
+def refuse_other_run(folder: Path, config: RunConfig, corpus: dict) -> None:
+    """Raises UserError where the run in `folder` is not of this config and this corpus (its `corpus_identity`)."""
+    refuse_other_settings(folder, _completed(_read(folder / CONFIG)), to_dict(config))
+    refuse_other_corpus(folder, _read(folder / CORPUS), corpus)
 
 
 def _completed(values: dict) -> dict:

@@ -5,7 +5,7 @@ import math
 
 import jax
 
-from nagjax.data import open_dataset
+from nagjax.data import Tokenizer, open_dataset
 from nagjax.layers.config import MoEConfig
 from nagjax.mod.costs import mod_rates
 from nagjax.runs.config import MeshConfig, RunConfig
@@ -22,7 +22,11 @@ FOR_CAUSAL += ("skipped (token, sublayer) pairs", "learning rate")
 
 def resolve(config: RunConfig) -> RunConfig:
     """The config with the vocabulary of its corpus filled in, or the model of the run it starts from."""
-    tokenizer = open_dataset(config.data).tokenizer
+    return resolved(config, open_dataset(config.data).tokenizer)
+
+
+def resolved(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """`resolve` where the tokenizer of the corpus is known."""
     if config.start:
         return adopted(config, tokenizer)
     vocab = tokenizer.vocab_size

@@ -72,7 +72,7 @@ def train(
     if setup.tasks:
         asked = from_first(lambda: setup.tasks.digest)
         together(lambda: setup.tasks.check(asked))
-    finished = options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
+    finished = not fresh and options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
     if not (force or finished):
         together(lambda: check_memory(blueprint))
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}

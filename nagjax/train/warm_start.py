@@ -3,8 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+from nagjax.console import note
 from nagjax.data import Tokenizer
 from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
@@ -18,7 +20,8 @@ OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is co
 
 
 def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus.
+    """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus. Tells
+    which of the model's options were given in vain.
 
     Raises UserError: no run there, or one of another tokenizer.
     """
@@ -29,6 +32,10 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
     given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
     given = {name: value for name, value in given.items() if value != "auto"}
+    defaults, taken = ModelConfig(), ("lora", "vocab", *OF_THE_MACHINE)
+    asked = {name: value for name, value in vars(config.model).items() if value != getattr(defaults, name)}
+    if vain := [n for n, value in asked.items() if n not in taken and value != getattr(before.model, n)]:
+        note(f"the model is that of {config.start}: not used of what is given: {', '.join(vain)}")
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
 

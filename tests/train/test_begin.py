@@ -10,9 +10,11 @@ from tolerance import close_to
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.runs.opening import open_run
+from nagjax.train.facts import resolve
 from nagjax.train.loop import train
 
 OPTIONS = TrainConfig(steps=2, batch=8, eval_batches=2, eval_every=2, save_every=2)
@@ -46,6 +48,17 @@ def test_a_run_goes_on_from_another(first, tmp_path):
     (second / "config.json").write_text(json.dumps(values))
     train(again, second)
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(second).params))
+
+
+def test_what_of_the_model_is_given_in_vain_is_told(first, capsys):
+    config = RunConfig(find_scheme("plain")(), ModelConfig(depth=5, context=16, remat="block"), start=str(first))
+    adopted = resolve(config)
+    assert (adopted.model.depth, adopted.model.context, adopted.model.remat) == (3, 16, "block")
+    said = capsys.readouterr().err
+    assert str(first) in said and said.endswith("not used of what is given: depth\n")
+    resolve(adopted)
+    resolve(RunConfig(find_scheme("plain")(), start=str(first)))
+    assert not capsys.readouterr().err
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(first, tmp_path):

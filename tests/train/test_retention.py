@@ -44,6 +44,7 @@ def test_what_is_kept():
     assert kept(saved, latest=1, best=1) == {3, 7}
     assert kept(saved, latest=1, every=3) == {3, 6, 7}
     assert kept(saved, latest=9) == set(scores)
+    assert kept([Saved(0, float("nan")), *saved], latest=1, best=1) == {3, 7}
 
 
 def test_when_to_save():
@@ -57,6 +58,7 @@ def test_when_to_save():
     assert not due(12)
     assert due(13, 0.5) and due(13, 0.5, [Saved(10, 0.6)])
     assert not due(13, 0.7, [Saved(10, 0.6)]) and not due(13, None, [Saved(10, 0.6)])
+    assert not due(13, float("nan")) and due(13, 0.5, [Saved(10, float("nan"))])
     plain = SaveClock(TrainConfig(steps=100, save_every=10))
     assert not plain.due(13, 0.5, [], plain.overdue())
 

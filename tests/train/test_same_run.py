@@ -225,6 +225,52 @@ def test_a_checkpoint_removed_by_hand_stops_nothing(whole, run_of, tmp_path, mon
     assert steps(run) == [6] and comparable(run / names.METRICS) == comparable(whole / names.METRICS)
 
 
+def test_when_no_checkpoint_is_intact_the_run_stays_what_it_is(half, run_of):
+    """Until one of them is brought back."""
+    shutil.copytree(half / names.CHECKPOINTS / "4", half / "kept")
+    for step in steps(half):
+        (half / names.CHECKPOINTS / str(step) / names.MANIFEST).unlink()
+    for skip in (True, False):
+        with pytest.raises(UserError, match="no intact checkpoint"):
+            train(run_of(keep=3), half, skip_damaged=skip)
+    with pytest.raises(UserError, match="train.seed was 0"):
+        train(run_of(keep=3, seed=1), half)
+    (half / "kept").rename(half / names.CHECKPOINTS / "4")
+    train(run_of(keep=3), half)
+    assert steps(half) == [4, 6]
+
+
+def test_memory_is_checked_for_what_will_be_trained(whole, run_of, monkeypatch):
+    def refuse(blueprint):
+        raise UserError("memory", "", "too little")
+
+    monkeypatch.setattr("nagjax.train.loop.check_memory", refuse)
+    before = contents(whole)
+    train(run_of(keep=3), whole)  # is finished
+    with pytest.raises(UserError, match="memory"):
+        train(run_of(keep=3), whole, fresh=True)
+    assert contents(whole) == before
+
+
+def test_a_folder_of_something_else_is_refused(run_of, tmp_path):
+    model = {names.CONFIG: '{"model_type": "qwen3"}', names.TOKENIZER: "{}"}
+    for name, text in model.items():
+        (tmp_path / name).write_text(text)
+    for fresh in (False, True):
+        with pytest.raises(UserError, match="no run's.*choose another --out"):
+            train(run_of(), tmp_path, fresh=fresh)
+    assert {name: (tmp_path / name).read_text() for name in model} == model
+
+
+def test_what_a_run_without_checkpoints_has_left_is_removed(half, run_of, corpus):
+    """Its tokenizer would be taken for the next one's."""
+    shutil.rmtree(half / names.CHECKPOINTS)
+    (half / names.TOKENIZER).write_text("{}")
+    (half / names.ORIGIN).write_text('{"tokenizer_vocab": 9, "end_of_text": 0}')
+    train(run_of(keep=3), half)
+    assert open_run(half).step == 6
+
+
 def test_the_log_is_never_replaced(whole, half, run_of):
     """A process that follows it sees the same file."""
     with (half / names.METRICS).open() as follower:

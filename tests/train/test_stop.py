@@ -1,5 +1,6 @@
 """Preemption: SIGTERM saves and ends with code 0, wherever it comes, and nothing is lost by it."""
 
+import concurrent.futures
 import json
 import signal
 
@@ -88,6 +89,14 @@ def test_before_the_first_step_there_is_nothing_to_save(run_of, tmp_path, monkey
     with pytest.raises(Preempted):
         train(run_of(eval_batches=2), tmp_path / "run")
     assert steps_saved(tmp_path / "run" / "checkpoints") == []
+
+
+def test_in_another_thread_signals_are_left_to_the_main_one(run_of, unbroken, tmp_path):
+    handler = signal.getsignal(signal.SIGTERM)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        folder = pool.submit(train, run_of(eval_batches=2), tmp_path / "run").result()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert comparable(folder / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
 
 
 def test_interrupt_is_no_success(run_of, tmp_path, monkeypatch):

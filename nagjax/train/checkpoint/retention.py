@@ -1,6 +1,7 @@
 """When a run saves, and which of its checkpoints stay."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable
 
@@ -24,8 +25,8 @@ def kept(saved: Iterable[Saved], latest: int, best: int = 0, every: int = 0) -> 
 
 
 def best_of(saved: Iterable[Saved], best: int) -> set[int]:
-    """Steps of the `best` checkpoints of lowest score."""
-    scored = sorted((s.score, s.step) for s in saved if s.score is not None)
+    """Steps of the `best` checkpoints of lowest score; one that is no number is not among them."""
+    scored = sorted((s.score, s.step) for s in saved if s.score is not None and not math.isnan(s.score))
     return {step for _, step in scored[:best]}
 
 

@@ -30,17 +30,24 @@ class Stopper:
 
     Until the first step is done (`settled`) there is nothing to save, and compiling may not return to Python for
     minutes. During that time a thread, which learns of the signal at once, ends the process after `GRACE` seconds.
+
+    Python lets only the main thread handle signals: in another one they are left to whoever handles them.
     """
 
     def __enter__(self):
         self.signal = self.asked = 0
         self.settled = False
+        self._old = {}
+        if threading.current_thread() is threading.main_thread():
+            self._listen()
+        return self
+
+    def _listen(self) -> None:
         self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
         read, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._old_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         threading.Thread(target=self._end_where_nobody_answers, args=[read], name="stopper", daemon=True).start()
-        return self
 
     def _end_where_nobody_answers(self, read: int) -> None:
         with os.fdopen(read, "rb", buffering=0) as signals:
@@ -57,6 +64,8 @@ class Stopper:
 
     def __exit__(self, *_):
         self.settled = True
+        if not self._old:
+            return
         signal.set_wakeup_fd(self._old_wake)
         os.close(self._wake)
         for number, handler in self._old.items():
