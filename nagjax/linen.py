@@ -20,14 +20,14 @@ import jax
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from nagjax.layers.parameters import Scales
 from nagjax.layers.where import Where
 from nagjax.mod import module as mod
 from nagjax.parameters import Labelled
 from nagjax.residual import Scheme
-from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_named, modules
+from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_of, modules, start_factors
 
 PARTS = ("gate", "entry", "ends")
 
@@ -87,7 +87,7 @@ class LinenResidual(nn.Module):
         return self.residual.slots()
 
     def start_factors(self, i: int | Int[Array, ""]) -> Scales:
-        return self.residual.start_factors(i)
+        return start_factors(self.Scheme(**self.options), i, self.sublayers)
 
 
 class MixtureOfDepths(nn.Module):
@@ -122,14 +122,15 @@ class MixtureOfDepths(nn.Module):
         progress: float | Float[Array, ""] | None = None,
         cuts: Float[Array, " S"] | None = None,
         causal: bool = False,
+        noise: int | UInt32[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T D"], mod.Routed]:
-        return self.routed(x, branches, where=where, progress=progress, cuts=cuts, causal=causal)
+        return self.routed(x, branches, where=where, progress=progress, cuts=cuts, causal=causal, noise=noise)
 
 
 def _made(linen: LinenResidual, key: jax.Array) -> Residual:
     """The nnx module with start values of its own; from the fields alone, which need no bound module."""
-    scheme, std = linen.Scheme(**linen.options), linen.embedding_std
-    return Residual(scheme, linen.width, linen.sublayers, rngs=nnx.Rngs(params=key), embedding_std=std)
+    make, std = module_of(linen.Scheme), linen.embedding_std
+    return make(linen.width, linen.sublayers, rngs=nnx.Rngs(params=key), embedding_std=std, **linen.options)
 
 
 def _parameters(
@@ -157,16 +158,16 @@ def _plain(state: Any) -> Any:
 
 
 @functools.cache
-def _module_of(name: str) -> type[LinenResidual]:
-    nnx_module = module_named(name)
-    doc = f"{nnx_module.__doc__}\n\nA Linen module; options of the scheme: `options`."
-    return type(name, (LinenResidual,), {"__doc__": doc, "__module__": __name__, "Scheme": nnx_module.Scheme})
+def _module_of(scheme: type[Scheme]) -> type[LinenResidual]:
+    doc = f"{module_of(scheme).__doc__}\n\nA Linen module; options of the scheme: `options`."
+    return type(scheme.__name__, (LinenResidual,), {"__doc__": doc, "__module__": __name__, "Scheme": scheme})
 
 
 def __getattr__(name: str) -> type[LinenResidual]:
-    if name.startswith("_") or name not in modules():
+    known = {} if name.startswith("_") else modules()
+    if name not in known:
         raise AttributeError(f"nagjax.linen has no {name!r}; it has {', '.join(modules())}")
-    return _module_of(name)
+    return _module_of(known[name].Scheme)
 
 
 def __dir__() -> list[str]:

@@ -39,6 +39,7 @@ class MixtureOfDepths(nn.Module):
         progress: Any = ...,
         cuts: Any = ...,
         causal: bool = ...,
+        noise: Any = ...,
     ) -> tuple[Any, Any]: ...
 
 class BlockAttnRes(LinenResidual): ...

@@ -11,6 +11,7 @@ from own_models import SUBLAYERS, WIDTH
 from streams import one_per_stream
 
 import nagjax
+from nagjax.errors import UserError
 from nagjax.residual import find_scheme, schemes
 from nagjax.residual.module import module_of
 
@@ -105,6 +106,52 @@ def test_mixture_of_depths_is_the_nnx_module(scheme, router, decider):
     both = [jax.jit(jax.value_and_grad(loss, has_aux=True))(values) for loss in (linen_loss, nnx_loss)]
     assert both[0][0][1].ran.sum() == SUBLAYERS * 2 * 4
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4), *both)
+
+
+def test_start_factors_and_options_are_the_nnx_modules():
+    module = nagjax.linen.Review(WIDTH, SUBLAYERS)
+    assert nagjax.start_factors(module, 2) == nagjax.start_factors("review", 2, SUBLAYERS) == module.start_factors(2)
+    x = jnp.ones((2, WIDTH))
+    with pytest.raises(UserError, match=r"direction = 3: options of nag: directions, .*ramp"):
+        nagjax.linen.NAG(WIDTH, 2, options={"direction": 3}).init(jax.random.key(0), x, [jnp.tanh] * 2, progress=1.0)
+    with pytest.warns(UserWarning, match="progress=step") as said:
+        nagjax.linen.NAG(WIDTH, 2).init(jax.random.key(0), x, [jnp.tanh] * 2)
+    assert said[0].filename == __file__
+
+
+class Scanned(nn.Module):
+    """Branches that Linen stacks, and no parameter of the residual among them."""
+
+    @nn.compact
+    def __call__(self, x):
+        linen = nagjax.linen.NAG(WIDTH, SUBLAYERS)
+        residual = linen.residual
+
+        class Step(nn.Module):
+            @nn.compact
+            def __call__(self, stream, slot):
+                return residual.advance(stream, nn.Dense(WIDTH)(residual.read(stream)), slot), None
+
+        scan = nn.scan(Step, variable_axes={"params": 0}, split_rngs={"params": True}, length=SUBLAYERS)
+        return residual.close(scan()(residual.open(x, 1.0), residual.slots())[0])
+
+
+def test_in_a_scan_of_linens():
+    x = jax.random.normal(jax.random.key(0), (2, WIDTH))
+    got, variables = Scanned().init_with_output(jax.random.key(1), x)
+    params = nn.unbox(variables)["params"]
+    dense = next(own for name, own in params.items() if name != "NAG_0")["Dense_0"]
+    residual = nagjax.linen.NAG(WIDTH, SUBLAYERS).bind({"params": params["NAG_0"]})
+    branches = [lambda x, i=i: x @ dense["kernel"][i] + dense["bias"][i] for i in range(SUBLAYERS)]
+    np.testing.assert_allclose(got, residual(x, branches, progress=1.0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_scheme_that_is_registered_again_is_the_new_one(monkeypatch):
+    monkeypatch.setattr(nagjax.residual, "_registered", {})
+    for start in (0.1, 0.2):
+        scheme = type("OfTheTest", (nagjax.Plain.Scheme,), {"name": "of_the_test", "start": start})
+        nagjax.register(scheme)
+        assert nagjax.OfTheTest.Scheme is nagjax.linen.OfTheTest.Scheme is scheme
 
 
 def test_every_scheme_is_there_by_its_name():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, Bool, DTypeLike, Float
 
+from nagjax.errors import UserError
 from nagjax.layers.where import Where
 
 
@@ -51,13 +52,22 @@ class InOrder(Protocol):
     def in_order(self, x: Float[Array, "B T D"], where: Where, cache: Any) -> tuple[Float[Array, "B T D"], Any]: ...
 
 
+def fitting(update: Any, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
+    """The update of the rows `x`. Raises UserError for another shape, which would be broadcast."""
+    shape = getattr(update, "shape", None)
+    if shape != x.shape:
+        got = type(update).__name__ if shape is None else shape
+        raise UserError("update", got, f"a branch must return the shape that it reads, {x.shape}")
+    return update
+
+
 def between(
     branch: Mixing, x: Float[Array, "B k D"], where: Where, source: Float[Array, "B S D"], seen: Where
 ) -> Float[Array, "B k D"]:
     """The update of the tokens `x`, which stand at `where`, from the tokens `source`, which stand at `seen`."""
     if isinstance(branch, MixingAtOnce):
         return branch.between(x, where, source, seen)
-    return branch.mix(x, where, branch.keys_values(source, seen), seen)
+    return fitting(branch.mix(x, where, branch.keys_values(source, seen), seen), x)
 
 
 @runtime_checkable
@@ -70,7 +80,9 @@ class Choosing(Protocol):
 
 def update_by_token(branch: Any, x: Float[Array, "B k D"], real: Bool[Array, "B k"], lossless: bool) -> Update:
     """The update of tokens by a branch that works token by token."""
-    return branch.choose(x, real, lossless=lossless) if isinstance(branch, Choosing) else Update(branch(x))
+    if isinstance(branch, Choosing):
+        return branch.choose(x, real, lossless=lossless)
+    return Update(fitting(branch(x), x))
 
 
 def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = None) -> tuple[Array, Any]:
@@ -79,7 +91,7 @@ def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = 
     if isinstance(branch, InOrder):
         return branch.in_order(x, where, cache)
     if not isinstance(branch, Mixing):
-        return branch(x), cache
+        return fitting(branch(x), x), cache
     if cache is None:
         return between(branch, x, where, x, where), None
     cache = cache.write(branch.keys_values(x, where), where)

@@ -1,20 +1,21 @@
 """Mixture-of-Depths around anybody's branches: `nagjax.MixtureOfDepths`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from nagjax.errors import UserError
 from nagjax.layers.where import Where
-from nagjax.mod.config import ModConfig, kept
+from nagjax.mod.config import ModConfig, Rate, kept
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED
-from nagjax.residual.module import OpenStream, Residual
+from nagjax.ranges import check_value
+from nagjax.residual.module import OpenStream, Residual, say
 from nagjax.residual.protocol import Boundary
 
 
@@ -36,9 +37,9 @@ class MixtureOfDepths(nnx.Module):
     seen)` (`nagjax.layers.branch.Mixing`; every token's keys and values are there, queries are only of those that run).
 
     residual: the module it routes (`nagjax.NAG(...)`), kept as `residual`. rate: share of the tokens that skip. router:
-    nag, linear, skip_class or random; auto is the scheme's own. decider: who lets a token in at sampling time, when
-    later tokens are not there to compare with: threshold, predictor, aux_loss, balance. rngs: for a router or decider
-    with parameters.
+    nag, linear, skip_class or random; auto is the scheme's own, which is random where updates are normalised (but for
+    NAG). decider: who lets a token in at sampling time, when later tokens are not there to compare with: threshold,
+    predictor, aux_loss, balance. rngs: for a router or decider with parameters.
 
     Raises UserError for a rate outside [0, 1), a router that does not fit the scheme, a decider that does not fit the
     router, and parameters without rngs.
@@ -53,8 +54,9 @@ class MixtureOfDepths(nnx.Module):
         router: str = "auto",
         decider: str = "threshold",
     ):
-        if not 0.0 <= rate < 1.0:
-            raise UserError("rate", rate, "give a share of skipped tokens in [0, 1)")
+        if not isinstance(residual, Residual):
+            raise UserError("residual", residual, "give a module such as nagjax.NAG(width, sublayers, rngs=rngs)")
+        check_value("rate", rate, Rate, "the share of the tokens that skip")
         self.residual, self.rate = residual, rate
         self.rules = MoD.of(residual.scheme, ModConfig(rate=(rate,), router=router, decider=decider), context=0)
         make = functools.partial(Routing, self.rules.router, self.rules.decider, residual.width)
@@ -69,25 +71,36 @@ class MixtureOfDepths(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        branches: list[Callable],
+        branches: Sequence[Callable],
         *,
         where: Where | None = None,
         progress: float | Float[Array, ""] | None = None,
         cuts: Float[Array, " S"] | None = None,
         causal: bool = False,
+        noise: int | UInt32[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T D"], Routed]:
         """x through all sublayers, and what each of them did, leaves [S, ...].
 
         where: the tokens' documents and positions; whole rows unless given; segment 0 is padding, which never takes a
         token's place. causal: tokens are let in by the decider, one after the other, by `cuts` [S] for a threshold:
-        averages over training of `Routed.cut`.
+        averages over training of `Routed.cut`. noise: what a random router draws by, the step's number in training.
+        Default 0, with a warning if the router is random: then the same places skip in every pass.
         """
-        if len(branches) != self.residual.sublayers:
-            raise UserError("branches", len(branches), f"give {self.residual.sublayers} callables, one for a sublayer")
+        sublayers = self.residual.sublayers
+        listed = list(branches) if isinstance(branches, Sequence | nnx.List) else None
+        if listed is None or len(listed) != sublayers:
+            given = type(branches).__name__ if listed is None else len(listed)
+            raise UserError("branches", given, f"give a list of {sublayers} callables, one for a sublayer")
+        if cuts is not None and jnp.shape(cuts) != (sublayers,):
+            raise UserError("cuts", jnp.shape(cuts), f"give {sublayers} numbers, one for a sublayer")
+        if noise is None:
+            noise = 0
+            if self.rules.router.draws:
+                say("a random router draws the same tokens in every pass: pass noise=step in training, 0 afterwards")
         stream, done = self.residual.open(x, progress), []
-        for i, branch in enumerate(branches, 1):
+        for i, branch in enumerate(listed, 1):
             cut = None if cuts is None else cuts[i - 1]
-            stream, routed = self.advance(stream, branch, i, where=where, cut=cut, causal=causal)
+            stream, routed = self.advance(stream, branch, i, where=where, cut=cut, causal=causal, noise=noise)
             done.append(routed)
         return self.residual.close(stream), jax.tree.map(lambda *each: jnp.stack(each), *done)
 
@@ -100,6 +113,7 @@ class MixtureOfDepths(nnx.Module):
         where: Where | None = None,
         cut: Float[Array, ""] | None = None,
         causal: bool = False,
+        noise: int | UInt32[Array, ""] = 0,
     ) -> tuple[OpenStream, Routed]:
         """The stream behind sublayer i, whose branch reads, runs and is committed here: only for the tokens chosen."""
         if len(stream.lead) != 2:
@@ -110,7 +124,7 @@ class MixtureOfDepths(nnx.Module):
         at = Boundary(*self.residual.slot(i), stream.progress, self.residual.sublayers)
         own = jax.tree.map(lambda all: all[i - 1], self.routing)
         cut = jnp.float32(0.0) if cut is None else cut
-        ctx = ForwardContext(where, stream.progress, jnp.uint32(0), causal)
+        ctx = ForwardContext(where, stream.progress, jnp.asarray(noise, jnp.uint32), causal)
         result = self.rules.run(stream.rows, Site(branch, own, at, cut, self.rate), None, ctx)
         return stream.replaced(result.stream), Routed(result.ran, result.notes["cut"], result.notes["loss"])
 

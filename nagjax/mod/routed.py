@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, UInt32
 
 from nagjax.errors import UserError
-from nagjax.layers.branch import Choosing, Mixing, Update, between, update_by_token, update_of
+from nagjax.layers.branch import Choosing, Mixing, Update, between, fitting, update_by_token, update_of
 from nagjax.layers.cache import CachedLayer
 from nagjax.layers.where import Where
 from nagjax.mod import adaptive, ragged
@@ -27,7 +27,7 @@ from nagjax.mod.deciders import Decider, find_decider
 from nagjax.mod.routers import Router, find_router, routers
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.protocol import Nothing
+from nagjax.residual.protocol import Nothing, mean_gate
 from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
 from nagjax.residual.sublayer import kept as _keep
@@ -191,7 +191,7 @@ class MoD:
                     rows, gate = scheme.advance(rows, update, site.at)
                     stream = scheme.skip(stream, site.at)
                     after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
-            gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(_mean_gate(gate, picked))
+            gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(mean_gate(gate, picked)[..., None])
             results.append(Result(after, None, gate, ran, notes, done.notes))
             notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
         return tuple(results)
@@ -242,7 +242,7 @@ class MoD:
             with jax.named_scope("residual"):
                 after, opened = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
                 rows, stream = jax.tree.map(_keep(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
-            opened = mine[..., None] * _mean_gate(opened, picked)
+            opened = (mine * mean_gate(opened, picked))[..., None]
             gate = opened if everyone else gate.at[batch, indices].set(opened)
             done.append((rows if indices is None else put(stream, rows, indices), gate, update.notes))
         return done
@@ -274,12 +274,12 @@ class MoD:
                 picked = scheme.read(rows)
                 if mixing:
                     asking = there if cache is None else Where(jnp.where(mine, there.segments, 0), there.positions)
-                    done = Update(site.branch.mix(picked, asking, *few.seen(known, seen)))
+                    done = Update(fitting(site.branch.mix(picked, asking, *few.seen(known, seen)), picked))
                 else:
                     done = update_by_token(site.branch, picked, mine, ctx.lossless)
                 after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), site.at)
                 after = jax.tree.map(_keep(mine), after, scheme.skip(rows, site.at))
-                opened = mine[..., None] * _mean_gate(gate, picked)
+                opened = (mine * mean_gate(gate, picked))[..., None]
                 gates = few.put(jnp.zeros((*ran.shape, 1)), opened)
                 notes = few.put(nothing, done.notes) if picked.shape[0] < ran.shape[0] else done.notes
                 return few.put(scheme.skip(stream, site.at), after), gates, notes
@@ -349,8 +349,3 @@ def _no_notes(branch: Any, x: Float[Array, "B T D"]) -> dict[str, Float[Array, "
 
 def _share(what: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Float[Array, " B"]:
     return jnp.sum(what & real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
-
-
-def _mean_gate(gate: Float[Array, "#B #k #D"], x: Float[Array, "B k D"]) -> Float[Array, "B k 1"]:
-    mean = jnp.mean(gate.astype(jnp.float32), axis=-1, keepdims=True)
-    return jnp.broadcast_to(mean, (*x.shape[:2], 1))

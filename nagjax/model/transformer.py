@@ -29,6 +29,7 @@ from nagjax.model.head_transform import HeadTransform
 from nagjax.model.parametrization import Parametrization
 from nagjax.parameters import STACKED
 from nagjax.residual import Boundary, Scheme, Stream
+from nagjax.residual.module import Residual, as_scheme
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
 from nagjax.residual.sublayer import Result, following, run
 from pallas_kernels import using
@@ -143,9 +144,10 @@ NOTHING = Observe()
 class Transformer(nnx.Module):
     """Transformer, a decoder or an encoder, with any residual scheme. Blocks are stacked, with parameters [L, ...], and
     run by scans: one for each stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without
-    it)."""
+    it). scheme: its name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a class (`nagjax.NAG`)."""
 
-    def __init__(self, config: ModelConfig, scheme: Scheme, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, scheme: str | Scheme | type[Scheme] | type[Residual], rngs: nnx.Rngs):
+        scheme = as_scheme(scheme)
         self.config, self.scheme = config, scheme
         _check_experts(config, scheme)
         self.mod = MoD.of(scheme, config.mod, config.context)
@@ -272,9 +274,16 @@ class Transformer(nnx.Module):
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
-        Raises UserError if `causal` needs cuts and there are none, and for types that the model has not.
+        Raises UserError if tokens are not [B, T], or more than a model with learned positions has; if `causal` needs
+        cuts and there are none; and for types that the model has not.
         """
-        where = Where.whole(*tokens.shape) if where is None else where
+        if tokens.ndim != 2:
+            raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")
+        if where is None:
+            if self.config.positions == "learned" and tokens.shape[1] > self.config.context:
+                fix = f"the model has {self.config.context} learned positions: give no longer sequences"
+                raise UserError("tokens", tokens.shape, fix)
+            where = Where.whole(*tokens.shape)
         progress = jnp.asarray(progress, jnp.float32)
         asked = causal or self.config.mod.adaptive
         if asked and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:

@@ -23,9 +23,16 @@ def schemes() -> dict[str, type[Scheme]]:
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
-    """Class decorator that makes a scheme from outside this package known by its `name`."""
+    """Class decorator that makes a scheme from outside this package known by its `name`; again, in place of the one
+    registered before. Raises UserError for a class without a name of its own, and for one of a scheme in `schemes/`."""
     if not scheme.name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
+    for own in _discovered().values():
+        if scheme is not own and scheme.name == own.name:
+            fix = f"is nagjax's own {own.__name__}: give {scheme.__name__} another class attribute `name`"
+            raise UserError("scheme.name", scheme.name, fix)
+        if scheme is not own and scheme.__name__ == own.__name__:
+            raise UserError("scheme", scheme.__name__, f"is the class of nagjax's own {own.name}: name yours otherwise")
     _registered[scheme.name] = scheme
     return scheme
 

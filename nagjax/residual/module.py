@@ -22,17 +22,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import flax
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
-from nagjax.discovery import pick
 from nagjax.errors import UserError
-from nagjax.layers.branch import Update
+from nagjax.layers.branch import Update, fitting
 from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
 from nagjax.parameters import STACKED
+from nagjax.ranges import Count, Positive, check_value
 from nagjax.residual import Scheme, Stream, find_scheme, schemes
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
 from nagjax.residual.sublayer import run
@@ -99,8 +101,9 @@ class Residual(nnx.Module):
         embedding_std: float | None = None,
     ):
         for field, value in (("width", width), ("sublayers", sublayers)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(field, value, "give a whole number of at least 1")
+            check_value(field, value, Count)
+        check_value("embedding_std", embedding_std, Positive | None)
+        width, sublayers = int(width), int(sublayers)
         self.scheme, self.width, self.sublayers = as_scheme(scheme), width, sublayers
         self.asked = Asked()
         gate = lambda index, rngs: self.scheme.gate(width, SublayerIndex(index, sublayers), rngs)  # noqa: E731
@@ -122,13 +125,16 @@ class Residual(nnx.Module):
         """Runs x [*lead, D] through all sublayers and returns the result; with `observe` also telemetry, {name: [S]
         float32} (see `nagjax.residual.protocol.telemetry`).
 
-        branches: S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one with
-        parameters [S, ...], or a list of k modules with parameters [S / k, ...], which alternate. Other state of a
-        stacked module (dropout keys, statistics) is carried too. progress: share of the training done, 0 to 1. Default
-        1, with a warning if the scheme behaves differently early in training. remat: recompute each scanned block in
-        the backward pass.
+        branches: a list of S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one
+        with parameters [S, ...], or a list of k < S modules with parameters [S / k, ...], which alternate. Other state
+        of a stacked module (dropout keys, statistics) is carried too. progress: share of the training done, 0 to 1.
+        Default 1, with a warning if the scheme behaves differently early in training. remat: recompute each scanned
+        block in the backward pass.
 
-        Raises UserError if x has another width, or if the branches are not S sublayers.
+        The residual keeps the dtype of x, whatever that of the updates is.
+
+        Raises UserError if x has another width or is not floating, if the branches are not S sublayers, and if a branch
+        returns another shape than it reads.
         """
         stream = self.open(x, progress)
         many = isinstance(branches, Sequence | nnx.List)
@@ -144,8 +150,11 @@ class Residual(nnx.Module):
 
     def open(self, x: Float[Array, "*lead D"], progress: float | Float[Array, ""] | None = None) -> OpenStream:
         """Starts the stream before the first sublayer, at this `progress` (see `__call__`)."""
+        x = jnp.asarray(x)
         if x.ndim < 1 or x.shape[-1] != self.width:
             raise UserError("x", x.shape, f"the last axis must have {self.width} features, the residual's width")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise UserError("x", x.dtype.name, "give floating-point numbers")
         if progress is None and self.scheme.trained() != self.scheme:
             say(f"{self.scheme.name} behaves differently early in training: {_how(self.scheme)}")
         progress = jnp.asarray(1.0 if progress is None else progress, jnp.float32)
@@ -163,16 +172,15 @@ class Residual(nnx.Module):
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> OpenStream:
         """The stream after sublayer i. In a scan of your own, pass a slice of `slots()` instead of i: otherwise each
-        step of the backward pass makes a gradient as large as all sublayers' parameters. Raises UserError for a Python
-        i outside 1 .. S; a traced i is not checked."""
-        return self.observe(stream, update, i)[0]
+        step of the backward pass makes a gradient as large as all sublayers' parameters. Raises UserError for an i
+        outside 1 .. S, unless it is traced, and for an update of another shape than what the sublayer reads."""
+        return self._advanced(stream, update, i, observe=False)[0]
 
     def observe(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
     ) -> tuple[OpenStream, dict[str, Float[Array, ""]]]:
         """`advance`, and telemetry of the sublayer. Under jit, values that nobody uses are not computed."""
-        slot = i if isinstance(i, Slot) else self.slot(i)
-        return self._step(stream, lambda _: update, slot)
+        return self._advanced(stream, update, i, observe=True)
 
     def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
         """What a head reads after the last sublayer."""
@@ -205,19 +213,27 @@ class Residual(nnx.Module):
             return jax.tree.map(lambda all: all[i - 1], self.slots())
         return jax.tree.map(lambda all: jax.lax.dynamic_index_in_dim(all, i - 1, keepdims=False), self.slots())
 
-    def _step(self, stream: OpenStream, branch: Branch, slot: Slot) -> tuple[OpenStream, dict]:
-        at = Boundary(*slot, stream.progress, self.sublayers)
-        shaped = lambda x: Update(_folded(branch(x.reshape(*stream.lead, self.width)), stream.lead))  # noqa: E731
-        after = run(self.scheme, stream.rows, shaped, at)
-        return stream.replaced(after.stream), telemetry(self.scheme, stream.rows, after.stream, after.gate)
+    def _advanced(
+        self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot, observe: bool
+    ) -> tuple[OpenStream, dict]:
+        return self._step(stream, lambda _: update, i if isinstance(i, Slot) else self.slot(i), observe)
+
+    def _step(self, stream: OpenStream, branch: Branch, slot: Slot, observe: bool) -> tuple[OpenStream, dict]:
+        def folded(x: Float[Array, "B T D"]) -> Update:
+            x = x.reshape(*stream.lead, self.width)
+            return Update(_folded(fitting(branch(x), x), stream.lead))
+
+        after = run(self.scheme, stream.rows, folded, Boundary(*slot, stream.progress, self.sublayers))
+        facts = telemetry(self.scheme, stream.rows, after.stream, after.gate) if observe else {}
+        return stream.replaced(after.stream), facts
 
     def _unrolled(self, stream: OpenStream, branches: list[Branch], observe: bool) -> tuple[OpenStream, dict]:
         parts = jax.tree.map(_unstacked, self.slots())
         slots = jax.tree.transpose(jax.tree.structure(self.slots()), None, parts)
         facts = []
         for branch, slot in zip(branches, slots, strict=True):
-            stream, fact = self._step(stream, branch, slot)
-            facts.append(fact if observe else {})
+            stream, fact = self._step(stream, branch, slot, observe)
+            facts.append(fact)
         return stream, jax.tree.map(lambda *each: jnp.stack(each), *facts)
 
     def _scanned(self, stream: OpenStream, stacks: list[Any], observe: bool, remat: bool):
@@ -236,8 +252,8 @@ class Residual(nnx.Module):
             slots, params, state = xs
             branches, facts = nnx.merge(graph, params, state), []
             for j, branch in enumerate(branches):
-                stream, fact = self._step(stream, branch, jax.tree.map(lambda x, j=j: x[j], slots))
-                facts.append(fact if observe else {})
+                stream, fact = self._step(stream, branch, jax.tree.map(lambda x, j=j: x[j], slots), observe)
+                facts.append(fact)
             state = nnx.split(branches, nnx.Param, ...)[2]
             return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), state)
 
@@ -257,11 +273,12 @@ def start_factors(
 
         kernel_init = lambda *a: nagjax.start_factors(self.residual, i).output * lecun_normal()(*a)
 
-    scheme: the module, which knows its number of sublayers; or a scheme, and `sublayers`. i may be traced. Raises
-    UserError for a Python i outside 1 .. S.
+    scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, and `sublayers`. i may be
+    traced. Raises UserError for an i outside 1 .. S, unless it is traced.
     """
-    if isinstance(scheme, Residual):
-        return scheme.start_factors(i)
+    own = getattr(scheme, "start_factors", None)
+    if own is not None and not isinstance(scheme, type):
+        return own(i)
     if sublayers is None:
         raise UserError("sublayers", None, "give the number of sublayers, or the module in place of the scheme")
     chosen, place = as_scheme(scheme), SublayerIndex(checked(i, sublayers), sublayers)
@@ -269,11 +286,11 @@ def start_factors(
 
 
 def checked(i: int | Int[Array, ""], sublayers: int) -> int | Int[Array, ""]:
-    """A sublayer's number. Raises UserError for a Python number outside 1 .. S."""
-    if isinstance(i, jax.Array):
+    """A sublayer's number. Raises UserError for one outside 1 .. S, unless it is traced."""
+    if isinstance(i, jax.core.Tracer):
         return i
     try:
-        number = operator.index(i)
+        number = operator.index(i)  # of an array too
     except TypeError:
         raise UserError("i", i, "give a sublayer's number") from None
     if not 1 <= number <= sublayers:
@@ -301,11 +318,6 @@ def modules() -> "dict[str, type[Residual]]":
     return {scheme.__name__: module_of(scheme) for scheme in schemes().values()}
 
 
-def module_named(name: str) -> "type[Residual]":
-    """The module of this name. Raises UserError with the nearest names if there is none."""
-    return pick("scheme", name, modules(), "modules")
-
-
 @functools.cache
 def module_of(scheme: type[Scheme]) -> "type[Residual]":
     """The module of a scheme: `Residual` that takes the scheme's options instead of the scheme."""
@@ -313,8 +325,8 @@ def module_of(scheme: type[Scheme]) -> "type[Residual]":
     def __init__(
         self, width: int, sublayers: int, *, rngs: nnx.Rngs, embedding_std: float | None = None, **options: Any
     ):
-        known = {field.name for field in dataclasses.fields(scheme)}
-        if unknown := sorted(set(options) - known):
+        known = [field.name for field in dataclasses.fields(scheme)]
+        if unknown := sorted({*options} - {*known}):
             raise UserError(unknown[0], options[unknown[0]], f"options of {scheme.name}: {', '.join(known) or 'none'}")
         Residual.__init__(self, scheme(**options), width, sublayers, rngs=rngs, embedding_std=embedding_std)
 
@@ -333,7 +345,8 @@ def module_of(scheme: type[Scheme]) -> "type[Residual]":
 
 def say(text: str) -> None:
     """A warning that points at the user's line."""
-    warnings.warn(text, stacklevel=2, skip_file_prefixes=(str(Path(__file__).parents[1]),))
+    between = Path(__file__).parents[1], *(Path(str(module.__file__)).parent for module in (flax, jax))
+    warnings.warn(text, stacklevel=2, skip_file_prefixes=tuple(map(str, between)))
 
 
 def _how(scheme: Scheme) -> str:
@@ -344,8 +357,6 @@ def _how(scheme: Scheme) -> str:
 
 def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:
     """x as [B, T, D]. The first axis stays, so a batch that is split over devices stays split."""
-    if x.shape[:-1] != lead:
-        raise UserError("update", x.shape, f"a branch must return the leading axes that it reads, {lead}")
     return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])
 
 

@@ -53,9 +53,8 @@ class PreNorm(Scheme):
         return rms_norm(hidden, self.read_scale(at.following) * at.entry.gain[...], self.epsilon)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        hidden, normed = add_rms_norm(
-            stream.hidden, update, at.entry.gain[...], self.read_scale(at.following), epsilon=self.epsilon
-        )
+        update, gain = update.astype(stream.hidden.dtype), at.entry.gain[...]
+        hidden, normed = add_rms_norm(stream.hidden, update, gain, self.read_scale(at.following), epsilon=self.epsilon)
         return PreNormStream(hidden, normed), jnp.ones((1, 1, 1), jnp.float32)
 
     def skip(self, stream: PreNormStream, at: Boundary) -> PreNormStream:

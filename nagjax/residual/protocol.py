@@ -224,7 +224,7 @@ def telemetry(
     """
     (d0, s0), (d1, s1) = scheme.lanes(before), scheme.lanes(after)
     step = jnp.exp(s1 - s0)[..., None] * d1 - d0
-    gate = jnp.broadcast_to(jnp.mean(gate.astype(jnp.float32), axis=-1), s0.shape)
+    gate = mean_gate(gate, d0)
     by_token = {
         "turn": turn_angle(d0, d1),
         "ratio": jnp.sqrt(jnp.mean(step**2, axis=-1)),
@@ -236,6 +236,11 @@ def telemetry(
     real = jnp.ones(s0.shape, bool) if real is None else real
     count = jnp.maximum(jnp.sum(real), 1)
     return {name: jnp.sum(jnp.where(real, value, 0.0)) / count for name, value in by_token.items()}
+
+
+def mean_gate(gate: Float[Array, "#B #T #D"], x: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    """Each token's gate, averaged over features, float32."""
+    return jnp.broadcast_to(jnp.mean(jnp.atleast_1d(gate).astype(jnp.float32), axis=-1), x.shape[:-1])
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:

@@ -91,6 +91,7 @@ class MixtureOfDepths(nn.Module):
         progress: Any = ...,
         cuts: Any = ...,
         causal: bool = ...,
+        noise: Any = ...,
     ) -> tuple[Any, Any]: ...
 """
 

@@ -1,15 +1,18 @@
 """Training a model of one's own that holds a residual of nagjax: what the scheme asks of anybody's optimizer."""
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from flax.core.meta import AxisMetadata
 from jaxtyping import Array, Float
 
 from nagjax.errors import UserError
+from nagjax.mod.module import MixtureOfDepths
 from nagjax.model.parametrization import Factors, Parametrization
 from nagjax.model.transformer import Transformer
 from nagjax.parameters import ROLES, Labelled
@@ -25,14 +28,22 @@ Path = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """One parameter: names of its last axes, and its role (`nagjax.parameters`) with what follows from it."""
+    """One parameter: names of its last axes, its role (`nagjax.parameters`) with what follows from it, and the schemes
+    that keep it in its place."""
 
     axes: tuple[str | None, ...]
     factors: Factors
+    bound: tuple[Scheme, ...]
 
     @property
     def role(self) -> str:
         return self.factors.role
+
+    def brought(self, value: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The value where those schemes want it."""
+        for scheme in self.bound:
+            value = scheme.constrain(value, self.axes, self.role)
+        return value
 
 
 def optimizer(
@@ -45,9 +56,10 @@ def optimizer(
     `nnx.Optimizer(model, nagjax.optimizer(tx, model), wrt=nnx.Param)` or with `init` and `update` on the parameters.
 
     model: an nnx module, or several in a tuple, list or dict; or the parameters that Linen's `init` has returned,
-    before `unbox`. Your own parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by their
-    name and shape: a name with "embed" or "token" in it is a table; a bias, a scale and whatever has less than two axes
-    does not decay; the rest are matrices. tx: what does not decay is shown to it as zeros, so that any decay in it is
+    before `unbox`. A scheme keeps in their place those parameters to which its module is the nearest of all. Your own
+    parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by their name and shape: a name
+    with "embed" or "token" in it is a table; a bias, a scale and whatever has less than two axes does not decay; the
+    rest are matrices. tx: what does not decay is shown to it as zeros, so that any decay in it is
     0; a chain that has other uses for parameters (schedule-free, SAM, Adafactor's step sizes) wants `hide=False` and
     `mask=nagjax.decays(model)` in its own decay. steps: of the training, for a config.
 
@@ -64,7 +76,6 @@ def optimizer(
         raise UserError("model", type(model).__name__, fix)
     own = tx if isinstance(tx, OptimizerConfig) else None
     known = describe(model, muon=own is not None and own.optimizer == "muon")
-    schemes = list(dict.fromkeys(scheme for _, scheme, _ in parts))
     for _, scheme, module in parts:
         _say_what_is_missing(scheme, module, known)
     if isinstance(tx, OptimizerConfig):
@@ -72,8 +83,7 @@ def optimizer(
     else:
         _say_what_a_chain_keeps(known)
         make = lambda params: tx  # noqa: E731
-    hide = hide and own is None
-    bound: list[Scheme] = [scheme for scheme in schemes if scheme.constrains]
+    hide, bound = hide and own is None, any(of.bound for of in known.values())
 
     def seen(params: Tree) -> Tree:
         if not hide:
@@ -91,7 +101,7 @@ def optimizer(
         if own is None:
             updates = _map(known, lambda of, u: u if of.factors.rate == 1.0 else of.factors.rate * u, updates)
         if bound:
-            updates = _map(known, lambda of, u, p: _brought(bound, of, p + u) - p, updates, params)
+            updates = _map(known, lambda of, u, p: of.brought(p + u) - p, updates, params)
         return updates, state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -104,12 +114,14 @@ def decays(model: Tree) -> Any:
 
 
 def constrain(model: Tree) -> Tree:
-    """Puts a model's parameters where their scheme wants them at the start (nGPT); in place, and returns the model."""
-    known = describe(model)
-    bound = [scheme for _, scheme, _ in _residuals(model)]
-    for path, leaf in _leaves(model):
+    """The model with its parameters where their schemes want them at the start (nGPT). Those of an nnx module move in
+    place; of Linen's, which `init` has returned, it is a new tree."""
+    known, leaves = describe(model), _leaves(model)
+    if not any(isinstance(leaf, nnx.Variable) for _, leaf in leaves):
+        return _map(known, Known.brought, model)
+    for path, leaf in leaves:
         if isinstance(leaf, nnx.Param):
-            leaf[...] = _brought(bound, known[path], leaf[...])
+            leaf[...] = known[path].brought(leaf[...])
     return model
 
 
@@ -122,8 +134,8 @@ def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
         if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
             continue
         facts = leaf.get_metadata() if isinstance(leaf, nnx.Variable) else {}
-        if isinstance(leaf, Labelled):
-            facts = {"axes": leaf.names, "role": leaf.role}
+        if isinstance(leaf, AxisMetadata):  # a box of Linen's
+            facts = {"axes": getattr(leaf, "names", ()), "role": getattr(leaf, "role", None)}
         axes = facts.get("axes") or facts.get("out_sharding") or ()
         role = facts.get("role") or _guessed(path, leaf)
         if role not in ROLES:
@@ -133,8 +145,16 @@ def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
             if path[: len(prefix)] == prefix:
                 own_rate = scheme.gate_rate if role == "gate" else 1.0
                 table = own or table
-        known[path] = Known(tuple(axes), table.factors(role, tuple(axes), muon=muon, own_rate=own_rate))
+        factors = table.factors(role, tuple(axes), muon=muon, own_rate=own_rate)
+        known[path] = Known(tuple(axes), factors, _bound(path, parts))
     return known
+
+
+def _bound(path: Path, parts: list[tuple[Path, Scheme, Any]]) -> tuple[Scheme, ...]:
+    """The schemes that keep the parameter of this path in its place: those nearest to it, if they keep any."""
+    shared = [len(os.path.commonprefix([path, prefix])) for prefix, _, _ in parts]
+    nearest = [scheme for (_, scheme, _), own in zip(parts, shared, strict=True) if own == max(shared)]
+    return tuple(dict.fromkeys(scheme for scheme in nearest if scheme.constrains))
 
 
 def _guessed(path: Path, leaf: Any) -> str:
@@ -148,18 +168,19 @@ def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:
     """Where a model's residuals are, their schemes, and the modules (None for Linen's)."""
     found = []
     for keys, part in jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda x: isinstance(x, _HOLDERS))[0]:
-        if isinstance(part, Residual | Transformer):
-            found.append((_names(keys), part.scheme, part))
+        own = part.residual if isinstance(part, MixtureOfDepths) else part
+        if isinstance(own, Residual | Transformer):
+            found.append((_names(keys), own.scheme, own))
         elif isinstance(part, Labelled) and _names(keys)[:-1] not in [path for path, _, _ in found]:
             found.append((_names(keys)[:-1], part.scheme, None))
     return found
 
 
-_HOLDERS = (Residual, Transformer, Labelled)
+_HOLDERS = (Residual, MixtureOfDepths, Transformer, Labelled)
 
 
 def _leaves(tree: Tree) -> list[tuple[Path, Any]]:
-    whole = lambda x: isinstance(x, nnx.Variable | Labelled)  # noqa: E731
+    whole = lambda x: isinstance(x, nnx.Variable | AxisMetadata)  # noqa: E731
     return [(_names(keys), leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=whole)[0]]
 
 
@@ -179,12 +200,6 @@ def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:
         return fn(of, *leaves)
 
     return jax.tree_util.tree_map_with_path(one, tree, *rest)
-
-
-def _brought(schemes: list[Scheme], of: Known, value: Float[Array, "..."]) -> Float[Array, "..."]:
-    for scheme in schemes:
-        value = scheme.constrain(value, of.axes, of.role)
-    return value
 
 
 def _from_config(config: OptimizerConfig, steps: int | None, known: dict[Path, Known], parts: list) -> Any:
@@ -217,7 +232,8 @@ def _say_what_is_missing(scheme: Scheme, module: Any, known: dict[Path, Known]) 
             also = " (or turn them off: scaled_start=False)" if "scaled_start" in dataclasses.asdict(scheme) else ""
             say(f"{scheme.name} has start factors for its branches (of the last: {last}): {fix}{also}")
     if scheme.constrains and not isinstance(module, Transformer):
-        unnamed = sum(of.role == "matrix" and "embed" not in of.axes for of in known.values())
+        mine = [of for of in known.values() if scheme in of.bound and of.role == "matrix"]
+        unnamed = sum("embed" not in of.axes for of in mine)
         if unnamed:
-            fix = 'name the axis that the residual is on: nnx.with_partitioning(init, ("embed", None))'
+            fix = 'name the axis that the residual is on: with_partitioning(init, ("embed", None)), of nnx or of Linen'
             say(f"{scheme.name} normalises matrices along the residual's axis, {unnamed} of yours name no such: {fix}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
 from flax import nnx
 from own_models import branches_of, residual_of, table_of
@@ -18,6 +19,7 @@ from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
 from nagjax.model.transformer import Observe, Transformer
 from nagjax.residual import Boundary, find_scheme, schemes
+from nagjax.residual.module import Residual
 from nagjax.residual.protocol import telemetry
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 
@@ -153,6 +155,19 @@ def test_advance_is_per_token(scheme):
     take = lambda x: x.reshape(12, *x.shape[2:])[chosen * 2][None]  # noqa: E731
     picked, _ = advance(jax.tree.map(take, stream), take(update))
     jax.tree.map(lambda got, want: assert_close(got, take(want), terms=16, chain=4), picked, after)
+
+
+@pytest.mark.parametrize("x, update", [(jnp.bfloat16, jnp.float32), (jnp.float32, jnp.bfloat16)])
+def test_the_stream_keeps_its_dtype_whatever_that_of_an_update_is(scheme, x, update):
+    """A Flax layer that reads bfloat16 returns float32 unless it is told otherwise."""
+
+    def run(x):
+        own = Residual(scheme, 16, 2, rngs=nnx.Rngs(0))
+        before = own.open(x, 0.5)
+        return before, own.advance(before, own.read(before).astype(update), 1)
+
+    before, after = jax.eval_shape(run, jax.ShapeDtypeStruct((2, 3, 16), x))
+    assert before == after and before.lead == (2, 3)
 
 
 def test_lanes_are_a_direction_and_a_log_norm(scheme):

@@ -40,7 +40,7 @@ def test_chosen_tokens_run_as_without_routing_and_the_others_pass(name):
     own = MixtureOfDepths(residual(name, 1), 0.25, rngs=nnx.Rngs(1), router="auto" if name == "nag" else "random")
     x = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
     for branch, update in ((tanh, tanh), (Average(), lambda x: 2.0 * jnp.mean(x, axis=1, keepdims=True) + 0.0 * x)):
-        got, routed = jax.jit(lambda x, branch=branch: own(x, [branch], progress=1.0))(x)
+        got, routed = jax.jit(lambda x, branch=branch: own(x, [branch], progress=1.0, noise=0))(x)
         assert routed.ran.shape == (1, 2, TOKENS) and own.kept(TOKENS) == 6 and (routed.ran.sum(-1) == 6).all()
         whole = own.residual(x, [update], progress=1.0)
         still = own.residual(x, [jnp.zeros_like], progress=1.0)
@@ -97,10 +97,15 @@ def test_what_does_not_fit_is_refused():
     own = MixtureOfDepths(residual(), 0.25)
     x = jnp.ones((2, TOKENS, WIDTH))
     for call, field in (
+        (lambda: MixtureOfDepths("nag", 0.5), "residual"),
         (lambda: MixtureOfDepths(residual(), 1.0), "rate"),
+        (lambda: MixtureOfDepths(residual(), "0.5"), "rate"),
         (lambda: MixtureOfDepths(residual("plain"), 0.25), "rngs"),
         (lambda: MixtureOfDepths(residual("plain"), 0.25, router="nag"), "mod.router"),
         (lambda: own(x, [tanh] * 3, progress=1.0), "branches"),
+        (lambda: own(x, stacked(), progress=1.0), "branches"),
+        (lambda: own(x, [lambda x: x[..., :1]] * 4, progress=1.0), "update"),
+        (lambda: own(x, [tanh] * 4, progress=1.0, causal=True, cuts=jnp.zeros(3)), "cuts"),
         (lambda: own(x[0], [tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [tanh] * 4, progress=1.0, causal=True), "cuts"),
         (lambda: own.advance(own.residual.open(x, 1.0), tanh, 0), "i"),
@@ -110,6 +115,15 @@ def test_what_does_not_fit_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         own(x, [tanh] * 4, progress=1.0)
+
+
+def test_a_random_router_draws_by_the_noise_of_the_pass():
+    own, x = MixtureOfDepths(residual("sandwich", 2), 0.5), jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
+    run = jax.jit(lambda noise: own(x, [tanh] * 2, noise=noise)[1].ran)
+    first, second = run(0), run(1)
+    assert (first.sum(-1) == TOKENS // 2).all() and not np.array_equal(first, second)
+    with pytest.warns(UserWarning, match="noise=step"):
+        np.testing.assert_array_equal(own(x, [tanh] * 2)[1].ran, first)
 
 
 def test_a_branch_says_by_its_methods_what_it_can():

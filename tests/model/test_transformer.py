@@ -10,6 +10,8 @@ import tiny
 from flax import nnx
 from tolerance import assert_close
 
+import nagjax
+from nagjax.errors import UserError
 from nagjax.layers.attention import Where
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
@@ -128,3 +130,15 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
     output = jax.eval_shape(lambda m: m(jnp.zeros((2, 8), jnp.int32), Where.whole(2, 8)), model)
     assert output.hidden.dtype == jnp.bfloat16 and output.log_scale.dtype == jnp.float32
     assert {p.dtype for p in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+
+
+def test_a_scheme_may_be_named_and_what_does_not_fit_is_refused():
+    config = tiny.model_config(positions="learned")
+    for given in ("nag", type(NAG), nagjax.NAG):
+        model = nnx.eval_shape(lambda given=given: Transformer(config, given, nnx.Rngs(0)))
+        assert model.scheme == NAG
+    for shape in ((3,), (1, config.context + 1)):
+        with pytest.raises(UserError, match="tokens = "):
+            make(positions="learned")(jnp.zeros(shape, jnp.int32))
+    with pytest.raises(UserError, match="did you mean 'nag'"):
+        make("nagg")

@@ -161,7 +161,7 @@ def test_a_scan_carries_what_stacked_branches_keep():
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("i", [0, -1, SUBLAYERS + 1, np.int64(0), 1.0, "1"])
+@pytest.mark.parametrize("i", [0, -1, SUBLAYERS + 1, np.int64(0), jnp.int32(0), 1.0, "1"])
 def test_a_sublayer_that_is_not_there_is_refused(i):
     own = residual()
     stream = own.open(jnp.ones((2, WIDTH)), 1.0)
@@ -182,14 +182,25 @@ def test_what_does_not_fit_is_refused():
         (lambda: own(x, [], progress=1.0), "branches"),
         (lambda: own(x, jnp.tanh, progress=1.0), "branches"),
         (lambda: own(x, [lambda x: x[:1]] * 4, progress=1.0), "update"),
+        (lambda: residual("rezero")(x, [lambda x: x[..., :1]] * 4), "update"),
+        (lambda: own(x, [lambda x: (x, x)] * 4, progress=1.0), "update"),
+        (lambda: own(x.astype(int), [jnp.tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [jnp.tanh] * 4, progress=1.0, remat=True), "remat"),
         (lambda: residual(sublayers=0), "sublayers"),
+        (lambda: residual(sublayers=True), "sublayers"),
+        (lambda: residual(embedding_std=0.0), "embedding_std"),
         (lambda: residual(direction=3), "direction"),
         (lambda: start_factors("deepnorm", 1), "sublayers"),
         (lambda: as_scheme(3), "scheme"),
     ):
         with pytest.raises(UserError, match=f"{field} = "):
             call()
+
+
+def test_sizes_and_rows_of_numpy():
+    own = Residual("plain", np.int64(WIDTH), np.int32(2), rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).standard_normal((3, WIDTH))
+    close(own(x, [jnp.tanh] * 2), own(jnp.asarray(x, jnp.float32), [jnp.tanh] * 2))
 
 
 def test_what_training_needs_and_nobody_gave_is_said():

@@ -14,6 +14,7 @@ from nagjax.errors import UserError
 from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
+from nagjax.residual.module import Residual
 from nagjax.residual.protocol import Nothing, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
@@ -67,6 +68,27 @@ def test_a_registered_scheme_is_known_and_runs(monkeypatch):
     assert output.telemetry["turn"].shape == (4,)
     with pytest.raises(UserError, match="name"):
         residual.register(type("Nameless", (Scheme,), {}))
+
+
+def test_a_scheme_of_the_package_is_not_replaced(monkeypatch):
+    monkeypatch.setattr(residual, "_registered", {})
+    for name, body, said in (
+        ("Mine", {}, "scheme.name = 'plain'.* own Plain: give Mine"),  # its base's name
+        ("NAG", {"name": "mine"}, "scheme = 'NAG'.* own nag"),
+    ):
+        with pytest.raises(UserError, match=said):
+            residual.register(type(name, (Plain,), body))
+    assert residual.register(Plain) is Plain and residual.register(Post) is residual.register(Post)
+
+
+def test_a_gate_may_be_one_number():
+    class Halved(Post):
+        def advance(self, stream, update, at):
+            return super().advance(stream, 0.5 * update, at)[0], jnp.float32(0.5)
+
+    own = Residual(Halved(), 8, 2, rngs=nnx.Rngs(0))
+    _, facts = own(jnp.ones((2, 8)), [jnp.tanh] * 2, observe=True)
+    np.testing.assert_array_equal(facts["gate"], [0.5, 0.5])
 
 
 def test_defaults_of_the_base_class():

@@ -233,3 +233,44 @@ def test_linen_parameters_before_unbox():
     assert dataclasses.replace(NAG(directions=4)) == boxed["residual"]["gate"]["alpha"].scheme
     with pytest.raises(UserError, match="before unbox"):
         optimizer(optax.sgd(1.0), params)
+
+
+class LinenSphere(nn.Module):
+    @nn.compact
+    def __call__(self, ids):
+        start = nn.with_partitioning(nn.initializers.normal(1.0), (None, "embed"))
+        x = nn.Embed(5, WIDTH, embedding_init=start, name="embed")(ids)
+        branches = [nn.Dense(WIDTH, kernel_init=start, name=f"branch_{i}") for i in range(2)]
+        return nagjax.linen.NGPT(WIDTH, 2, name="residual")(x, branches)
+
+
+def test_boxes_of_ones_own_linen_parameters_name_their_axes():
+    boxed = LinenSphere().init(jax.random.key(0), jnp.arange(3))["params"]
+    roles = {"/".join(path): (of.role, of.axes) for path, of in describe(boxed).items()}
+    assert roles["embed/embedding"] == ("embedding", (None, "embed"))
+    assert roles["branch_0/kernel"] == ("matrix", (None, "embed"))
+    lengths = lambda params: [  # noqa: E731
+        np.linalg.norm(leaf, axis=-1)
+        for leaf in (params["embed"]["embedding"], params["branch_0"]["kernel"], params["branch_1"]["kernel"])
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own = optimizer(optax.adam(0.1), boxed)
+    params = nn.unbox(constrain(boxed))
+    for found in lengths(params):
+        np.testing.assert_allclose(found, 1.0, rtol=1e-5)
+    updates, _ = own.update(jax.tree.map(jnp.ones_like, params), own.init(params), params)
+    for found in lengths(optax.apply_updates(params, updates)):
+        np.testing.assert_allclose(found, 1.0, rtol=1e-5)
+
+
+def test_a_scheme_keeps_in_place_what_is_nearest_to_its_module():
+    sphere = nnx.Dict(residual=residual("ngpt"), kernel=nnx.Param(jnp.ones((2, 2))))
+    known = describe({"sphere": sphere, "other": nnx.Dict(residual=residual(), kernel=nnx.Param(jnp.ones((2, 2))))})
+    assert known["sphere", "kernel"].bound == (sphere.residual.scheme,) and not known["other", "kernel"].bound
+
+
+def test_a_decider_learns_at_the_rate_of_gates_as_in_our_trainer():
+    routed = nagjax.MixtureOfDepths(residual(), 0.5, rngs=nnx.Rngs(0), decider="predictor")
+    rates = {path[1]: of.factors.rate for path, of in describe({"mod": routed}).items()}
+    assert rates == {"residual": NAG.gate_rate, "routing": NAG.gate_rate}

@@ -19,6 +19,7 @@ class RandomRouter(Router):
 
     name: ClassVar[str] = "random"
     common: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
 
     def score(self, scheme, stream, own, at, where, noise):
         rows = jnp.arange(where.positions.shape[0])[:, None]

@@ -77,7 +77,7 @@ class DenseFormer(Plain):
         return jnp.sum(row[..., None] * past.astype(jnp.float32), axis=-2).astype(past.dtype)
 
     def advance(self, stream: History, update, at: Boundary):
-        output = stream.hidden + update
+        output = stream.hidden + update.astype(stream.hidden.dtype)
         past = self.kept(stream.past, output, at)
         hidden = jax.lax.cond(
             self.point(at)[0], lambda past, _: self.averaged(past, stream, at), lambda _, output: output, past, output

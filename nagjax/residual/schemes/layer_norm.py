@@ -45,5 +45,5 @@ class LayerNorm(PreNorm):
         return layer_norm(hidden, at.entry.gain[...], at.entry.bias[...], self.epsilon)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        hidden = stream.hidden + update
+        hidden = stream.hidden + update.astype(stream.hidden.dtype)
         return PreNormStream(hidden, self.normalise(hidden, at)), jnp.ones((1, 1, 1), jnp.float32)

@@ -43,6 +43,6 @@ class MixLN(PreNorm):
         return jnp.where(reader > border, rms_norm(hidden, gain, self.epsilon), raw)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        total = stream.hidden + update
+        total = stream.hidden + update.astype(stream.hidden.dtype)
         hidden = jnp.where(at.index <= self.border(at), rms_norm(total, at.entry.gain[...], self.epsilon), total)
         return PreNormStream(hidden, self.normalise(hidden, at)), jnp.ones((1, 1, 1), jnp.float32)

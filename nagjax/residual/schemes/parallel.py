@@ -22,7 +22,7 @@ class Parallel(LayerNorm):
     learning_rate: ClassVar[float] = 8e-3
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        hidden = stream.hidden + update
+        hidden = stream.hidden + update.astype(stream.hidden.dtype)
         attention = at.index % 2 == 1
         read = jnp.where(attention, stream.hidden, hidden)
         return PreNormStream(hidden, self.normalise(read, at)), jnp.ones((1, 1, 1), jnp.float32)

@@ -44,7 +44,8 @@ class Reordered(Scheme):
         return stream
 
     def advance(self, stream, update, at: Boundary):
-        return stream + self.normalise(update, at.gate), jnp.ones((1, 1, 1), jnp.float32)
+        normed = self.normalise(update, at.gate).astype(stream.dtype)
+        return stream + normed, jnp.ones((1, 1, 1), jnp.float32)
 
     def close(self, stream, ends):
         return self.normalise(stream, ends), jnp.zeros(stream.shape[:-1], jnp.float32)

@@ -61,6 +61,7 @@ class Review(PreNorm):
         return sublayer.sublayers**-0.5
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
+        update = update.astype(stream.hidden.dtype)
         from_state, from_update = at.gate(stream.hidden, update)
         hidden, normed = review_update(
             stream.hidden,
