@@ -12,13 +12,10 @@ A token runs as many hidden features as in the dense model; routers make up for 
 load-balance loss and z-loss at their defaults. Beside the claim: NAG balanced by biases, and plain pre-norm both ways.
 """
 
-import dataclasses
-
 from experiments.harness.claims import Lowest
 from experiments.harness.comparison import COMMON, Arm, Comparison
-from experiments.harness.settings import Settings, Shape
+from experiments.harness.settings import Settings, Shape, preset
 from nagjax.layers.config import MoEConfig
-from nagjax.model.presets import find_preset
 
 EIGHT = {"moe": MoEConfig(8, 2)}
 BIASES = {"moe": MoEConfig(8, 2, score="sigmoid", load_weight=0.0, bias_rate=0.001)}
@@ -31,15 +28,11 @@ ARMS = {
 }
 
 
-def _preset(name: str, batch: int, steps: int) -> tuple[Shape, ...]:
-    return (Shape(**dataclasses.asdict(find_preset(name)), batch=batch, steps=steps),)
-
-
 SIZES = {
     "smoke": Settings((Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-experts"), (1.0,), match="flops", eval_batches=1),
     "cpu": Settings((Shape(4, 64, 128, 8, 2000),), 5, ("nag", "nag-experts"), match="flops", eval_batches=64),
-    "h200": Settings(_preset("60M", 64, 2000), 5, match="flops"),
-    "paper": Settings(_preset("1B", 512, 20_000), 5, match="flops"),
+    "h200": Settings(preset("60M", 64, 2000), 5, match="flops"),
+    "paper": Settings(preset("1B", 512, 20_000), 5, match="flops"),
 }
 COMPARISON = Comparison(
     ARMS, Lowest("nag-experts", ("nag",)), "Mixture-of-Experts at equal training FLOPs", measures=COMMON

@@ -21,10 +21,10 @@ of the difference, paired by teacher, lies within a quarter of 0.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import look, panels, with_spread
@@ -33,7 +33,6 @@ from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval, power_law
 from experiments.harness.students import KINDS
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
-from experiments.harness.tuning import Tuned, tuned
 from experiments.harness.verdicts import unsettled
 from nagjax.errors import UserError
 
@@ -92,21 +91,34 @@ def plan(settings: Settings) -> list[ToyTraining]:
     return jobs
 
 
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """Students of one kind and depth at the best learning rate of the grid."""
+
+    factor: float
+    edge: bool  # the best is the smallest or largest rate tried
+    losses: dict[int, float]  # by teacher
+
+    @property
+    def loss(self) -> Interval:
+        return mean_interval(list(self.losses.values()))
+
+
+def tuned(losses: Float[np.ndarray, "teachers factors"], factors: Sequence[float]) -> Tuned | None:
+    """At the factor of lowest mean loss among those at which no student diverged; None where there is none."""
+    sound = np.flatnonzero(np.isfinite(losses).all(axis=0))
+    if not sound.size:
+        return None
+    best = min(sound, key=lambda at: (losses[:, at].mean(), factors[at]))
+    edge = len(factors) > 1 and factors[best] in (min(factors), max(factors))
+    return Tuned(factors[best], edge, dict(enumerate(losses[:, best].tolist())))
+
+
 def by_depth(settings: Settings, record: Record) -> dict[int, Tuned]:
-    """The students of a job at their best rates, each teacher a seed; without the depths at which all diverged."""
-    found = {
-        int(depth): tuned(_runs(settings, own), settings.factors) for depth, own in record.metrics["losses"].items()
-    }
+    """The students of a job at their best rates; without the depths at which all diverged."""
+    losses = record.metrics["losses"].items()
+    found = {int(depth): tuned(np.array(own, float), settings.factors) for depth, own in losses}
     return {depth: own for depth, own in found.items() if own is not None}
-
-
-def _runs(settings: Settings, losses: Sequence[Sequence[float]]) -> list[Record]:
-    """Losses [teachers, factors], a record each."""
-    return [
-        Record("", {"seed": teacher, "factor": factor}, {}, {"loss": loss if math.isfinite(loss) else None})
-        for teacher, own in enumerate(losses)
-        for factor, loss in zip(settings.factors, own, strict=True)
-    ]
 
 
 def exponents(found: dict[int, Tuned]) -> dict[int, float]:

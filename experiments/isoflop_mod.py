@@ -15,14 +15,11 @@ which looks at later tokens, stands beside it. Differences are paired by seed: s
 are measured by turns.
 """
 
-import dataclasses
-
 from experiments.harness.claims import Matches
 from experiments.harness.comparison import COMMON, Arm, Measure
-from experiments.harness.settings import Settings, Shape
+from experiments.harness.settings import Settings, Shape, preset
 from experiments.harness.timed_comparison import TimedComparison
 from nagjax.mod import ModConfig
-from nagjax.model.presets import find_preset
 
 RATES = (0.125, 0.2, 0.25, 0.375, 0.5)
 ROUTERS = {"nag": ("nag", "nag"), "plain": ("plain", "linear"), "random": ("nag", "random")}  # scheme, router
@@ -46,16 +43,12 @@ FEW = ("nag", "nag-20%", "nag-25%", "nag-50%", "plain", "plain-25%", "plain-50%"
 SHOWN = ("nag", "nag-25%", "random-25%", "blocks-25%", "plain", "plain-25%")
 
 
-def _preset(name: str, batch: int, steps: int) -> tuple[Shape, ...]:
-    return (Shape(**dataclasses.asdict(find_preset(name)), batch=batch, steps=steps),)
-
-
 SIZES = {
     "smoke": Settings((Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-25%"), (1.0,), match="flops", eval_batches=1),
     "cpu": Settings((Shape(12, 64, 128, 8, 240),), 5, FEW, (1.0,), match="flops", looks=8),
-    "h200": Settings(_preset("60M", 64, 400), 5, FEW, (1.0,), match="flops"),
-    "h200-350M": Settings(_preset("350M", 64, 3000), 5, FEW, (1.0,), match="flops"),
-    "paper": Settings(_preset("1B", 512, 20_000), 5, match="flops"),
+    "h200": Settings(preset("60M", 64, 400), 5, FEW, (1.0,), match="flops"),
+    "h200-350M": Settings(preset("350M", 64, 3000), 5, FEW, (1.0,), match="flops"),
+    "paper": Settings(preset("1B", 512, 20_000), 5, match="flops"),
 }
 COMPARISON = TimedComparison(
     ARMS,

@@ -34,7 +34,7 @@ from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
 from experiments.harness.skipping import Point, Skipping, on_curve
-from experiments.harness.statistics import Interval, mean_interval
+from experiments.harness.statistics import mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
@@ -211,12 +211,12 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     for rate, own in gaps.items():
         share = float(np.mean([_share(points, rate) for points in curves(records, "nag", "angle").values()]))
         loss = mean_interval(list(added(records, "nag", "angle", rate).values()))
-        against = ", ".join(f"{WAYS[way]} {_signed(gap.interval)}" for way, gap in own.items())
+        against = ", ".join(f"{WAYS[way]} {_signed(gap)}" for way, gap in own.items())
         told.append(f"{rate:.0%} skipped by angle, {share:.0%} of the FLOPs: loss +{loss}; against it {against}")
     text = f"NAG, {'; '.join(told)} nats per token (95% over {settings.seeds} seeds)"
     every = [gap for own in gaps.values() for gap in own.values()]
-    nearest = min(every, key=lambda gap: gap.interval.estimate)
-    head = f"{nearest.name} against the angle: {nearest} nats"
+    nearest = min((gap for gap in every if gap.values), key=lambda gap: gap.middle, default=None)
+    head = f"{nearest.name} against the angle: {nearest} nats" if nearest else ""
     return Summary(text, ahead_of_all(every), rows, headline=head)
 
 
@@ -226,8 +226,8 @@ def _gaps(records: Sequence[Record], rate: float) -> dict[str, Gap]:
     return {way: Gap.of(f"{WAYS[way]} at {rate:.0%}", added(records, "nag", way, rate), angle) for way in CONTROLS}
 
 
-def _signed(gap: Interval) -> str:
-    return f"+{gap}" if gap.estimate >= 0 else f"{gap}"
+def _signed(gap: Gap) -> str:
+    return f"{'+' if gap.middle >= 0 else ''}{gap.interval or gap}"
 
 
 def _row(records: Sequence[Record], kind: str, way: str) -> dict:

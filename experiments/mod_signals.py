@@ -178,8 +178,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
             f"correlation with the log square: {agree}"
         )
     last = gaps(records, settings.steps[-1])
-    nearest = min(last, key=lambda gap: gap.interval.estimate)
-    head = f"{nearest.name}, against the fitted square: {nearest} nats"
+    nearest = min((gap for gap in last if gap.values), key=lambda gap: gap.middle, default=None)
+    head = f"{nearest.name}, against the fitted square: {nearest} nats" if nearest else ""
     text = f"{'; '.join(told)} (nats per token, 95% over {settings.seeds} seeds)"
     return Summary(text, ahead_of_all(last), rows, headline=head)
 

@@ -124,7 +124,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     gaps = [Gap.of(s, late[s], late[PLAIN]) for s in OTHERS if {s, PLAIN} <= late.keys()]
     text += f"; minus plain's, {', '.join(f'{gap.name} {gap}' for gap in gaps)}" if gaps else ""
     verdict = ahead_of_all(gaps) if len(gaps) == len(OTHERS) else "undecided"
-    least = min(gaps, key=lambda gap: gap.interval.estimate, default=None)
+    least = min((gap for gap in gaps if gap.values), key=lambda gap: gap.middle, default=None)
     head = f"{least.name} minus plain, loss added without a quarter: {least} nats" if least else ""
     return Summary(text, verdict, rows, headline=head)
 

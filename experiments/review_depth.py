@@ -32,7 +32,6 @@ SIZES = {
     "h200": Settings(crossed((6, 10, 14, 19, 24), 512, 256, 64, 1000), 5, looks=3),
     "paper": Settings(crossed((6, 10, 14, 19, 24), 512, 256, 64, 8000, lr=2e-4), 5, looks=3),
 }
-WHEN = ("start", "end")  # of training
 COMPARISON = Comparison(
     schemes("review", "review_convex", "highway", "highway_convex"),
     Wall("review_convex", "review", beyond=10, margin=0.1),

@@ -33,8 +33,10 @@ done
 tpus tpu-vm ssh "$NAME" --worker all --command "
   set -e
   command -v gcsfuse >/dev/null || { echo 'install gcsfuse on the hosts, or mount another shared file system' >&2; exit 1; }
-  sudo mkdir -p /mnt/nagjax && sudo chown \$USER /mnt/nagjax
-  mountpoint -q /mnt/nagjax || gcsfuse $BUCKET /mnt/nagjax
+  if ! mountpoint -q /mnt/nagjax; then  # once it is mounted, root may not look into it
+    sudo mkdir -p /mnt/nagjax && sudo chown \$USER /mnt/nagjax
+    gcsfuse $BUCKET /mnt/nagjax
+  fi
   if ! test -x ~/nagjax/bin/python; then
     command -v python3.12 >/dev/null || { sudo add-apt-repository -y ppa:deadsnakes/ppa; sudo apt-get install -y python3.12-venv; }
     python3.12 -m venv ~/nagjax

@@ -47,19 +47,13 @@ class Lowest:
             return Decision("undecided", f"no {self.judged}", outcome.ranking())
         rivals = [arm for arm in self.rivals or outcome.arms if arm != self.judged and arm in outcome.arms]
         gaps = [outcome.gap(arm, self.judged, shape) for shape in outcome.shapes for arm in rivals]
-        nearest = min(gaps, key=_middle, default=None)
+        nearest = min(gaps, key=lambda gap: gap.middle, default=None)
         complete = set(self.rivals) <= set(outcome.arms) and gaps
         verdict = ahead_of_all(gaps) if complete else "undecided"
         head = (
             f"{self.judged}'s nearest rival {nearest.name}: {outcome.gap_text(nearest)} nats" if nearest else "no rival"
         )
         return Decision(verdict, head, outcome.ranking())
-
-
-def _middle(gap: Gap) -> float:
-    if gap.interval is not None:
-        return gap.interval.estimate
-    return math.inf if gap.won else -math.inf if gap.lost else gap.hint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +129,7 @@ class Matches:
         if self.judged not in outcome.arms or not own:
             return Decision("undecided", "an arm is missing", outcome.ranking())
         gaps = [(outcome.gap(arm, self.judged, shape), shape) for shape in outcome.shapes for arm in own]
-        worst = max(gaps, key=lambda pair: _middle(pair[0]))[0]
+        worst = max(gaps, key=lambda pair: pair[0].middle)[0]
         head = f"{worst.name} minus {self.judged}: {outcome.gap_text(worst)} nats"
         if any(gap.won for gap, _ in gaps):  # an arm diverged where the one to be matched did not
             return Decision("not supported", head, outcome.ranking())

@@ -2,19 +2,17 @@
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 
 import jax
 
 from nagjax.errors import UserError
+from nagjax.measure.step_times import Racer, race
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.facts import model_costs, parameters_by_part
-from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import resolve as with_vocabulary
 from nagjax.train.state import Blueprint
-from nagjax.train.step import jit_train_step
 
 
 @functools.lru_cache(64)
@@ -46,17 +44,9 @@ def with_flops(config: RunConfig, budget: float) -> RunConfig:
 
 
 def step_seconds(config: RunConfig, rounds: int = 5) -> float:
-    """Fastest of several training steps on zero tokens."""
-    blueprint = blueprint_of(config)
-    batch = jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract_batch(blueprint))
-    batch = batch._replace(segment_ids=batch.segment_ids + 1, weights=batch.weights + 1)
-    state, step, times = blueprint.create(), jit_train_step(blueprint), []
-    for _ in range(rounds + 1):
-        began = time.perf_counter()
-        state, metrics = step(state, batch)
-        jax.block_until_ready(metrics)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
+    """Fastest of several training steps."""
+    racer = Racer(blueprint_of(config), config.train.batch, config.model.context)
+    return min(race({"own": racer}, rounds, steps=1)["own"])
 
 
 def widened(config: RunConfig, reaches: Callable[[RunConfig], float], target: float) -> RunConfig:

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.jobs import Job, Record, Training
-from experiments.harness.sweep import collect, work
+from experiments.harness.jobs import Record, Training
+from experiments.harness.sweep import awaited
 
 Losses = Mapping[float, float | None]  # by factor; None: diverged
 
@@ -84,15 +83,6 @@ class AtBest:
         if factor is None:
             return {"diverged": "at every rate", "loss": None, "factor": None}
         return self.at(factor).run(folder) | {"factor": factor}
-
-
-def awaited(jobs: Sequence[Job], folder: Path, poll: float = 1.0) -> list[Record]:
-    """The records of all these jobs, done here where nobody else is at them."""
-    work(jobs, folder)
-    while (records := collect(jobs, folder)) is None:
-        time.sleep(poll)
-        work(jobs, folder)
-    return records
 
 
 @dataclasses.dataclass(frozen=True)

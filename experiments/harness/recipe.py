@@ -59,8 +59,13 @@ def load(name: str) -> Recipe:
 
 
 def planned(recipe: Recipe, settings: Any) -> list[Job]:
-    """The recipe's jobs, and the n-gram tables of all texts they read."""
+    """The recipe's jobs, and the n-gram tables of all texts they read. Raises UserError where there are none, of which
+    a result file would be written all the same, in place of an earlier one."""
     jobs = list(recipe.plan(settings))
+    if not jobs:
+        values = {field.name: (getattr(settings, field.name), field.default) for field in dataclasses.fields(settings)}
+        empty = {name: own for name, (own, usual) in values.items() if own in ((), 0, -1) and own != usual}
+        raise UserError(", ".join(empty), [*empty.values()], "leaves nothing to run; give at least one")
     return [*jobs, *floors(jobs)]
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.jobs import Record, Training
-from experiments.harness.sweep import collect, work
+from experiments.harness.sweep import awaited
 
 Space = Mapping[str, Sequence[Any]]  # option: the values to choose from, the default first
 
@@ -51,10 +50,7 @@ class Confirmation:
         return {trial.name: trial.config() for trial in self.seeded}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        work(self.trials, folder.parent)
-        while (records := collect(self.trials, folder.parent)) is None:
-            time.sleep(self.poll)
-            work(self.trials, folder.parent)
+        records = awaited(self.trials, folder.parent, self.poll)
         chosen = best(records)
         if chosen is None:
             return {"diverged": "every trial", "loss": None, "trial": None}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from nagjax.errors import UserError
+from nagjax.model.presets import find_preset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +64,18 @@ class Settings:
             raise UserError("seeds", self.seeds, "give a number of at least 0")
         if not self.factors or min(self.factors) <= 0:
             raise UserError("factors", self.factors, "give at least one, all above 0")
+        if self.looks < 1:
+            raise UserError("looks", self.looks, "give a number of at least 1")
 
 
 def crossed(depths: Sequence[int], width: int, context: int, batch: int, *steps: int, **more: Any) -> tuple[Shape, ...]:
     """A shape for every depth and number of steps."""
     return tuple(Shape(depth, width, context, batch, count, **more) for count in steps for depth in depths)
+
+
+def preset(name: str, batch: int, steps: int) -> tuple[Shape]:
+    """The shape of one of nagjax's presets."""
+    return (Shape(**dataclasses.asdict(find_preset(name)), batch=batch, steps=steps),)
 
 
 def from_json(kind: type, values: dict[str, Any]) -> Any:

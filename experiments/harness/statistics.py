@@ -1,8 +1,8 @@
-"""Differences between few, noisy runs: Welch's t-test, Student intervals, bootstrap."""
+"""Differences between few, noisy runs: Welch's t-test, Student intervals, percentiles of bootstrap draws."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +23,8 @@ class Interval:
         return self.text(4)
 
     def text(self, digits: int) -> str:
+        if math.isnan(self.estimate):
+            return "no run"
         if not math.isfinite(self.low + self.high):
             return f"{self.estimate:.{digits}f} (one run)"
         return f"{self.estimate:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
@@ -47,8 +49,10 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Student's interval of a mean; infinite for a single value."""
+    """Student's interval of a mean; infinite for a single value, nan for none."""
     values = np.asarray(values, float)
+    if not values.size:
+        return Interval(math.nan, math.nan, math.nan)
     mean = float(np.mean(values))
     if values.size < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -62,18 +66,6 @@ def paired_interval(a: dict, b: dict, confidence: float = 0.95) -> Interval:
     if not shared:
         raise UserError("seeds", sorted(a), f"no run with these seeds on the other side, which has {sorted(b)}")
     return mean_interval([a[seed] - b[seed] for seed in shared], confidence)
-
-
-def bootstrap(
-    data: np.ndarray | Sequence,
-    statistic: Callable[[np.ndarray], Float[np.ndarray, "..."]],
-    samples: int = 1000,
-    seed: int = 0,
-) -> Float[np.ndarray, "samples ..."]:
-    """The statistic of `samples` resamples of the rows of `data`, drawn with replacement."""
-    data, noise = np.asarray(data), np.random.default_rng(seed)
-    rows = noise.integers(0, len(data), (samples, len(data)))
-    return np.stack([np.asarray(statistic(data[row])) for row in rows])
 
 
 def percentile_interval(estimate: float, draws: Float[np.ndarray, " samples"], confidence: float = 0.95) -> Interval:

@@ -65,6 +65,15 @@ def collect(jobs: Sequence[Job], folder: Path) -> list[Record] | None:
     return None if None in records else records
 
 
+def awaited(jobs: Sequence[Job], folder: Path, poll: float = 1.0) -> list[Record]:
+    """The records of all these jobs, done here where nobody else is at them; asked for every `poll` seconds."""
+    work(jobs, folder)
+    while (records := collect(jobs, folder)) is None:
+        time.sleep(poll)
+        work(jobs, folder)
+    return records
+
+
 def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) -> None:
     """The same in so many processes, each with its share of the cores. Their output goes to worker-N.log.
 

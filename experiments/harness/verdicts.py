@@ -61,6 +61,13 @@ class Gap:
         return mean_interval(self.finite) if self.finite else None
 
     @property
+    def middle(self) -> float:
+        """The mean; without one what divergences say, or the hint."""
+        if self.interval is not None:
+            return self.interval.estimate
+        return math.inf if self.won else -math.inf if self.lost else self.hint
+
+    @property
     def p(self) -> float:
         """Of no difference; 0 where one of the two diverged on every seed, 1 where nothing is known."""
         if not self.finite:

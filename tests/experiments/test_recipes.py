@@ -10,8 +10,9 @@ from experiments.harness import command
 from experiments.harness.comparison import Comparison
 from experiments.harness.jobs import finished
 from experiments.harness.pages import NOT_MEASURED, table
-from experiments.harness.recipe import FIELDS, judged, load, names, planned, read_header
+from experiments.harness.recipe import FIELDS, HOME, judged, load, names, planned, read_header
 from experiments.harness.results import read_result, result_file
+from experiments.harness.sweep import settings_from
 from nagjax.errors import UserError
 
 
@@ -78,6 +79,31 @@ def test_header_fields_may_span_lines():
     Prose: with a colon, and no field.
     """
     assert read_header(text) == {"claim": "one two", "source": "three"}
+
+
+@pytest.mark.parametrize(
+    "name, option, told", [("prune", "seeds", "seeds"), ("field", "looks", "looks = 0: give a number")]
+)
+def test_settings_that_leave_nothing_are_refused(name, option, told, capsys):
+    """Of no runs a result would be written in place of the one that is there."""
+    with pytest.raises(SystemExit, match="2"):
+        command.main(f"{name}.py", [f"--{option}", "0"])
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, label, values",
+    [("prune", "scheme", ("plain", "nag")), ("mod_dial", "kind", ("nag",)), ("mod_signals", "steps", (200, 1000))],
+)
+def test_a_verdict_is_there_where_all_runs_of_an_arm_diverged(name, label, values):
+    recipe = load(name)
+    result = read_result(result_file(HOME, name, "cpu"))
+    settings = settings_from(recipe, result["settings"])
+    lost = {"loss": None, "diverged": "at step 3"}
+    for gone in [[value] for value in values] + [values]:
+        records = [dataclasses.replace(r, metrics=lost) if r.labels[label] in gone else r for r in result["records"]]
+        assert judged(recipe, settings, records, result["floors"]).verdict == "undecided"
+        recipe.draw(settings, records)
 
 
 def test_unknown_recipe_and_size_name_the_known_ones():

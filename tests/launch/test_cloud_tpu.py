@@ -1,0 +1,33 @@
+"""launch/cloud_tpu.sh, with stand-ins for the programs of Google Cloud and of the slice's hosts."""
+
+import os
+import subprocess
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "launch" / "cloud_tpu.sh"
+GCLOUD = """
+case "$*" in
+  *describe*) echo ACTIVE ;;
+  *"tpu-vm ssh"*) while [ "$1" != --command ]; do shift; done; bash -c "$2" ;;
+esac
+"""
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
+    """Root may not look into what another user has mounted."""
+    stand_ins = {"gcloud": GCLOUD, "sudo": "exit 1", "mountpoint": "exit 0", "gcsfuse": "exit 1"}
+    for name, text in stand_ins.items():
+        program(tmp_path / "bin" / name, text)
+    for name in ("python", "pip", "nagjax"):
+        program(tmp_path / "nagjax" / "bin" / name, f'echo {name} "$@"')
+    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M"}
+    done = subprocess.run(["bash", SCRIPT], env=own | given, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["pip install -q nagjax[tpu] @ s", "nagjax train --preset 1M"]
