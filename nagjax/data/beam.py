@@ -13,7 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nagjax.data.documents import HUB_PREFIX, LONGEST, find_files, fingerprints, is_one_text, split_documents
+from nagjax.data.documents import (
+    HUB_PREFIX,
+    LONGEST,
+    Inputs,
+    as_names,
+    find_files,
+    fingerprints,
+    is_one_text,
+    split_documents,
+)
 from nagjax.data.encode import encode_documents
 from nagjax.data.prepare import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
@@ -128,12 +137,12 @@ class Round:
 
 
 def prepare_on_beam(
-    inputs: Sequence[str],
+    inputs: Inputs,
     out: str | os.PathLike,
     *,
     tokenizer: str = "bytes",
     validation: float = 0.05,
-    held_out: Sequence[str] = (),
+    held_out: Inputs = (),
     field: str = "text",
     longest: int = LONGEST,
     shard_tokens: int = 1 << 25,
@@ -147,6 +156,7 @@ def prepare_on_beam(
     """
     if not _installed():
         raise UserError("runner", "beam", "needs Apache Beam: pip install -c constraints-beam.txt -e '.[beam]'")
+    inputs, held_out = as_names(inputs), as_names(held_out)
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
     if manifest := request.finished():
         return manifest
@@ -165,7 +175,7 @@ def prepare_on_beam(
     _run(pieces, work, options)
     rounds = plan(pieces, work, shard_tokens)
     if not rounds:
-        raise UserError("inputs", list(inputs), "there is no text in them")
+        raise UserError("inputs", inputs, "there is no text in them")
     _run(rounds, work, options)
     return _gather(request, work, pieces, rounds)
 

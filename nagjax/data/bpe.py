@@ -1,19 +1,19 @@
 """A byte-level BPE tokenizer, learned from documents."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from nagjax.data.documents import LONGEST, read_documents
+from nagjax.data.documents import LONGEST, Inputs, as_names, read_documents
 from nagjax.data.stdlib import STDLIB, training_documents
 from nagjax.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from nagjax.errors import UserError
 
 
 def train_bpe(
-    inputs: Sequence[str],
+    inputs: Inputs,
     vocab_size: int,
     path: str | os.PathLike,
     *,
@@ -32,6 +32,7 @@ def train_bpe(
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
+    inputs = as_names(inputs)
     if vocab_size < 257:
         raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
     if Path(path).is_dir():
@@ -64,7 +65,7 @@ def train_bpe(
 
     engine.train_from_iterator(read(), trainer)
     if not count:
-        raise UserError("inputs", list(inputs), "there is no text in them")
+        raise UserError("inputs", inputs, "there is no text in them")
     with _writing(path):
         partial.write_text(engine.to_str(), encoding="utf-8")
         partial.replace(path)

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from nagjax.json_reader import parse_json
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
 LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
 HUB_PREFIX = "hub:"
+
+Inputs = str | os.PathLike | Sequence[str | os.PathLike]  # one file, folder or `hub:` dataset, or several
 
 # Where a line of JSON or a row of a table has its text; or what makes one of the line and of where it stands.
 Field = str | Callable[[Any, str], str]
@@ -42,6 +45,11 @@ def format_of(path: StoragePath) -> str | None:
     return suffixes[-1] if suffixes and suffixes[-1] in _FORMATS else None
 
 
+def as_names(inputs: Inputs) -> list[str]:
+    """A list of texts, which the functions below take."""
+    return [str(name) for name in ([inputs] if isinstance(inputs, str | os.PathLike) else inputs)]
+
+
 def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     """Every readable file under `inputs` (files and folders), in an order the file system cannot change. What begins
     with a dot is left out of a folder, with all that is in it: it is not part of the text.
@@ -51,21 +59,25 @@ def find_files(inputs: Sequence[str]) -> list[StoragePath]:
     found = []
     for name in inputs:
         path = storage_path(name)
-        if path.is_dir():
-            inside = [p for name, p in files_under(path) if format_of(p) and "/." not in f"/{name}"]
-            if not inside:
-                raise UserError("inputs", name, f"the folder holds no {', '.join(_FORMATS)} file")
-            found += inside
-        elif not path.exists():
-            raise UserError("inputs", name, "no such file or folder; a Hugging Face dataset is hub:OWNER/NAME")
-        elif format_of(path) is None:
-            raise UserError("inputs", name, f"unknown format; use {', '.join(_FORMATS)}, plain or .gz, .xz, .zst")
-        else:
-            found.append(path)
+        with _readable(path):
+            found += _files_of(path)
     return found
 
 
-def read_documents(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> Iterator[str]:
+def _files_of(path: StoragePath) -> list[StoragePath]:
+    if path.is_dir():
+        inside = [p for name, p in files_under(path) if format_of(p) and "/." not in f"/{name}"]
+        if not inside:
+            raise UserError("inputs", str(path), f"the folder holds no {', '.join(_FORMATS)} file")
+        return inside
+    if not path.exists():
+        raise UserError("inputs", str(path), "no such file or folder; a Hugging Face dataset is hub:OWNER/NAME")
+    if format_of(path) is None:
+        raise UserError("inputs", str(path), f"unknown format; use {', '.join(_FORMATS)}, plain or .gz, .xz, .zst")
+    return [path]
+
+
+def read_documents(inputs: Inputs, *, field: Field = "text", longest: int = LONGEST) -> Iterator[str]:
     """Stream the documents of files, folders and `hub:` datasets, holding one at a time.
 
     A JSON line or Parquet row is one document (its `field`, or what that makes of the whole line and of where it
@@ -73,7 +85,7 @@ def read_documents(inputs: Sequence[str], *, field: Field = "text", longest: int
     file is one document, or several of about `TEXT_PIECE` characters. Raises UserError naming file and line for what
     cannot be read.
     """
-    return (text for text, _ in _documents(inputs, field, longest))
+    return (text for text, _ in _documents(as_names(inputs), field, longest))
 
 
 def _documents(inputs: Sequence[str], field: Field, longest: int) -> Iterator[tuple[str, bool]]:

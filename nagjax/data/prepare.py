@@ -20,6 +20,8 @@ from nagjax.data.documents import (
     HUB_PREFIX,
     LONGEST,
     Field,
+    Inputs,
+    as_names,
     find_files,
     fingerprints,
     is_one_text,
@@ -109,12 +111,12 @@ class Request(NamedTuple):
 
 
 def prepare(
-    inputs: Sequence[str],
+    inputs: Inputs,
     out: str | os.PathLike,
     *,
     tokenizer: str = "bytes",
     validation: float = 0.05,
-    held_out: Sequence[str] = (),
+    held_out: Inputs = (),
     field: str = "text",
     longest: int = LONGEST,
     shard_tokens: int = 1 << 25,
@@ -136,6 +138,7 @@ def prepare(
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else, and when it cannot be written.
     """
+    inputs, held_out = as_names(inputs), as_names(held_out)
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens, chat)
     folder, encoder, source, _ = request
     if manifest := request.finished():
@@ -169,7 +172,7 @@ def prepare(
     if tokens:
         finish_round(pending)
     if not done.splits:
-        raise UserError("inputs", list(inputs), "there is no text in them")
+        raise UserError("inputs", inputs, "there is no text in them")
     return finish(request, done.splits)
 
 

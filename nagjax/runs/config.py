@@ -1,7 +1,10 @@
 """Everything that defines a run, as frozen dataclasses; the command line is generated from them."""
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
@@ -154,10 +157,18 @@ def to_dict(config) -> dict:
     values = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        value = to_dict(value) if dataclasses.is_dataclass(value) else value
-        values[field.name] = list(value) if isinstance(value, tuple) else value
+        values[field.name] = to_dict(value) if dataclasses.is_dataclass(value) else _plain(value)
     name = getattr(config, "name", None)  # of a scheme: the class's, and no field
     return values if name is None or "name" in values else {"name": name} | values
+
+
+def _plain(value: Any) -> Any:
+    """Of what a field may hold, as JSON has it."""
+    if isinstance(value, tuple):
+        return [_plain(own) for own in value]
+    if isinstance(value, os.PathLike):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def from_dict[T](cls: type[T], values: Any) -> T:

@@ -48,7 +48,7 @@ def corpus_identity(corpus: Dataset) -> dict:
         for i, (part, one) in enumerate(zip(parse_mix(corpus.config.mix), corpus.corpora, strict=True)):
             mixed |= {f"data.mix[{i}].content": one.content, f"data.mix[{i}].weights": part.schedule}
     return mixed | {
-        WHERE_FROM: list(corpus.config.mix) or corpus.config.path,
+        WHERE_FROM: list(corpus.config.mix) or str(corpus.config.path),
         "tokenizer": corpus.tokenizer.fingerprint,
         "documents": corpus.document_count,
         "tokens": corpus.token_count,

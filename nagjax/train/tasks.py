@@ -156,7 +156,7 @@ def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: 
     task that asks for more than likelihoods, a choice longer than the context, or a tokenizer that cannot encode.
     """
     tasks: list[Task] = []
-    for name in names:
+    for name in map(str, names):
         if name.endswith(FILE):
             tasks.append(Questions(Path(name), limit))
         else:
@@ -172,7 +172,7 @@ def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: 
         fix = (
             f"a choice has {longest} tokens, the model's context is {context}: leave it out, or use a longer --context"
         )
-        raise UserError("tasks", ", ".join(names), fix)
+        raise UserError("tasks", ", ".join(map(str, names)), fix)
     return Tasks(tuple(tasks), tuple(pairs), tokenizer)
 
 

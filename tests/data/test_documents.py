@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from nagjax.data import compressed, read_documents
+from nagjax.data import compressed, prepare, read_documents, train_bpe
 from nagjax.data.documents import TEXT_PIECE, find_files, is_one_text, split_documents, split_name
 from nagjax.errors import UserError
 
@@ -65,6 +65,25 @@ def test_folder_order_is_by_name(tmp_path):
         (tmp_path / hidden).write_text("hidden")
     assert list(read_documents([str(tmp_path)])) == ["a/1.txt", "a/2.txt", "b.txt", "z/1.txt"]
     assert [p.name for p in find_files([str(tmp_path / "b.txt")])] == ["b.txt"]
+
+
+def test_one_input_may_stand_alone_and_be_a_path(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    for inputs in (path, str(path), [path], (str(path),)):
+        assert list(read_documents(inputs)) == ["text"]
+        out = tmp_path / "corpus"
+        assert prepare(inputs, out, held_out=inputs, validation=0.0).total("validation", "document_count") == 1
+        assert train_bpe(inputs, 260, tmp_path / "t.json").vocab_size <= 260
+
+
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("nagjax.data.documents.files_under", refuse)
+    with pytest.raises(UserError, match="no permission to read it"):
+        find_files([str(tmp_path)])
 
 
 def test_long_text_is_cut_at_lines_and_loses_nothing(tmp_path):

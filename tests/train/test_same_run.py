@@ -39,7 +39,7 @@ def half(whole, tmp_path):
 
 
 def moved(config, path, **data):
-    return dataclasses.replace(config, data=DataConfig(str(path), **data))
+    return dataclasses.replace(config, data=DataConfig(path, **data))
 
 
 def steps(folder):

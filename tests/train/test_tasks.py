@@ -247,7 +247,7 @@ def test_other_refusals(run_of, questions, tmp_path, monkeypatch):
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(UserError, match="is no file"):
         train(run_of(tasks=(str(tmp_path / "folder.jsonl"),)), tmp_path / "run")
-    asked, fewer = (open_tasks([questions], ByteTokenizer(), 16, limit) for limit in (None, 2))
+    asked, fewer = (open_tasks([Path(questions)], ByteTokenizer(), 16, limit) for limit in (None, 2))
     asked.check(asked.digest)
     with pytest.raises(UserError, match="tasks = 'fox'.*between hosts"):
         asked.check(fewer.digest)
