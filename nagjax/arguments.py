@@ -25,8 +25,15 @@ POSITIONAL = "positional"
 READABLE = (bool, int, float, str, Path)
 
 
-class Given(frozenset):
-    """Of a parameter: which options were given, by name."""
+class Given(dict[str, Any]):
+    """Of a parameter: the options that were given, by name."""
+
+    def refuse(self, names: Iterable[str], fix: str) -> None:
+        """Raises UserError for the first of these options that was given: it would have no effect."""
+        for name in names:
+            if name in self:
+                value = self[name]
+                raise UserError(name, str(value) if isinstance(value, Path) else value, fix)
 
 
 class Rest(tuple):

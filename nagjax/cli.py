@@ -23,6 +23,7 @@ from nagjax.errors import Preempted, UserError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 LONGEST_LINE = 2000  # characters: what stands in a file of somebody else's may be longer
+GO_ON = ("train", "demo", "sweep", "data")  # verbs that go on with what an earlier command has begun
 COMMANDS = Path(__file__).parent / "commands"
 
 
@@ -104,7 +105,7 @@ def call(words: str, function: Callable, args: list[str]) -> None:
     arguments: dict[str, Any] = {}
     for name, field in fields.items():
         if field.hint is Given:
-            arguments[name] = Given({**values, **written})
+            arguments[name] = Given({**written, **values})
         elif field.hint is Rest:
             arguments[name] = rest
         elif field.hint is RunOptions:
@@ -143,7 +144,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _fail(UserError("memory", str(error), "there is not as much: make model, batch or context smaller"))
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        words = sys.argv[1:] if args is None else args
+        more = "; the same command goes on where it was" if words[0] in GO_ON else ""
+        print(f"\nstopped{more}", file=sys.stderr)
         return 130
     except Preempted:
         return 0

@@ -40,11 +40,12 @@ def main(
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
     """
     note(f"opening {run}")
-    from nagjax.generate.chat import answer
+    from nagjax.generate.chat import answer, find_form
     from nagjax.generate.weights import with_weights
     from nagjax.interop.load import load
 
     opened = with_weights(load(run), weights)
+    find_form(opened, template)  # refused before anything is typed
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     start = [{"role": "system", "content": system}] if system else []
     said = list(start)

@@ -20,11 +20,9 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
     from nagjax.config_file import config_text
 
     if run is None:
-        print(config_text(options, given), end="")
+        print(config_text(options, given.keys()), end="")
         return
-    if given - {"run"}:
-        named = ", ".join(sorted(given - {"run"}))
-        raise UserError("config", named, "a run has all its options already: give its folder alone")
+    given.refuse(sorted(given.keys() - {"run"}), "a run has all its options already: give its folder alone")
     from nagjax.options import options_of_run
     from nagjax.runs.opening import read_config
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nagjax.arguments import POSITIONAL
+from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import note
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Natural
@@ -20,6 +20,8 @@ def main(
     fewshot: Natural | None = None,
     limit: Count | None = None,
     weights: Literal["full", "int8"] = "full",
+    *,
+    given: Given,
 ) -> None:
     """Validation loss of a run, and what its depth does; or, with --tasks, its scores on questions.
 
@@ -34,6 +36,10 @@ def main(
         limit: ask only so many questions of each task.
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
     """
+    if tasks is None:
+        given.refuse(("task_folder", "fewshot", "limit"), "is for questions: give --tasks, too, or leave it out")
+    else:
+        given.refuse(("data", "batches"), "is for the loss of a text: leave it out, or --tasks")
     note(f"evaluating {run}")
     if tasks is not None:
         scores = _on_tasks(run, tasks, task_folder, fewshot, limit, weights)
@@ -51,9 +57,10 @@ def main(
     if as_json:
         print(json.dumps(scores))
         return
-    for name, value in scores.items():
-        if isinstance(value, int | float):
-            print(f"{name:15} {value:.6g}" if isinstance(value, float) else f"{name:15} {value}")
+    numbers = {name: value for name, value in scores.items() if isinstance(value, int | float)}
+    width = max(map(len, numbers))
+    for name, value in numbers.items():
+        print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
 def _on_tasks(
@@ -74,6 +81,9 @@ def _on_tasks(
     others = [name for name in names if name not in files]
     if others:
         from nagjax.interop.lm_eval import evaluate_tasks
+    elif folder is not None or fewshot is not None:
+        name, value = ("fewshot", fewshot) if folder is None else ("task_folder", str(folder))
+        raise UserError(name, value, "is for tasks of lm-evaluation-harness: leave it out for files of questions")
     opened = with_weights(load(run), weights)
     asked = open_tasks(files, opened.tokenizer, opened.config.model.context, limit)
     with lock_of_report(run, "eval", "run"):

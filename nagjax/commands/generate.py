@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import note
+from nagjax.errors import UserError
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
 
 
@@ -38,6 +39,8 @@ def main(
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
         speed: also time it greedily, with skipped sublayers and with all of them: time saved over FLOPs saved.
     """
+    if not prompt:
+        raise UserError("prompt", prompt, "give a text or several; without --prompt a document is begun")
     note(f"opening {run}")
     from nagjax.generate.sample import complete
     from nagjax.generate.weights import with_weights

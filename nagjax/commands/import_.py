@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import say
+from nagjax.errors import UserError
 from nagjax.ranges import Count
 
 
@@ -36,6 +37,9 @@ def main(
 
     from nagjax.interop.importing import import_model
 
-    run = import_model(source, out, context=context, dtype=dtype, devices=jax.local_devices()[:devices], say=say)
+    there = jax.local_devices()
+    if devices > len(there):
+        raise UserError("devices", devices, f"this machine has {len(there)}")
+    run = import_model(source, out, context=context, dtype=dtype, devices=there[:devices], say=say)
     use = f"generate {out} --prompt 'def '" if run.config.model.causal else f"map {out} --text 'a text'"
     print(f"{run!r}\n  nagjax info {out}\n  nagjax {use}")

@@ -5,7 +5,6 @@ from typing import Annotated
 
 from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import note
-from nagjax.errors import UserError
 from nagjax.options import RunOptions
 
 
@@ -19,9 +18,10 @@ def main(
         kernels: show instead which implementation every fused operation uses at the model's width on every platform,
             and why others cannot be used.
     """
-    if run is not None and given - {"run", "kernels"}:
-        named = ", ".join(sorted(given - {"run", "kernels"}))
-        raise UserError("info", named, "a run already has all its options: give only its folder")
+    if run is not None:
+        given.refuse(
+            sorted(given.keys() - {"run", "kernels"}), "a run already has all its options: give only its folder"
+        )
     note(f"reading {run}" if run else f"describing {options}")
     from rich.console import Console
 

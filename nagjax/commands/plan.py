@@ -1,6 +1,5 @@
 """Find out whether a run fits a TPU slice or GPU machine, and what it would cost, without having one."""
 
-import os
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 from nagjax.arguments import Given
 from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.files import write_text
 from nagjax.options import RunOptions
 from nagjax.plan.bill import ASSUMED_MFU, bill
 from nagjax.ranges import Count, Positive, Range
@@ -47,6 +47,10 @@ def main(
 
     if topology is None:
         raise UserError("topology", None, f"give --topology; known: {summary()}")
+    if not search:
+        given.refuse(("tries",), "is for --search: give that, too, or leave it out")
+    if tokens is None:
+        given.refuse(("mfu",), "is for what a training costs: give --tokens, too, or leave it out")
     machine = parse(topology)
     require(machine.chip)
     say(f"planning {f'the model of {options.start}' if options.start else options}, on {machine.name}")
@@ -78,11 +82,5 @@ def main(
     if results[0]["fits"] or not search:
         print(report(results[0]))
     if json:
-        _write(json, results if search else results[0])
-
-
-def _write(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(dumps(value, indent=1) + "\n")
-    os.replace(partial, path)
+        json.parent.mkdir(parents=True, exist_ok=True)
+        write_text(json, dumps(results if search else results[0], indent=1) + "\n")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nagjax.arguments import POSITIONAL
+from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Natural, Positive
@@ -22,6 +22,8 @@ def main(
     curve: bool = False,
     data: str | None = None,
     batches: Count = 8,
+    *,
+    given: Given,
 ) -> None:
     """Remove blocks from a model and save the rest as a new run. The blocks that stay keep their place in depth, and
     the source run is not changed.
@@ -40,8 +42,12 @@ def main(
     """
     chosen = [block - 1 for block in block_list(blocks)]
     if curve:
+        gone = ("rule", "count", "blocks", "heal_steps", "lr")
+        given.refuse(gone, "--curve removes nothing, and tries every rule: leave it out")
         _curve(runs, out, data, batches)
         return
+    if blocks:
+        given.refuse(("rule", "count"), "give either --blocks, or --count and a --rule")
     if len(runs) != 1:
         raise UserError("runs", [str(run) for run in runs], "prune one run at a time")
     say(f"pruning {runs[0]}, into {out}")

@@ -22,10 +22,7 @@ def answer(
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
     what `generate` raises.
     """
-    form = template_in(run.folder, template)
-    if form is None:
-        fix = "has no chat template: give one with --template, or train on conversations (nagjax data chat)"
-        raise UserError("run", str(run.folder), fix)
+    form = find_form(run, template)
     if not conversations:
         return []
     asked = [_asked(run, form, messages) for messages in conversations]
@@ -43,6 +40,15 @@ def answer(
 
     given = {"progress": run.progress, "cuts": run.mod.get("cuts"), "finished": over}
     return [said(new).strip() for new in generate(run.model, asked, tokens=tokens, **given, **options)]
+
+
+def find_form(run: OpenRun, template: str | None) -> ChatTemplate:
+    """The chat template in a file, or the one in the run's folder. Raises UserError where there is none."""
+    form = template_in(run.folder, template)
+    if form is None:
+        fix = "has no chat template: give one with --template, or train on conversations (nagjax data chat)"
+        raise UserError("run", str(run.folder), fix)
+    return form
 
 
 def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[int]:

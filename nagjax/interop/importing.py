@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from nagjax.data.tokenizer import NoTokenizer
-from nagjax.files import copy, write_json
+from nagjax.files import copy, has_file, write_json
 from nagjax.interop.hub import find_model
 from nagjax.interop.source import read_json, read_source
 from nagjax.interop.tokenizer_files import copy_files
@@ -16,7 +16,7 @@ from nagjax.runs.facts import run_facts
 from nagjax.runs.identity import found_run
 from nagjax.runs.names import CALIBRATION, CHECKPOINTS, INFO, ORIGIN
 from nagjax.runs.new_folder import new_folder
-from nagjax.runs.opening import OpenRun
+from nagjax.runs.opening import OpenRun, at_point
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
@@ -41,13 +41,13 @@ def import_model(
     source, out = find_model(source, fetch=True, say=say), Path(out)
     with new_folder(out, "import") as building:
         say("reading the weights")
-        run = read_source(source, context=context, dtype=dtype, devices=devices)
+        run = read_source(source, context=context, dtype=dtype, devices=devices, calibrated=False)
         copy_files(source, building)
-        if run.calibrated:
+        if has_file(source / CALIBRATION):
             copy(source / CALIBRATION, building / CALIBRATION)
         say("writing the checkpoint")
         write_run(run, building, read_json(source))
-    return dataclasses.replace(run, folder=out)
+    return at_point(dataclasses.replace(run, folder=out), out)
 
 
 def write_run(run: OpenRun, out: Path, values: dict) -> None:

@@ -44,12 +44,14 @@ def read_source(
     context: int | None = None,
     dtype: str = "auto",
     devices: Sequence[jax.Device] | None = None,
+    calibrated: bool = True,
 ) -> OpenRun:
     """The model in `folder`, a config.json with safetensors beside it, at step 0 or as many as a bundle has behind it.
 
     context: tokens a sequence may hold, the config's unless given. dtype: of the computation ("auto", "float32",
     "bfloat16"); parameters are float32 whatever the file holds. devices: parameters are split over them, one local
-    device unless given; each shard is read where it lives.
+    device unless given; each shard is read where it lives. calibrated: at the point of its dial that a bundle has, as
+    `open_run` has it.
 
     Raises UserError: no such model, a family or setting that nagjax has not, files that are not whole (see
     `nagjax.interop.safetensors` and `nagjax.interop.load_tensors`).
@@ -73,7 +75,7 @@ def read_source(
     mod = blueprint.init_mod() | {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
     step = values[BUNDLE]["step"] if bundle else 0
     run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, open_tokenizer(folder, values, config.model))
-    return at_point(run, folder)
+    return at_point(run, folder) if calibrated else run
 
 
 def read_json(folder: Path) -> dict:

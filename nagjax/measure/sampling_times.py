@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Float
 
 from nagjax.data import batches, open_dataset
+from nagjax.errors import UserError
 from nagjax.generate import decode
 from nagjax.generate.batching import NO_TOKEN
 from nagjax.generate.choose import Sampling
@@ -36,6 +37,16 @@ class SamplingTimes(Routed):
     steps: Count = 16  # new tokens of each row per round of decode
     phase: Literal["prefill", "decode"] = "decode"
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.written >= self.context:
+            raise UserError("steps", self.steps, f"give fewer new tokens than the context of {self.context} has")
+
+    @property
+    def written(self) -> int:
+        """Tokens of each row that are written, not read."""
+        return self.steps if self.phase == "decode" else 0
+
 
 class Racer:
     """A model with its cuts, and rows of which all but the last few tokens have been read."""
@@ -45,7 +56,7 @@ class Racer:
         self.blueprint = bench.blueprint(mod)
         self.graph, self.params = nnx.split(narrow_model(build_model(self.blueprint.config, seed=0)))
         self.given = decode.Pass(np.float32(1.0), self._cuts() if mod.active else None)
-        self.lengths = np.full((bench.batch,), texts.shape[1] - bench.steps, np.int32)
+        self.lengths = np.full((bench.batch,), texts.shape[1] - bench.written, np.int32)
         self.rows = self._read()
 
     def _cuts(self):
@@ -57,8 +68,8 @@ class Racer:
         """Share of the timed tokens that run each sublayer, [L, 2], by the causal rule."""
         given = self.given.cuts, self.given.progress
         ran, _ = paths(self.params, self.texts, *given, graph=self.graph, causal=True)
-        first = self.texts.shape[1] - self.bench.steps if self.bench.phase == "decode" else 0
-        return np.asarray(ran)[:, :, first:].mean((1, 2)).reshape(-1, 2)
+        timed = slice(-self.bench.written or None, None)
+        return np.asarray(ran)[:, :, timed].mean((1, 2)).reshape(-1, 2)
 
     def _read(self) -> decode.Rows:
         slots = self.bench.context

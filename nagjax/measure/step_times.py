@@ -4,13 +4,14 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import jax
 
 from nagjax.data import batches, open_dataset
+from nagjax.errors import UserError
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -38,6 +39,14 @@ class StepTimes:
     rounds: int = 7  # each round times every scheme once, so that noise affects all of them
     steps: int = 2  # steps in a row per round
     out: Path | None = None  # also write the result as JSON
+
+    def __post_init__(self):
+        _check_schemes(self.schemes)
+
+
+def _check_schemes(schemes: Sequence[str]) -> None:
+    if not schemes:
+        raise UserError("schemes", schemes, "name at least one scheme")
 
 
 class Racer:
@@ -104,6 +113,11 @@ class CompileTimes:
     context: int = 128
     rounds: int = 3
     out: Path | None = None
+
+    def __post_init__(self):
+        _check_schemes(self.schemes)
+        if self.deep <= self.shallow:
+            raise UserError("deep", self.deep, f"give more than the {self.shallow} blocks of --shallow")
 
 
 def compile_times(bench: CompileTimes) -> dict:

@@ -48,9 +48,12 @@ def average(
         run = open_run(folder, calibrated=False)
         saved = sorted(steps_saved(folder / CHECKPOINTS))
         chosen = sorted(set(steps)) or saved[-newest if newest else None :]
-        if len(chosen) < 2 or (newest or 0) > len(saved):
+        if len(saved) < max(newest or 0, 2):
+            field, value = ("newest", newest) if newest else ("run", str(folder))
             fix = f"there are checkpoints of the steps {', '.join(map(str, saved))}: train with --keep or --keep-every"
-            raise UserError("newest" if newest else "steps", newest or list(chosen), f"{fix} to have more to average")
+            raise UserError(field, value, f"{fix} to have more to average")
+        if len(chosen) < 2:
+            raise UserError("newest" if newest else "steps", newest or chosen, "give at least 2 to average")
         config, mesh, mean = read_config(folder), run.blueprint.mesh, None
         for count, step in enumerate(chosen, 1):
             found = run if step == run.step else read_weights(folder, config, mesh, step)

@@ -30,6 +30,7 @@ def pruning_curve(
 
 def curve_of(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, data: str | None = None) -> dict:
     """`pruning_curve` of an open run."""
+    check_depth(run)
     held_out = text_batches(run, data, "validation", batches)
     measured = measure(run, cutter, rules, batches, data)
     counts = sorted({round(cutter.depth * share) for share in SHARES})
@@ -57,6 +58,12 @@ def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list
     if run.config.model.causal:
         return found
     return [masked(batch, run.tokenizer, seed) for seed, batch in enumerate(found)]
+
+
+def check_depth(run: OpenRun) -> None:
+    """Raises UserError for a model of a single block, which cannot be left out."""
+    if run.config.model.depth == 1:
+        raise UserError("run", str(run.folder), "has a single block, which cannot be left out: give a deeper model")
 
 
 def check_rule(rule: str) -> None:

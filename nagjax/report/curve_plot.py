@@ -1,20 +1,18 @@
 """The pruning curves of several runs in one figure."""
 
-import io
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib.ticker import MaxNLocator
 
 from nagjax.report.depth_figures import RULE_LOOKS
-from nagjax.report.style import RC, label_ends, new_figure
+from nagjax.report.style import drawing, label_ends, new_figure, png
 
 NAMES = {"late": "deepest", "influence": "least influence", "angle": "least turn", "drop": "least damage"}
 
 
 def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
     """PNG: a panel for each of one or two runs (name, `pruning_curve`), a line for each rule."""
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"}):
+    with drawing():
         figure, axes = new_figure(
             "Loss added without blocks", "nats per token on validation text, no retraining", len(curves)
         )
@@ -34,6 +32,4 @@ def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
             for rule, points in curves[-1][1]["rules"].items()
         ]
         label_ends(axes[-1], ends)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-        return buffer.getvalue()
+        return png(figure, dpi=110)

@@ -22,6 +22,11 @@ def _rest(values: Sequence[Sequence[float]], group: int = 0) -> list[float]:
     return [value[group] for value in values]
 
 
+def _by_kind(values: Sequence[float]) -> list[Line]:
+    """Of values by sublayer: attention's, and the MLPs'."""
+    return [Line("attention", values[::2], ATTENTION), Line("MLP", values[1::2], MLP, "s")]
+
+
 def _damage(record: dict) -> Drawing:
     skips = record["skips"]
     return (
@@ -107,7 +112,7 @@ def _contribution(record: dict) -> Drawing:
         Lines(
             "How much each sublayer writes",
             "length of the update / length of the residual, log scale",
-            [Line("attention", values[::2], ATTENTION), Line("MLP", values[1::2], MLP, "s")],
+            _by_kind(values),
             log=True,
         ),
     )
@@ -122,7 +127,7 @@ def _cosine(record: dict) -> Drawing:
         Lines(
             "Does it write something new?",
             "cosine of update and residual",
-            [Line("attention", values[::2], ATTENTION), Line("MLP", values[1::2], MLP, "s")],
+            _by_kind(values),
             level=(0.0, "new"),
             span=0.2,
         ),
@@ -137,7 +142,7 @@ def _turn(record: dict) -> Drawing:
         Lines(
             "How far each sublayer turns the residual",
             "degrees, log scale",
-            [Line("attention", values[::2], ATTENTION), Line("MLP", values[1::2], MLP, "s")],
+            _by_kind(values),
             log=True,
         ),
     )
@@ -289,7 +294,7 @@ def _gates(record: dict) -> Drawing | None:
         Lines(
             "Are the modulators alive?",
             "mean |t| by sublayer",
-            [Line("attention", turn[::2], ATTENTION), Line("MLP", turn[1::2], MLP, "s")],
+            _by_kind(turn),
             level=(0.05, "dead"),
             bottom=0.0,
         ),

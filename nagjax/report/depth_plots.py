@@ -1,6 +1,5 @@
 """Two kinds of figure that depth is shown in: lines over depth, and a matrix of depths by depths."""
 
-import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from nagjax.report.style import RC, label_ends, new_figure
+from nagjax.report.style import drawing, label_ends, new_figure, png
 
 ATTENTION, MLP, BLOCK, FIRST, MARK = "#0072b2", "#d55e00", "#4d4d4d", "#cc79a7", "#009e73"  # Okabe and Ito, and grey
 QUIET = "#777777"
 
 
 class Line(NamedTuple):
-    """One curve; `x` are block numbers from 0, counted from the first if not given."""
+    """One curve; `x` are block numbers, 1, 2, ... if not given."""
 
     label: str
     y: Sequence[float | None]
@@ -27,9 +26,8 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """One panel with curves over depth, blocks counted from 1 where a line has no x of its own. level: a reference
-    height with its name. span: the least height of the vertical range, so that rounding errors are not blown up to a
-    story."""
+    """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
+    range, so that rounding errors are not blown up to a story."""
 
     title: str
     subtitle: str
@@ -43,8 +41,7 @@ class Lines(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A matrix, row by column, the first row at the bottom; `mask` leaves cells white. `first`: the number that a
-    reader knows the first row and column by."""
+    """A matrix of depths, counted from 1: row by column, the first row at the bottom; `mask` leaves cells white."""
 
     title: str
     subtitle: str
@@ -55,16 +52,12 @@ class Grid(NamedTuple):
     log: bool = False
     top: float | None = None
     mask: np.ndarray | None = None
-    first: int = 1
 
 
 def draw(what: Lines | Grid) -> bytes:
     """PNG; the same data give the same bytes."""
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"}):
-        figure = _lines(what) if isinstance(what, Lines) else _grid(what)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-        return buffer.getvalue()
+    with drawing():
+        return png(_lines(what) if isinstance(what, Lines) else _grid(what), dpi=110)
 
 
 def _lines(what: Lines) -> Figure:
@@ -126,7 +119,6 @@ def _grid(what: Grid) -> Figure:
     figure.text(0.012, 0.905, what.subtitle, fontsize=9.5, color=QUIET, va="center")
     values = np.ma.masked_invalid(np.asarray(what.values, float))
     rows, columns = values.shape
-    start = what.first - 0.5
     if what.mask is not None:
         values = np.ma.masked_where(what.mask, values)
     if what.log:
@@ -140,7 +132,7 @@ def _grid(what: Grid) -> Figure:
         origin="lower",
         aspect="auto",
         interpolation="none",
-        extent=(start, start + columns, start, start + rows),
+        extent=(0.5, columns + 0.5, 0.5, rows + 0.5),
         cmap=colors,
         norm=norm(low, high if high > low else low + 1),
     )

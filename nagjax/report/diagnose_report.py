@@ -1,6 +1,5 @@
 """A diagnosis as one HTML page that needs nothing else, and JSON beside it."""
 
-import base64
 import json
 from html import escape
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.report.depth_figures import draw_diagnosis
-from nagjax.report.page import CSS
+from nagjax.report.page import document, figure_html
 from nagjax.report.plots import Plot
 from nagjax.report.verdict_depth import RISE, USED
 from nagjax.runs.names import DIAGNOSIS, DIAGNOSIS_DATA
@@ -32,26 +31,15 @@ def diagnosis_page(record: dict, plots: list[Plot]) -> str:
     title = f"Inside {record['title']}, {record['depth']} blocks x {record['width']}"
     told = (
         f"{escape(record['run'])}, after {record['step']:,} steps; measured on {record['tokens']:,} validation tokens, "
-        f"loss {record['loss']:.4f} nats per token. Blocks count from 0. A block is used if its absence alone costs "
+        f"loss {record['loss']:.4f} nats per token. Blocks count from 1. A block is used if its absence alone costs "
         f"{USED:g} nats per token; blocks could go if together they cost at most {RISE:g}. No retraining anywhere. "
         "One model and one text: how much of this is chance was not measured."
     )
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="verdict">{escape(record["verdict"])}</p>', f"<p>{told}</p>"]
-    for plot in plots:
-        data, caption = base64.b64encode(plot.png).decode("ascii"), escape(plot.caption)
-        parts.append(
-            f'<figure id="{plot.name}"><img src="data:image/png;base64,{data}" alt="{caption}">'
-            f"<figcaption>{caption}</figcaption></figure>"
-        )
+    parts += map(figure_html, plots)
     parts += ["<h2>Block by block</h2>", _table(record)]
     parts.append(f'<p class="quiet">All numbers, with their matrices, are in {DIAGNOSIS_DATA} beside this page.</p>')
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
-    )
+    return document(title, parts)
 
 
 def _table(record: dict) -> str:

@@ -17,7 +17,7 @@ from nagjax.measure.cuts import RULES, Cutter
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, probe
 from nagjax.model.transformer import Output
-from nagjax.report.curve import curve_of, text_batches
+from nagjax.report.curve import check_depth, curve_of, text_batches
 from nagjax.report.verdict_depth import depth_verdict
 from nagjax.runs.opening import OpenRun
 from nagjax.train.head_loss import by_token, head_loss
@@ -48,6 +48,7 @@ def diagnose(
     inside documents. See `nagjax.measure` for what each is. The loss of a bidirectional model is that of masked tokens
     (`nagjax.measure.masked`). `say` is told what is being done.
     """
+    check_depth(run)
     cutter = Cutter(run)
     text = text_batches(run, data, "validation", max(effort.probes, effort.skips))
     say(f"looking at the residual of {len(text[: effort.probes])} batches")

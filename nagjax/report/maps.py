@@ -1,6 +1,5 @@
 """Figures of adaptive depth: the token-by-sublayer map, and loss against executed FLOPs."""
 
-import io
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from nagjax.files import write_bytes, write_text
-from nagjax.report.style import RC
+from nagjax.report.style import drawing, png
 from nagjax.runs.names import MAP, MAP_DATA
 
 SHOWN = 96  # tokens in one picture: more cannot be read
@@ -20,13 +19,15 @@ SKIPPED = "#ffffff"
 def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
     """PNG: a column per token, a row per sublayer from the first (bottom) to the last, coloured by the angle by which
     the sublayer turned the token; white where it was skipped. Beside it the share of tokens each sublayer ran."""
-    with matplotlib.rc_context(RC | {"axes.grid": False}):
+    with drawing():
         ran, degrees = paths["ran"][:, :SHOWN], paths["degrees"][:, :SHOWN]
         sublayers, tokens = ran.shape
         figure = Figure(
             figsize=(max(6.0, 1.9 + 0.115 * tokens), 1.5 + 0.085 * max(sublayers, 24)), layout="constrained"
         )
         picture, shares = figure.subplots(1, 2, sharey=True, width_ratios=(max(tokens, 24), 10))
+        for axes in (picture, shares):
+            axes.grid(False)
         colours = matplotlib.colormaps["viridis_r"].with_extremes(bad=SKIPPED)
         top = float(np.percentile(degrees[ran], 98)) if ran.any() else 1.0
         drawn = picture.imshow(
@@ -51,12 +52,12 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         shares.set_xticks((0, 1), ("0", "100%"))
         shares.set_xlabel("tokens that ran")
         shares.legend(fontsize=7, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-        return _png(figure, dpi)
+        return png(figure, dpi)
 
 
 def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
     """PNG of a calibrated dial: loss against executed forward FLOPs, by angle, at random, and without late blocks."""
-    with matplotlib.rc_context(RC):
+    with drawing():
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
         points, dense = dial["points"], dial["dense"]
@@ -82,7 +83,7 @@ def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
         axes.set_xlabel("executed forward FLOPs, share of the dense model's")
         axes.set_title("What skipping costs: validation loss (nats per token)")
         axes.legend(frameon=False)
-        return _png(figure, dpi)
+        return png(figure, dpi)
 
 
 def write_map(paths: dict, folder: Path, title: str) -> Path:
@@ -101,9 +102,3 @@ def _shown(piece: str) -> str:
 
 def _wide(pieces: list[str]) -> bool:
     return any(len(piece.strip()) > 1 for piece in pieces[:SHOWN])
-
-
-def _png(figure: Figure, dpi: int) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-    return buffer.getvalue()

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -72,13 +73,7 @@ def html_page(report: Report) -> str:
         parts.append(f'<div class="unequal">{_UNEQUAL}{_items(report.unequal)}</div>')
     parts += ["<h2>Side by side</h2>", f'<div class="scroll">\n{to_html(report.table)}\n</div>', _legend("p")]
     parts += ["<h2>Figures</h2>"] if report.plots else []
-    for plot in report.plots:
-        data = base64.b64encode(plot.png).decode("ascii")
-        caption = escape(plot.caption)
-        parts.append(
-            f'<figure><img src="data:image/png;base64,{data}" alt="{caption}">'
-            f"<figcaption>{caption}</figcaption></figure>"
-        )
+    parts += map(figure_html, report.plots)
     parts += ["<h2>What they write</h2>"] if report.samples else []
     for label, text in report.samples:
         parts.append(f'<h3>{escape(label)}</h3>\n<pre class="sample">{escape(text)}</pre>')
@@ -89,10 +84,22 @@ def html_page(report: Report) -> str:
     parts += ["<h2>Where the numbers come from</h2>", _items(report.origin)]
     for label, record in report.records:
         parts.append(f"<details><summary>{escape(label)}</summary>\n<pre>{escape(record)}</pre></details>")
+    return document(report.title, parts)
+
+
+def figure_html(plot: Plot) -> str:
+    """The figure with its caption."""
+    data, caption = base64.b64encode(plot.png).decode("ascii"), escape(plot.caption)
+    image = f'<img src="data:image/png;base64,{data}" alt="{caption}">'
+    return f'<figure id="{plot.name}">{image}<figcaption>{caption}</figcaption></figure>'
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page of these pieces of HTML, in the style of all pages; the title is plain text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )

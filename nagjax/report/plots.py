@@ -3,12 +3,10 @@
 Each is drawn off screen on its own `Figure`; no global matplotlib state is read or left behind.
 """
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -16,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from nagjax.report.labels import count, factor, listing, number, signed
-from nagjax.report.style import RC, Style, label_ends, new_figure, run_styles, token_axis
+from nagjax.report.style import RC, Style, drawing, label_ends, new_figure, png, run_styles, token_axis
 from nagjax.runs.log import Run, last_quarter
 
 EARLY = 0.2
@@ -47,14 +45,12 @@ def draw_plots(
     """
     styles = run_styles(runs)
     plots = []
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"}):
+    with drawing():
         for name in FIGURES if figures is None else figures:
             drawn = FIGURES[name](runs, styles)
             if drawn is not None:
                 figure, caption = drawn
-                buffer = io.BytesIO()
-                figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-                plots.append(Plot(name, caption, buffer.getvalue()))
+                plots.append(Plot(name, caption, png(figure, dpi)))
     return plots
 
 

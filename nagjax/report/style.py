@@ -1,9 +1,12 @@
 """One look for every figure: colours that survive colour blindness, quiet axes, names at line ends."""
 
+import contextlib
+import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -65,6 +68,18 @@ RC = {
     "lines.solid_capstyle": "round",
     "savefig.dpi": 160,
 }
+
+
+def drawing() -> contextlib.AbstractContextManager:
+    """While it lasts figures are drawn in this look, off screen, whatever the user's own settings are."""
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"})
+
+
+def png(figure: Figure, dpi: float) -> bytes:
+    """The same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)

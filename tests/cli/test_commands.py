@@ -112,6 +112,15 @@ def test_tokenizer_and_prepare_lead_to_a_run(tmp_path, capsys):
     assert main(["generate", str(tmp_path / "run"), "--prompt", "line", "--tokens", "4"]) == 0
 
 
+@pytest.mark.parametrize(("words", "said"), [("train", "stopped; the same command goes on"), ("chat run", "stopped\n")])
+def test_what_goes_on_says_so(monkeypatch, capsys, words, said):
+    def stopped(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nagjax.cli.run", stopped)
+    assert main(words.split()) == 130 and capsys.readouterr().err.startswith(f"\n{said}")
+
+
 def test_interrupt_saves_and_says_so(tmp_path):
     out = tmp_path / "run"
     args = "--depth 1 --width 16 --context 32 --batch 8 --steps 100000 --eval-batches 1 --eval-every 100000".split()

@@ -38,7 +38,10 @@ REFUSED = [
     "calibrate x --rise nan", "map", "import x", "export x --format y", "diagnose x --batches 0", "prune x y",
     "prune x --out y --blocks 0",
     "profile --traced 0", "bench", "bench stp", "bench mod --rate 0", "demo --context 3", "demo --schemes nag nag",
-    "completion fish", "info x --depth 3",
+    "completion fish", "info x --depth 3", "generate x --prompt",
+    "eval x --limit 3", "eval x --fewshot 2", "eval x --tasks t.jsonl --batches 2", "eval x --tasks t.jsonl --data y",
+    "prune x --out y --curve --count 2", "prune x --out y --curve --lr 1", "prune x --out y --blocks 1 --rule late",
+    "plan --topology v5e:4x4 --tries 3", "plan --topology v5e:4x4 --mfu 0.5",
 ]  # fmt: skip
 
 

@@ -87,6 +87,14 @@ def test_what_is_refused(scripted, tmp_path):
     assert chat.answer(run, [], template=__file__) == []
 
 
+def test_a_run_without_a_template_is_refused_before_anything_is_typed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("nagjax.interop.load.load", lambda path: SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr("nagjax.generate.weights.with_weights", lambda run, weights: run)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", str(tmp_path)]) == 2
+    assert "no chat template" in capsys.readouterr().err
+
+
 def test_a_run_answers_as_it_was_taught(tmp_path, monkeypatch, capsys):
     """Through the commands: two questions, learnt by heart, then asked in a conversation."""
     talks = [{"prompt": "red?", "response": "stop"}, {"prompt": "green?", "response": "go on"}]

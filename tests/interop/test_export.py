@@ -19,7 +19,7 @@ from nagjax.interop.importing import import_model
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme, schemes
-from nagjax.runs.opening import OpenRun
+from nagjax.runs.opening import OpenRun, open_run
 
 BIASED = BlockConfig(biases=("qkv", "out", "mlp"))
 CAPPED = BlockConfig(softcap=2.0, window=5, others=OtherBlocks((1,)))
@@ -141,6 +141,18 @@ def test_what_the_adapter_has_not_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(UserError, match="scheme = 'nag'.*nor can a bundle, whose adapter has no"):
         export(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_calibrated_bundle_becomes_a_dense_run_with_its_point(tmp_path):
+    """As the run is that was exported: dense, to be calibrated again, and used at its point."""
+    point = {"rate": 0.3, "threshold": 0.1}
+    (tmp_path / "calibration.json").write_text(json.dumps(point))
+    export(run_of(find_scheme("nag")(), tmp_path), tmp_path / "bundle", format="bundle")
+    assert nagjax.load(tmp_path / "bundle").calibrated
+    imported = import_model(tmp_path / "bundle", tmp_path / "run")
+    for run in (imported, nagjax.load(tmp_path / "run")):
+        assert run.calibrated and run.folder == tmp_path / "run" and run.mod["cuts"][0] == np.float32(0.1)
+    assert not open_run(tmp_path / "run", calibrated=False).config.model.mod.active
 
 
 ADAPTED = {name: (name, {}) for name in adapted_schemes()} | {

@@ -182,6 +182,12 @@ def test_an_imported_run_is_opened_by_the_commands(model, tmp_path, capsys):
     assert "not empty" in capsys.readouterr().err
 
 
+def test_more_devices_than_there_are_are_refused(model, tmp_path, capsys):
+    assert main(["import", str(model), "--out", str(tmp_path / "run"), "--devices", "999"]) == 2
+    assert f"devices = 999: this machine has {len(jax.local_devices())}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_without_a_tokenizer_reads_ids_only(model, tmp_path):
     (model / "tokenizer.json").unlink()
     run = import_model(model, tmp_path / "imported")

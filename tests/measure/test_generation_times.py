@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from nagjax.cli import main
+from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.measure.generation_times import Generation, generation_times
+from nagjax.measure.sampling_times import SamplingTimes
+from nagjax.measure.step_times import CompileTimes, StepTimes
 from nagjax.runs.opening import open_run
 
 SHAPE = "--depth 2 --width 16 --heads 2 --context 32 --steps 4 --batch 8".split()
@@ -44,6 +47,21 @@ def test_nobody_skips_where_every_cut_is_below_every_score(run):
     cuts = jnp.full_like(run.mod["cuts"], -jnp.inf)
     opened = run.routed(run.config.model.mod, cuts)
     assert Generation(opened, [[1, 2, 3], [4]], 4).executed().tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("steps", lambda: SamplingTimes(context=16, steps=16)),
+        ("schemes", lambda: StepTimes(schemes=())),
+        ("schemes", lambda: CompileTimes(schemes=())),
+        ("deep", lambda: CompileTimes(shallow=4, deep=4)),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(field, make):
+    with pytest.raises(UserError) as refused:
+        make()
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -1,6 +1,7 @@
 """The average of checkpoints is their mean, a run that every command opens, and has the loss that was told."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,8 @@ def test_rows_of_unit_norm_stay_so(tmp_path):
     "given, message",
     [
         ({"newest": 4}, "newest = 4: there are checkpoints of the steps 10, 20, 30"),
-        ({"newest": 1}, "newest = 1.*--keep-every"),
+        ({"newest": 1}, "newest = 1: give at least 2"),
+        ({"steps": (20,)}, r"steps = \[20\]: give at least 2"),
         ({"steps": (10, 15)}, "step = 15: there are checkpoints of the steps 10, 20, 30"),
         ({"steps": (10, 20), "newest": 2}, "either --steps or --newest"),
     ],
@@ -94,3 +96,11 @@ def test_what_cannot_be_averaged(given, message, tmp_path):
     with pytest.raises(UserError, match=message):
         average(run, tmp_path / "mean", **given)
     assert not (tmp_path / "mean").exists()
+
+
+def test_a_single_checkpoint_has_no_average(tmp_path):
+    run, _ = saved(tmp_path)
+    for step in (10, 20):
+        shutil.rmtree(run / "checkpoints" / str(step))
+    with pytest.raises(UserError, match="^run = .*checkpoints of the steps 30: train with --keep"):
+        average(run, tmp_path / "mean")

@@ -31,6 +31,7 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
     page = (tmp_path / "diagnosis.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page) and page.count("<figure") >= 15
     assert record["verdict"].split(".")[0] in page
+    assert "Blocks count from 1" in page and f"<tr><th>{depth}</th>" in page and "<tr><th>0</th>" not in page
 
 
 def test_verdicts():

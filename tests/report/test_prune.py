@@ -19,6 +19,8 @@ from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.measure.cuts import forward_without
 from nagjax.mod import ModConfig
+from nagjax.report.curve import curve_of
+from nagjax.report.diagnosis import diagnose
 from nagjax.report.pruning import prune, without
 from nagjax.report.verdict_depth import ranges, removable
 from nagjax.residual import find_scheme
@@ -122,6 +124,13 @@ def test_what_cannot_be_removed_is_refused(run_folder, tmp_path, field, options)
     with pytest.raises(UserError) as refused:
         prune(run_folder, tmp_path / "out", **options)
     assert refused.value.field == field and not (tmp_path / "out").exists()
+
+
+def test_a_model_of_one_block_has_none_to_leave_out():
+    run = OpenRun("run", blueprint(run_config(find_scheme("plain")(), depth=1)), 0, {}, {}, load_tokenizer("bytes"))
+    for look in (lambda: curve_of(run, None, (), 1), lambda: diagnose(run)):
+        with pytest.raises(UserError, match="run = 'run': has a single block"):
+            look()
 
 
 def test_nothing_is_overwritten(run_folder):
