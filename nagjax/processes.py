@@ -7,13 +7,14 @@ are not shared: a process takes the whole device.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nagjax.errors import UserError
+from nagjax.errors import Preempted, UserError
 from nagjax.json_reader import parse_json
 
 
@@ -31,12 +32,14 @@ def in_processes(module: str, given: Any, count: int) -> None:
     """`python -m MODULE` so many times at once, each with the JSON value `given` on its standard input. What they say
     on standard error is passed on line by line.
 
-    Raises UserError if one fails; an interrupt ends all of them first.
+    Raises UserError if one fails. An interrupt and SIGTERM end all of them first, which raises Preempted after the
+    latter.
     """
     command, errors = [sys.executable, "-m", module], {"stderr": subprocess.PIPE, "text": True}
     workers = [
         subprocess.Popen(command, env=shared_cores(count), stdin=subprocess.PIPE, **errors) for _ in range(count)
     ]
+    before = signal.signal(signal.SIGTERM, _preempted)
     tellers = [threading.Thread(target=_pass_on, args=(worker.stderr,), daemon=True) for worker in workers]
     try:
         for worker, teller in zip(workers, tellers, strict=True):
@@ -47,6 +50,7 @@ def in_processes(module: str, given: Any, count: int) -> None:
         codes = [worker.wait() for worker in workers]
     finally:
         end(workers)
+        signal.signal(signal.SIGTERM, before)
         for teller in tellers:
             teller.join(timeout=5.0)
     if failed := [code for code in codes if code]:
@@ -68,6 +72,10 @@ def end(workers: Sequence[subprocess.Popen]) -> list[int]:
     for worker in workers:
         worker.terminate()
     return [worker.wait() for worker in workers]
+
+
+def _preempted(*_: Any) -> None:
+    raise Preempted
 
 
 def _pass_on(lines) -> None:

@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from nagjax.cli import main
-from nagjax.errors import UserError
+from nagjax.errors import Preempted, UserError
 from nagjax.processes import in_processes
 from nagjax.runs.lock import WriterLock
 from nagjax.sweep import Varied, plan, results, taken, work
@@ -118,6 +122,28 @@ def test_a_process_that_was_killed_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="exit code -9"):
         in_processes("first_dies", "x" * 1_000_000, 2)
+
+
+def test_all_processes_end_with_the_one_that_started_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "waits.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path(f'{os.getpid()}.ended').touch()))\n"
+        "pathlib.Path(f'{os.getpid()}.up').touch()\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def terminate():
+        while len([*tmp_path.glob("*.up")]) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(Preempted):
+        in_processes("waits", {}, 2)
+    assert len([*tmp_path.glob("*.ended")]) == 2 and signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_the_command_in_two_processes(tmp_path, capsys):
