@@ -22,6 +22,16 @@ def parameter(value: jax.Array, axes: tuple[str | None, ...], role: str) -> nnx.
     return nnx.Param(value, axes=axes, role=role, out_sharding=axes, eager_sharding=False)
 
 
+def label(module: nnx.Module) -> None:
+    """Makes gates, on axes without names, of the parameters that do not say what they are: those of Flax's layers in a
+    scheme of somebody's own."""
+    for _, leaf in nnx.iter_graph(module):
+        facts = leaf.get_metadata() if isinstance(leaf, nnx.Param) else {"role": "", "axes": ()}
+        if not facts.keys() >= {"role", "axes"}:
+            axes = facts.get("out_sharding") or (None,) * leaf.ndim
+            leaf.set_metadata(**{"role": "gate", "axes": axes, "out_sharding": axes, "eager_sharding": False} | facts)
+
+
 @struct.dataclass
 class Labelled(LogicallyPartitioned):
     """A Linen parameter in its box: names of its axes, its role, and the scheme it is of. `nn.unbox` takes it out."""

@@ -27,7 +27,7 @@ from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.model.head_transform import HeadTransform
 from nagjax.model.parametrization import Parametrization
-from nagjax.parameters import STACKED
+from nagjax.parameters import STACKED, label
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.module import Residual, as_scheme
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
@@ -164,6 +164,7 @@ class Transformer(nnx.Module):
         first = first if config.init_std is None else own.root * config.init_std
         self.head = None if config.tied else Head(config, own.root * first, rngs)
         self.transform = None if config.head_epsilon is None else HeadTransform(config, rngs)
+        label(self)
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))

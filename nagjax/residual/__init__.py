@@ -24,7 +24,8 @@ def schemes() -> dict[str, type[Scheme]]:
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
     """Class decorator that makes a scheme from outside this package known by its `name`; again, in place of the one
-    registered before. Raises UserError for a class without a name of its own, and for one of a scheme in `schemes/`."""
+    registered before. Its title is its name unless it has one. Raises UserError for a class without a name, and for a
+    class or a name of a scheme in `schemes/`."""
     if not scheme.name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
     for own in _discovered().values():
@@ -33,6 +34,8 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
             raise UserError("scheme.name", scheme.name, fix)
         if scheme is not own and scheme.__name__ == own.__name__:
             raise UserError("scheme", scheme.__name__, f"is the class of nagjax's own {own.name}: name yours otherwise")
+    if "title" not in vars(scheme):
+        scheme.title = scheme.name  # the title that it inherits is another scheme's
     _registered[scheme.name] = scheme
     return scheme
 

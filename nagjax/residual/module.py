@@ -33,7 +33,7 @@ from nagjax.errors import UserError
 from nagjax.layers.branch import Update, fitting
 from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
-from nagjax.parameters import STACKED
+from nagjax.parameters import STACKED, label
 from nagjax.ranges import Count, Positive, check_value
 from nagjax.residual import Scheme, Stream, find_scheme, schemes
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
@@ -112,6 +112,7 @@ class Residual(nnx.Module):
         self.entry = entry(rngs.split(sublayers + 1))
         std = self.scheme.embedding_std(width) if embedding_std is None else embedding_std
         self.ends = self.scheme.ends_for(self.scheme.ends(width, std, rngs), sublayers)
+        label(self)
 
     def __call__(
         self,

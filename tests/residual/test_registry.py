@@ -3,12 +3,15 @@
 import dataclasses
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 from tolerance import assert_close
 
+import nagjax
 from nagjax import residual
 from nagjax.errors import UserError
 from nagjax.layers.attention import Where
@@ -17,6 +20,7 @@ from nagjax.model.transformer import Transformer
 from nagjax.residual.module import Residual
 from nagjax.residual.protocol import Nothing, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.plain import Plain
+from nagjax.train.own_model import describe
 
 PLACE = SublayerIndex(3, 48)
 VERBS = ("open", "read", "advance", "close", "lanes")
@@ -79,6 +83,27 @@ def test_a_scheme_of_the_package_is_not_replaced(monkeypatch):
         with pytest.raises(UserError, match=said):
             residual.register(type(name, (Plain,), body))
     assert residual.register(Plain) is Plain and residual.register(Post) is residual.register(Post)
+
+
+def test_a_gate_may_be_a_layer_of_flax_and_a_title_is_not_inherited(monkeypatch):
+    monkeypatch.setattr(residual, "_registered", {})
+
+    @residual.register
+    @dataclasses.dataclass(frozen=True)
+    class Layered(Plain):
+        name: ClassVar[str] = "layered"
+
+        def gate(self, width, sublayer, rngs):
+            return nnx.Linear(width, width, rngs=rngs)
+
+        def advance(self, stream, update, at):
+            return super().advance(stream, at.gate(stream.hidden) * update, at)
+
+    assert Layered.title == "layered"
+    found = {path: (own.role, own.axes) for path, own in describe(Residual(Layered, 8, 2, rngs=nnx.Rngs(0))).items()}
+    assert found["gate", "kernel"] == ("gate", (None,) * 3) and found["entry", "gain"] == ("norm", ("embed",))
+    assert tiny.blueprint(tiny.run_config(Layered())).parameters["blocks"]["mlp"]["gate"]["bias"].role == "gate"
+    nagjax.linen.Layered(8, 2).init(jax.random.key(0), jnp.ones((1, 8)), [jnp.tanh] * 2)
 
 
 def test_a_gate_may_be_one_number():
