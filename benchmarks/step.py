@@ -15,7 +15,7 @@ from pathlib import Path
 from peer import Peer
 
 from nagjax.measure.profile import profile
-from nagjax.measure.step_times import Racer, blueprint_of
+from nagjax.measure.step_times import Racer, blueprint_of, race
 from nagjax.memory import keep_freed_memory
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
@@ -58,12 +58,7 @@ def measure(depth: int, width: int, batch: int, context: int, rounds: int, pytho
         peers = {f"torch_{how}": Torch(python, blueprints[FIRST], batch, how == "compiled") for how in TORCH}
         compiled |= {name: peer.about["seconds_to_first_step"] for name, peer in peers.items()}
     everyone = racers | peers
-    for one in everyone.values():
-        one.seconds(2)
-    times = {name: [] for name in everyone}
-    for _ in range(rounds):
-        for name, one in everyone.items():
-            times[name].append(one.seconds(1))
+    times = race(everyone, rounds, steps=1)
     for peer in peers.values():
         peer.end()
     rows = {

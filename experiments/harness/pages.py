@@ -4,8 +4,8 @@ files and the log, nothing else.
 `python -m experiments.harness.pages` writes them; with `--figures` it draws all figures again.
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,8 @@ def draw_figures() -> None:
 
 
 if __name__ == "__main__":
-    if "--figures" in sys.argv:
+    parser = argparse.ArgumentParser("python -m experiments.harness.pages", description=__doc__)
+    parser.add_argument("--figures", action="store_true", help="draw all figures again")
+    if parser.parse_args().figures:
         draw_figures()
     write_pages()

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
 Arrays = Sequence[jax.Array]
 Results = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]
@@ -67,6 +69,12 @@ class Launch(NamedTuple):
     threads: int
     shared: int
     ahead: int
+
+
+def parted(values: Iterable[Any], *counts: int) -> list[list[Any]]:
+    """The first `counts[0]` values, the next `counts[1]`, ..., and all that are left."""
+    values = iter(values)
+    return [list(itertools.islice(values, count)) for count in counts] + [list(values)]
 
 
 def _nothing_but(scalars, computed):
@@ -121,6 +129,11 @@ class RowKernel:
         """Bytes of one pass: every array once, and `partial_rows` float32 rows of every sum."""
         per_row = self.tensors * width * jnp.dtype(dtype).itemsize + (self.scalars + self.scalar_outputs) * 4
         return n * per_row + (self.vectors + self.sums * partial_rows) * width * 4
+
+    def cost(self, n: int, width: int, moved: int) -> pl.CostEstimate:
+        """For XLA's schedule: of a pass that moves so many bytes."""
+        elements = n * width
+        return pl.CostEstimate(8 * self.tensors * elements, self.transcendentals * elements, moved)
 
 
 _interpreter: ContextVar[Any] = ContextVar("pallas_interpreter", default=None)

@@ -11,7 +11,6 @@ is gone. `raw_triton` then launches the same arithmetic, written in Triton, with
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, traced_platform
+from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted, traced_platform
 
 PLATFORMS = ("cuda", "rocm")
 
@@ -200,21 +199,18 @@ def rows_call(
         outs[out] = (*rows, *scalars)[argument]
 
     def program(*refs):
-        refs = iter(refs)
-        inputs = list(itertools.islice(refs, len(rows) + len(scalars)))
+        counts = len(rows) + len(scalars), len(vectors), indices is not None, len(outs)
+        inputs, vector_refs, index, out_refs, sum_refs = parted(refs, *counts)
         column = jnp.arange(columns)
         inside = column < width
-        vector_refs = list(itertools.islice(refs, len(vectors)))
         given = [load(v.at[column], mask=inside, other=0.0)[None] for v in vector_refs]
-        index = None if indices is None else next(refs)
-        out_refs, sum_refs = list(itertools.islice(refs, len(outs))), list(refs)
 
         def one_block(i, partials):
             row = i * size + jnp.arange(size)
             tile = Tile(row, row < n, column, width)
-            there = tile if index is None else tile.at(index)
+            there = tile.at(*index) if index else tile
             values = [(there if at in indirect else tile).load(ref) for at, ref in enumerate(inputs)]
-            wide, narrow = values[: len(rows)], values[len(rows) :]
+            wide, narrow = parted(values, len(rows))
             block = Block(width, dtype, tile.inside)
             read = [narrow[at][:, None] for at in kernel.reads]
             outputs, computed, summands = kernel.body(block, wide, read, given, **constants)
@@ -240,17 +236,11 @@ def rows_call(
         grid=grid,
         warps=warps(n, width, kernel.per_thread, kernel.most_warps),
         aliases=aliases,
-        cost=pl.CostEstimate(
-            flops=8 * kernel.tensors * n * width,
-            transcendentals=kernel.transcendentals * n * width,
-            bytes_accessed=bytes_moved(kernel, n, width, dtype),
-        ),
+        cost=kernel.cost(n, width, bytes_moved(kernel, n, width, dtype)),
         name=kernel.name,
     )
-    results = iter(results)
-    wide = tuple(itertools.islice(results, kernel.outputs))
-    lane = tuple(itertools.islice(results, kernel.scalar_outputs))
-    return wide, lane, tuple(jnp.sum(p, axis=0) for p in results)
+    wide, lane, partials = parted(results, kernel.outputs, kernel.scalar_outputs)
+    return tuple(wide), tuple(lane), tuple(jnp.sum(p, axis=0) for p in partials)
 
 
 def launch(

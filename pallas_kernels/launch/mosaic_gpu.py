@@ -11,6 +11,7 @@ A row is seen as `[D / c, c]`, because a bulk copy takes at most 256 elements of
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter
+from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted
 from pallas_kernels.launch.gpu import refuse_rows, too_old
 
 PLATFORMS = ("cuda",)
@@ -117,11 +118,11 @@ def bytes_moved(kernel: RowKernel, n: int, width: int, dtype: object) -> int:
     return kernel.bytes_moved(n, width, dtype, plan(kernel, n, width, dtype).programs)
 
 
+@dataclasses.dataclass(frozen=True)
 class Reread:
     """A row in shared memory, read again by every operation instead of being held in registers."""
 
-    def __init__(self, read: Callable[[], jax.Array]):
-        self.read = read
+    read: Callable[[], jax.Array]
 
 
 def _operator(name: str) -> Callable:
@@ -162,11 +163,8 @@ def rows_call(
     counts = len(rows), len(read), len(vectors), len(like), kernel.computes, kernel.sums, len(rows), len(vectors)
 
     def program(*refs):
-        refs = iter(refs)
-        row_refs, read_refs, vector_refs, out_refs, number_refs, sum_refs, rings, held = (
-            list(itertools.islice(refs, count)) for count in counts
-        )
-        loaded, whole, *shared = refs
+        row_refs, read_refs, vector_refs, out_refs, number_refs, sum_refs, rings, held, others = parted(refs, *counts)
+        loaded, whole, *shared = others
         start = lax.axis_index("program")
         group = lax.axis_index("group") if groups > 1 else jnp.int32(0)
         mine = pl.ds(group * a, a)
@@ -258,8 +256,6 @@ def rows_call(
         kernel_name=kernel.name,
         **threads,
     )(*map(split, rows), *read, *(split(v.astype(jnp.float32)) for v in vectors))
-    results = iter(results)
-    wide = tuple(x.reshape(n, width) for x in itertools.islice(results, kernel.outputs))
-    computed = list(itertools.islice(results, kernel.computes))
-    sums = tuple(jnp.sum(p, axis=0).reshape(width) for p in results)
-    return wide, tuple(kernel.lane(scalars, computed)), sums
+    wide, computed, partials = parted(results, kernel.outputs, kernel.computes)
+    sums = tuple(jnp.sum(p, axis=0).reshape(width) for p in partials)
+    return tuple(x.reshape(n, width) for x in wide), tuple(kernel.lane(scalars, computed)), sums

@@ -1,7 +1,7 @@
 """Row kernels on a GPU as raw Triton programs, through jax_triton (extra `triton`), for when JAX drops Pallas-Triton.
 
 Blocks, programs and the order of sums are those of `gpu`; only the arithmetic is written again, in Triton's own
-language, in `ops/triton/`. Works with the argument names of both jax_triton 0.3.1 and 0.4.
+language, in `ops/triton/`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Results, RowKernel, gpu
+from pallas_kernels.launch import Arrays, Results, RowKernel, gpu, parted
 from pallas_kernels.launch.gpu import bytes_moved as bytes_moved
 from pallas_kernels.launch.gpu import refusal as refusal
 
@@ -37,6 +37,8 @@ def missing() -> str | None:
     if importlib.util.find_spec("jax_triton") is None:
         return "needs jax_triton: pip install -e '.[triton]'"
     version = importlib.metadata.version("jax-triton")
+    if version.startswith("0.3"):
+        return f"jax_triton {version} is too old; accepted: 0.4 and newer"
     if jax.__version_info__ >= (0, 12) and tuple(map(int, version.split(".")[:3])) <= (0, 4, 1):
         return f"jax_triton {version} does not run on jax {jax.__version__}"
     return None
@@ -69,7 +71,7 @@ def rows_call(
         **shape,
         **{name.upper(): value for name, value in constants.items()},
     )
-    wide, lane, partials = results[: kernel.outputs], results[kernel.outputs : len(outs)], results[len(outs) :]
+    wide, lane, partials = parted(results, kernel.outputs, kernel.scalar_outputs)
     return tuple(wide), tuple(lane), tuple(jnp.sum(p, axis=0) for p in partials)
 
 
@@ -80,9 +82,10 @@ def take(x: jax.Array, indices: jax.Array) -> jax.Array:
 
 
 def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
-    """`x` with `rows` at `indices`, in place."""
-    copy = kernels("rows")
-    return call_in_place(copy.put, copy.put_aliased, x, (rows, indices), "put_rows", **_copying(rows))
+    """`x` with `rows` at `indices`, in place unless something else still reads `x`."""
+    memory = jax.new_ref(x)
+    call(kernels("rows").put, (memory, rows, indices), (), "put_rows", **_copying(rows))
+    return jax.freeze(memory)
 
 
 def rows_and_columns(n: int, width: int) -> dict[str, int]:
@@ -102,36 +105,8 @@ def call(
     """Launches `grid` programs of `kernel(*input pointers, *output pointers, constants)`."""
     import jax_triton
 
-    return jax_triton.triton_call(
-        *inputs, kernel=kernel, grid=(grid,), name=name, num_warps=warps, num_stages=1, **_typed(like), **constants
-    )
-
-
-def call_in_place(
-    kernel: Callable, aliased: Callable, into: jax.Array, inputs: Arrays, name: str, *, grid: int, warps: int, **more
-) -> jax.Array:
-    """Runs `kernel(pointer to into, *input pointers, constants)`, which changes `into`, and returns `into`.
-
-    It works in place unless something else still reads `into`. jax_triton 0.3 passes one more pointer to it, after the
-    inputs: `aliased` is the same kernel with that parameter.
-    """
-    import jax_triton
-
-    options = dict(grid=(grid,), name=name, num_warps=warps, num_stages=1, **more)
-    if _old():
-        outs = [jax.ShapeDtypeStruct(into.shape, into.dtype)]
-        return jax_triton.triton_call(
-            into, *inputs, kernel=aliased, input_output_aliases={0: 0}, out_shape=outs, **options
-        )[0]
-    memory = jax.new_ref(into)
-    jax_triton.triton_call(memory, *inputs, kernel=kernel, **_typed(()), **options)
-    return jax.freeze(memory)
-
-
-def _typed(like: Arrays) -> dict:
     outs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like)
-    return dict(out_shape=outs) if _old() else dict(out_type=outs, backend_options={"ptx_version": PTX_VERSION})
-
-
-def _old() -> bool:
-    return importlib.metadata.version("jax-triton").startswith("0.3")
+    options = dict(num_warps=warps, num_stages=1, backend_options={"ptx_version": PTX_VERSION})
+    return jax_triton.triton_call(
+        *inputs, kernel=kernel, grid=(grid,), name=name, out_type=outs, **options, **constants
+    )

@@ -15,7 +15,6 @@ chips with two cores; their partial rows are added up outside.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter
+from pallas_kernels.launch import Arrays, Block, Results, RowKernel, interpreter, parted
 
 PLATFORMS = ("tpu",)
 
@@ -117,11 +116,7 @@ def rows_call(
         outputs=like or rows[:1] * kernel.outputs,
         scalar_outputs=kernel.computes,
         sums=[(SUBLANES, width)] * kernel.sums,
-        cost=pl.CostEstimate(
-            flops=8 * kernel.tensors * n * width,
-            transcendentals=kernel.transcendentals * n * width,
-            bytes_accessed=bytes_moved(kernel, n, width, dtype),
-        ),
+        cost=kernel.cost(n, width, bytes_moved(kernel, n, width, dtype)),
         name=kernel.name,
     )
     return outputs, tuple(kernel.lane(scalars, computed)), tuple(jnp.sum(p, axis=(0, 1)) for p in partials)
@@ -142,16 +137,15 @@ def launch(
     blocks = all_blocks // parts
 
     def program(*refs):
-        given, refs = refs[: len(rows) + len(scalars) + len(whole)], refs[len(rows) + len(scalars) + len(whole) :]
-        given = iter(given)
-        row_values = [ref[...] for ref in itertools.islice(given, len(rows))]
-        columns = [to_column(ref[0]) for ref in itertools.islice(given, len(scalars))]
+        counts = len(rows), len(scalars), len(whole), len(outputs), scalar_outputs
+        row_refs, scalar_refs, whole_refs, out_refs, computed_refs, sum_refs = parted(refs, *counts)
+        columns = [to_column(ref[0]) for ref in scalar_refs]
         first = (pl.program_id(0) * blocks + pl.program_id(1)) * size
-        results, computed, summands = block(first, row_values, columns, [ref[...] for ref in given])
-        sum_refs = refs[len(outputs) + scalar_outputs :]
-        for ref, value in zip(refs, results, strict=False):
+        given = [ref[...] for ref in row_refs], columns, [ref[...] for ref in whole_refs]
+        results, computed, summands = block(first, *given)
+        for ref, value in zip(out_refs, results, strict=True):
             ref[...] = value.astype(ref.dtype)
-        for ref, value in zip(refs[len(outputs) :], computed, strict=False):
+        for ref, value in zip(computed_refs, computed, strict=True):
             ref[0] = _to_row(value)
         if not sum_refs:
             return
@@ -183,10 +177,8 @@ def launch(
         interpret=interpreter(),
         name=name,
     )(*rows, *(blocked(s, all_blocks, size) for s in scalars), *whole)
-    results = iter(results)
-    wide = tuple(itertools.islice(results, len(outputs)))
-    narrow = tuple(s.reshape(-1)[:n] for s in itertools.islice(results, scalar_outputs))
-    return wide, narrow, tuple(results)
+    wide, narrow, partials = parted(results, len(outputs), scalar_outputs)
+    return tuple(wide), tuple(s.reshape(-1)[:n] for s in narrow), tuple(partials)
 
 
 def blocked(scalars: jax.Array, blocks: int, size: int) -> jax.Array:

@@ -65,6 +65,26 @@ def through_softmax(shares: Float[Array, " C"], d_shares: Float[Array, " C"]) ->
     return shares * (d_shares - jnp.sum(shares * d_shares))
 
 
+def product(a: Float[Array, "N K"], b: Float[Array, "K M"]) -> Float[Array, "N M"]:
+    """a b in float32, of float32 b: for bfloat16 a by two bfloat16 products, for others in full precision."""
+    if a.dtype != jnp.bfloat16:
+        return jnp.dot(a.astype(jnp.promote_types(a.dtype, jnp.float32)), b, precision="highest")
+    return product_of_halves(a, jnp.concatenate(split(b), axis=1))
+
+
+def product_of_halves(a: Float[Array, "N K"], halves: Float[Array, "K 2*M"]) -> Float[Array, "N M"]:
+    """a (h + l) in float32, of bfloat16 a and of h and l side by side."""
+    high, low = jnp.split(jnp.dot(a, halves, preferred_element_type=jnp.float32), 2, axis=1)
+    return high + low
+
+
+def dot_on_chip(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
+    """The product of two matrices inside a kernel, summed over these of their axes, in float32."""
+    precision = "highest" if a.dtype == jnp.float32 else "default"
+    axes = ((contract[:1], contract[1:]), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision, preferred_element_type=jnp.float32)
+
+
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """float32 as the sum of two bfloat16 numbers, exact to 16 bits."""
     high = x.astype(jnp.bfloat16)

@@ -15,6 +15,7 @@ from pallas_kernels.launch import Block, gpu, raw_triton, tpu
 from pallas_kernels.ops import modulator
 from pallas_kernels.ops import nag_update as plain
 from pallas_kernels.ops import nag_update_modulated_gpu as on_gpu
+from pallas_kernels.ops.modulator import dot_on_chip
 
 
 def nag_update_modulated(
@@ -105,7 +106,7 @@ def _backward_in_two(step: str, residuals, cotangents):
         dr + _back(gate.z, weight, direction.dtype),
         ds,
         du,
-        _weight_gradient(direction, gate.z),
+        modulator.product(direction.T, gate.z),
         gate.z.sum(0),
         modulator.through_softmax(shares, gate.shares.sum(0)),
         gate.beta.sum(),
@@ -114,27 +115,7 @@ def _backward_in_two(step: str, residuals, cotangents):
 
 
 def _turn(direction, weight, bias, shares, beta, alpha) -> modulator.Turn:
-    return modulator.turn(_project(direction, weight) + bias, shares[None], beta, alpha)
-
-
-def _project(r, weight):
-    """r W in float32: for bfloat16 rows by two bfloat16 products, for others in full precision."""
-    if r.dtype != jnp.bfloat16:
-        exact = jnp.promote_types(r.dtype, jnp.float32)
-        return jnp.dot(r.astype(exact), weight, precision="highest")
-    both = jnp.concatenate(modulator.split(weight), axis=1)
-    high, low = jnp.split(jnp.dot(r, both, preferred_element_type=jnp.float32), 2, axis=1)
-    return high + low
-
-
-def _weight_gradient(r, dz):
-    """r^T dz in float32, as `_project`."""
-    if r.dtype != jnp.bfloat16:
-        exact = jnp.promote_types(r.dtype, jnp.float32)
-        return jnp.dot(r.astype(exact).T, dz, precision="highest")
-    both = jnp.concatenate(modulator.split(dz), axis=1)
-    high, low = jnp.split(jnp.dot(r.T, both, preferred_element_type=jnp.float32), 2, axis=1)
-    return high + low
+    return modulator.turn(modulator.product(direction, weight) + bias, shares[None], beta, alpha)
 
 
 def _back(dz, weight, dtype):
@@ -231,22 +212,17 @@ class _Gate:
 
     def project(self, r):
         """`[R, D]` to `[R, C]`."""
-        return sum(_dot(r, half, ((1,), (1,))) for half in self.halves) + self.bias
+        return sum(dot_on_chip(r, half, (1, 1)) for half in self.halves) + self.bias
 
     def back(self, dz):
         """`[R, C]` to `[R, D]`, in the precision of the rows."""
         high = self.halves[0]
-        return _dot(dz.astype(high.dtype), high, ((1,), (0,)))
+        return dot_on_chip(dz.astype(high.dtype), high, (1, 0))
 
     def weight_gradient(self, dz, r):
         """`[C, D]`."""
         parts = modulator.split(dz) if len(self.halves) == 2 else (dz,)
-        return sum(_dot(part, r, ((0,), (0,))) for part in parts)
-
-
-def _dot(a, b, contract):
-    precision = "highest" if a.dtype == jnp.float32 else "default"
-    return jax.lax.dot_general(a, b, (contract, ((), ())), precision, preferred_element_type=jnp.float32)
+        return sum(dot_on_chip(part, r, (0, 0)) for part in parts)
 
 
 def bytes_moved(rows: int, width: int, dtype: object, gates: int, *, backward: bool = False) -> int:

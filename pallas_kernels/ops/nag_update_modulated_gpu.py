@@ -31,6 +31,7 @@ from pallas_kernels.launch import Block, gpu, raw_triton
 from pallas_kernels.launch.gpu import Tile
 from pallas_kernels.ops import modulator
 from pallas_kernels.ops import nag_update as plain
+from pallas_kernels.ops.modulator import dot_on_chip
 
 MAX_GATES = 64
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block: the height of a matrix unit, and a multiple of it
@@ -143,13 +144,9 @@ def backward(call, residuals, cotangents):
     ]
     inputs = direction, update, g, ds, d_turn, *_on_chip(*parameters, dtype)
     dr, du, dz, of_z, of_shares, of_settings = call(cut, gates, "backward", inputs, like)
-    if halves(dtype) == 2:
-        high, low = jnp.split(jnp.dot(direction.T, dz, preferred_element_type=jnp.float32), 2, axis=1)
-        product = high + low
-    else:
-        product = jnp.dot(direction.T, dz, precision="highest")
+    product = modulator.product_of_halves if halves(dtype) == 2 else modulator.product
     d_logits = modulator.through_softmax(jax.nn.softmax(logits), of_shares.sum(0)[:gates])
-    return dr, ds, du, product[:, :gates], of_z.sum(0)[:gates], d_logits, *of_settings.sum(1)
+    return dr, ds, du, product(direction.T, dz)[:, :gates], of_z.sum(0)[:gates], d_logits, *of_settings.sum(1)
 
 
 def _on_chip(weight, bias, logits, beta, alpha, dtype) -> tuple[jax.Array, ...]:
@@ -294,11 +291,11 @@ class _Gate:
     def add(self, z, at: Tile, r):
         """`z` plus these columns' part of the projection."""
         rows = at.load(r, self.weight.dtype)
-        return sum((_dot(rows, half, 0) for half in self._halves(at)), z)
+        return sum((dot_on_chip(rows, half, (1, 0)) for half in self._halves(at)), z)
 
     def back(self, dz, at: Tile):
         """dz W^T, `[R, C]` to `[R, D]`, for these columns only."""
-        return _dot(dz, self._halves(at)[0], 1)
+        return dot_on_chip(dz, self._halves(at)[0], (1, 1))
 
     def _halves(self, at: Tile):
         place = at.column[:, None], jnp.arange(self.cut.gates)[None]
@@ -308,9 +305,3 @@ class _Gate:
 
 def _sum(x):
     return jnp.sum(x, axis=1, keepdims=True)
-
-
-def _dot(a, b, contract: int):
-    precision = "highest" if a.dtype == jnp.float32 else "default"
-    contracted = ((1,), (contract,)), ((), ())
-    return jax.lax.dot_general(a, b, contracted, precision, preferred_element_type=jnp.float32)

@@ -49,20 +49,13 @@ class Buffer:
 
 def call(kernel, inputs, like, name, *, grid, warps, **constants):
     """As `raw_triton.call`."""
-    buffers = [Buffer(x) for x in inputs]
+    buffers = [Buffer(x[...]) for x in inputs]
     outs = [Buffer(np.full(x.shape, np.nan, x.dtype)) for x in like]
     kernel[(grid,)](*buffers, *outs, **constants)
+    for x, buffer in zip(inputs, buffers, strict=True):
+        if not isinstance(x, jax.Array):  # a reference, which the kernel writes into
+            x[...] = buffer.array
     return [jnp.asarray(x.array) for x in outs]
-
-
-def call_in_place(kernel, aliased, into, inputs, name, *, grid, warps, **constants):
-    """As `raw_triton.call_in_place`, by both kernels."""
-    buffers = [Buffer(x) for x in (into, *inputs)]
-    kernel[(grid,)](*buffers, **constants)
-    again, *rest = (Buffer(x) for x in (into, *inputs))
-    aliased[(grid,)](again, *rest, again, **constants)
-    np.testing.assert_array_equal(buffers[0].array, again.array)
-    return jnp.asarray(again.array)
 
 
 def check_nag_update(n, d):
@@ -130,7 +123,7 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    raw_triton.call, raw_triton.call_in_place = call, call_in_place
+    raw_triton.call = call
     for shape in ((5, 96), (3, 1000), (140, 64)):
         CHECKS[sys.argv[1]](*shape)
         print("agrees on", shape)

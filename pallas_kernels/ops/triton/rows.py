@@ -24,10 +24,3 @@ def take(x_ptr, index_ptr, out_ptr, N: constexpr, D: constexpr, ROWS: constexpr,
 def put(into_ptr, rows_ptr, index_ptr, N: constexpr, D: constexpr, ROWS: constexpr, COLUMNS: constexpr):
     compact, whole, mask = _places(index_ptr, N, D, ROWS, COLUMNS)
     tl.store(into_ptr + whole, tl.load(rows_ptr + compact, mask=mask), mask=mask)
-
-
-@triton.jit
-def put_aliased(
-    into_ptr, rows_ptr, index_ptr, out_ptr, N: constexpr, D: constexpr, ROWS: constexpr, COLUMNS: constexpr
-):
-    put(out_ptr, rows_ptr, index_ptr, N, D, ROWS, COLUMNS)
