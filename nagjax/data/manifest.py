@@ -80,22 +80,17 @@ class Manifest:
     @classmethod
     def from_json(cls, data: Any) -> "Manifest":
         """Raises UserError naming the field that is missing or of the wrong type."""
-        found = build(_Content, data, others=(_Content, _Split))
-        kept = {name: value for name, value in vars(found).items() if name != "splits"}
-        return cls(**kept, splits={name: split.shards for name, split in found.splits.items()})
+        return build(cls, data, others=(cls,), made={"splits": _splits})
 
 
 @dataclass(frozen=True)
 class _Split:
+    """As it stands in the file, without the sums."""
+
     shards: list[ShardRecord]
 
 
-@dataclass(frozen=True)
-class _Content:
-    """A manifest as it stands in its file, without the sums."""
-
-    tokenizer_name: str
-    tokenizer_fingerprint: str
-    dtype: str
-    source: dict
-    splits: dict[str, _Split]
+def _splits(found: Any, where: str) -> dict[str, list[ShardRecord]]:
+    if not isinstance(found, dict):
+        raise UserError(where, found, "must be one JSON object")
+    return {name: build(_Split, own, f"{where}.{name}", others=(_Split,)).shards for name, own in found.items()}

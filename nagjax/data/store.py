@@ -221,10 +221,8 @@ def verify(folder: str | os.PathLike) -> Manifest:
         open_stream(folder, manifest, split)
         for record in (r for shard in shards for r in (shard.tokens, shard.documents)):
             with (folder / record.name).open("rb") as file:
-                digest = sha256()
-                while block := file.read(1 << 20):
-                    digest.update(block)
-            if digest.hexdigest() != record.sha256:
+                found = file_digest(file, "sha256").hexdigest()
+            if found != record.sha256:
                 raise _changed(folder / record.name)
     return manifest
 

@@ -1,6 +1,5 @@
 """What makes a run this run: its id, the settings that decide what is computed, and its corpus."""
 
-import json
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +8,11 @@ from nagjax.data import Dataset, Mixture
 from nagjax.data.shares import parse_mix
 from nagjax.errors import UserError
 from nagjax.files import read_record, write_json
-from nagjax.json_reader import parse_json
-from nagjax.runs.config import RunConfig, flatten, to_dict
+from nagjax.runs.config import RunConfig, differences, flatten, to_dict
 from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 
 # May differ between a run and its continuation: they do not change what is computed, but for the order of sums, as the
-# mesh does not. The text and the tokenizer are
-# known by their content (`corpus_identity`), not by where they lie.
+# mesh does not. The text and the tokenizer are known by their content (`corpus_identity`), not by where they lie.
 FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
@@ -37,8 +34,7 @@ class _Corpus:
 def settled(config: RunConfig | dict) -> dict:
     """By dotted name, the settings that a run keeps for life."""
     values = flatten(to_dict(config) if isinstance(config, RunConfig) else config)
-    kept = {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
-    return parse_json(json.dumps(kept))  # tuples as lists, as they are read back
+    return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
 
 
 def corpus_identity(corpus: Dataset) -> dict:
@@ -118,5 +114,4 @@ def check_corpus(folder: Path, corpus: Dataset) -> None:
 
 
 def _changed(old: dict, new: dict) -> str:
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return ", ".join(f"{name} was {old.get(name)!r} and is now {new.get(name)!r}" for name in names)
+    return ", ".join(f"{name} was {was!r} and is now {now!r}" for name, (was, now) in differences(old, new).items())

@@ -8,7 +8,7 @@ from nagjax.data import Dataset, open_dataset
 from nagjax.errors import UserError
 from nagjax.runs.config import RunConfig
 from nagjax.train.batches import TrainBatches
-from nagjax.train.distributed.mesh import batch_share, check_batch, make_mesh
+from nagjax.train.distributed.mesh import batch_share, check_rows, make_mesh
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import resolve
 from nagjax.train.state import Blueprint
@@ -40,7 +40,7 @@ def set_up(config: RunConfig) -> Setup:
     config.model.check_causal("training")
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)
-    check_batch(config.train.batch, config.train.accumulate, mesh)
+    check_rows(config.train.batch, config.train.accumulate, mesh.shape)
     corpus = open_dataset(config.data)
     sizes = config.train.batch, config.model.context, config.train.steps
     batches = TrainBatches(corpus, *sizes, **batch_share(mesh))

@@ -129,12 +129,6 @@ def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any
     return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)
 
 
-def _at(tree: Any, *names: str) -> Any:
-    for name in names:
-        tree = tree.get(name, {})
-    return tree
-
-
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
@@ -144,7 +138,8 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     """
     blueprint.config.model.check_causal("training")
     train, mesh, moe = blueprint.config.train, blueprint.mesh, blueprint.config.model.moe
-    balanced = "balance" in _at(blueprint.trained(blueprint.parameters), "blocks", "mlp", "branch")
+    leaves = jax.tree_util.tree_leaves_with_path(blueprint.trained(blueprint.parameters))
+    balanced = any(path[-1].key == "balance" for path, _ in leaves)
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
 
     def summed_loss(trained, part: Batch, state: TrainState, share):

@@ -39,10 +39,6 @@ def make_mesh(config: MeshConfig, devices=None) -> Mesh:
     return Mesh(np.array(devices[: data * model]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def check_batch(batch: int, accumulate: int, mesh: Mesh) -> None:
-    check_rows(batch, accumulate, mesh.shape)
-
-
 def check_rows(batch: int, accumulate: int, shape: Mapping[str, int]) -> None:
     """Raises UserError if the parts of a batch cannot be split over the mesh's batch axes."""
     shards = math.prod(shape[axis] for axis in BATCH)

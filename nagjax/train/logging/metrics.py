@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import jax
 
@@ -11,14 +11,6 @@ from nagjax.errors import UserError
 from nagjax.files import has_file, read_bytes, write_text
 from nagjax.runs.metrics import JsonLines
 from nagjax.runs.names import METRICS, TENSORBOARD, WANDB_ID
-
-
-@runtime_checkable
-class Writer(Protocol):
-    def write(self, record: dict) -> None:
-        """Writes one record: `kind`, `step` and values."""
-
-    def close(self) -> None: ...
 
 
 def _scalars(record: dict) -> dict[str, float]:
@@ -62,20 +54,8 @@ class Wandb:
         self._run.finish()
 
 
-class Caller:
-    """Passes every record to the caller's function after it was written."""
-
-    def __init__(self, callback: Callable[[dict], None]):
-        self._callback = callback
-
-    def write(self, record: dict) -> None:
-        self._callback(record)
-
-    def close(self) -> None: ...
-
-
 class Writers:
-    """All of a run's writers as one."""
+    """All of a run's writers as one. `callback` is called with every record after it was written."""
 
     def __init__(
         self,
@@ -86,7 +66,8 @@ class Writers:
         owed: bool = False,
         callback: Callable[[dict], None] | None = None,
     ):
-        self._writers: list[Writer] = []
+        self._writers: list[Any] = []  # with `write`, which takes a record (`kind`, `step` and values), and `close`
+        self._callback = callback  # on all hosts, so that it may compute with what is spread over them
         self._lines: JsonLines | None = None
         if jax.process_index() == 0:  # only the first host writes
             if "tensorboard" in log:
@@ -95,12 +76,13 @@ class Writers:
                 self._writers.append(Wandb(folder, config))
             self._lines = JsonLines(folder / METRICS, resume_step, owed)
             self._writers.append(self._lines)
-        if callback is not None:
-            self._writers.append(Caller(callback))  # on all, so that it may compute with what is spread over them
 
     def write(self, kind: str, step: int, **values) -> None:
+        record = {"kind": kind, "step": step} | values
         for writer in self._writers:
-            writer.write({"kind": kind, "step": step} | values)
+            writer.write(record)
+        if self._callback is not None:
+            self._callback(record)
 
     def rewind(self, step: int, owed: bool) -> None:
         """Goes back to `step`: removes later records from the JSON lines, except events."""
