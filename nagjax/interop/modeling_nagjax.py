@@ -2,7 +2,7 @@
 
 This file travels in every bundle that `nagjax export --format bundle` writes, and needs torch and transformers alone.
 Parameters keep nagjax's names and layouts: linear maps are [in, out], blocks are stacked along the first axis. There
-is no key/value cache, and no Mixture-of-Depths: such bundles are for `nagjax.load`.
+is no key/value cache, and no Mixture-of-Depths: such bundles are for `nagjax.load`. A calibrated model runs all tokens.
 """
 
 import math
@@ -203,7 +203,8 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
         self.settings, scheme = own["model"], own["scheme"]
         if scheme["name"] not in SCHEMES:
             raise ValueError(f"the adapter has no scheme {scheme['name']!r}; it has {sorted(SCHEMES)}")
-        if any(self.settings["mod"]["rate"]):
+        mod = self.settings["mod"]
+        if any(any(mod[f"{kind}_rate"] or mod["rate"]) for kind in mod["skip"].split(",")):
             raise ValueError("the adapter has no Mixture-of-Depths: open this bundle with nagjax.load")
         self.scheme = SCHEMES[scheme["name"]](scheme, config.nagjax["progress"])
         for path, shape in config.nagjax["parameters"].items():

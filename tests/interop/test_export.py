@@ -241,8 +241,8 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_a_routed_run_travels_in_a_bundle_with_its_thresholds(reference, tmp_path):
-    mod = ModConfig(rate=(0.5,), decider="threshold")
+@pytest.mark.parametrize("mod", [ModConfig(rate=(0.5,)), ModConfig(attention_rate=(0.5,))], ids=["all", "attention"])
+def test_a_routed_run_travels_in_a_bundle_with_its_thresholds(reference, tmp_path, mod):
     run = run_of(find_scheme("nag")(directions=3), tmp_path, mod=mod)
     run.mod["cuts"] = jax.numpy.arange(run.config.model.sublayers, dtype=jax.numpy.float32)
     export(run, tmp_path / "out", format="bundle", dtype="bfloat16")
