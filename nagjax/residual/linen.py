@@ -1,0 +1,105 @@
+"""A residual scheme as a Linen module: the nnx module of the same name over Linen's parameters."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+from flax import linen as nn
+from flax import nnx
+from flax.core import FrozenDict
+from jaxtyping import Array, Float, Int
+
+from nagjax.layers.parameters import Scales
+from nagjax.parameters import Labelled
+from nagjax.residual import Scheme
+from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_of, start_factors
+
+
+class LinenResidual(nn.Module):
+    """A residual scheme for `sublayers` branches on rows of `width` features; see `nagjax.residual.module.Residual`."""
+
+    Scheme: ClassVar[type[Scheme]]
+
+    width: int
+    sublayers: int
+    embedding_std: float | None = None
+    options: Mapping[str, Any] = FrozenDict()  # of the scheme
+
+    def setup(self):
+        self.graph, self.values = parameters(self, functools.partial(nnx_residual, self), ("gate", "entry", "ends"))
+
+    @property
+    def residual(self) -> Residual:
+        """The nnx module over this module's parameters."""
+        return nnx.merge(self.graph, nn.unbox(dict(self.values)))
+
+    def __call__(
+        self,
+        x: Float[Array, "*lead D"],
+        branches: Sequence[Branch] | nnx.Module,
+        *,
+        progress: float | Float[Array, ""] | None = None,
+        observe: bool = False,
+        remat: bool = False,
+    ) -> Any:
+        return self.residual(x, branches, progress=progress, observe=observe, remat=remat)
+
+    def open(self, x: Float[Array, "*lead D"], progress: float | Float[Array, ""] | None = None) -> OpenStream:
+        return self.residual.open(x, progress)
+
+    def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
+        return self.residual.read(stream, i)
+
+    def advance(
+        self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
+    ) -> OpenStream:
+        return self.residual.advance(stream, update, i)
+
+    def observe(
+        self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
+    ) -> tuple[OpenStream, dict[str, Float[Array, ""]]]:
+        return self.residual.observe(stream, update, i)
+
+    def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
+        return self.residual.close(stream)
+
+    def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
+        return self.residual.logits(stream, table)
+
+    def slots(self) -> Slot:
+        return self.residual.slots()
+
+    def start_factors(self, i: int | Int[Array, ""]) -> Scales:
+        return start_factors(self.Scheme(**self.options), i, self.sublayers)
+
+
+def nnx_residual(linen: LinenResidual, key: jax.Array) -> Residual:
+    """The nnx module with start values of its own; from the fields alone, which need no bound module."""
+    make: Any = module_of(linen.Scheme)
+    std, rngs = linen.embedding_std, nnx.Rngs(params=key)
+    return make(linen.width, linen.sublayers, rngs=rngs, embedding_std=std, **linen.options)
+
+
+def parameters(
+    module: nn.Module, make: Callable[[jax.Array], nnx.Module], parts: Sequence[str]
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """The structure of the nnx module, and its values at `parts` as parameters of the Linen module, in boxes."""
+    abstract: Any = nnx.eval_shape(lambda: make(jax.random.key(0)))
+    graph, state = nnx.split(abstract)
+    scheme = getattr(abstract, "residual", abstract).scheme
+
+    def boxed(variable: nnx.Variable) -> Labelled:
+        facts, value = variable.get_metadata(), variable[...]
+        return Labelled(value, names=facts["out_sharding"] or (None,) * value.ndim, role=facts["role"], scheme=scheme)
+
+    def start(key: jax.Array, part: str) -> dict:
+        own = _plain(nnx.state(make(key))[part])
+        return jax.tree.map(boxed, own, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+    return graph, {part: module.param(part, start, part) for part in parts if part in state}
+
+
+def _plain(state: Any) -> Any:
+    """Nested dicts of variables."""
+    return {key: _plain(own) for key, own in state.items()} if isinstance(state, Mapping) else state
