@@ -20,11 +20,14 @@ from nagjax.interop.safetensors import Lazy, write_folder
 from nagjax.interop.source import BUNDLE, CUTS, MODEL_CONFIG
 from nagjax.interop.tensors import Tensor
 from nagjax.interop.tokenizer_files import write_files
+from nagjax.ranges import check_value
 from nagjax.runs.config import to_dict
 from nagjax.runs.names import CALIBRATION
 from nagjax.runs.new_folder import check_free, new_folder
 from nagjax.runs.opening import OpenRun, open_run, read_origin
 
+Format = Literal["plain", "bundle"]
+Dtype = Literal["float32", "bfloat16"]
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -32,8 +35,8 @@ def export(
     run: str | Path | OpenRun,
     out: str | Path,
     *,
-    format: Literal["plain", "bundle"] = "plain",
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    format: Format = "plain",
+    dtype: Dtype = "float32",
     shard_bytes: int = 5 * 10**9,
 ) -> str:
     """Writes the run to the new folder `out` in safetensors, with config.json and the tokenizer's files; returns the
@@ -45,10 +48,8 @@ def export(
     Raises UserError: what `open_run` raises, an `out` in use, and a setting that no family, or a scheme that not the
     adapter, has. Nothing is written then.
     """
-    if format not in ("plain", "bundle"):
-        raise UserError("format", format, "choose plain or bundle")
-    if dtype not in DTYPES:
-        raise UserError("dtype", dtype, f"choose one of {', '.join(DTYPES)}")
+    check_value("format", format, Format)
+    check_value("dtype", dtype, Dtype)
     run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
     check_free(out)
     scheme, adapted = run.config.scheme.name, adapted_schemes()

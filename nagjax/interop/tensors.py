@@ -72,6 +72,26 @@ def transposed(name: str, part: str) -> Tensor:
     return Tensor(name, (part,), lambda x: (x.T,), lambda x: x.T)
 
 
+def biased(name: str, path: str) -> list[Tensor]:
+    """One of PyTorch's linear maps with its bias."""
+    return [transposed(f"{name}.weight", path), same(f"{name}.bias", f"{path}_bias")]
+
+
+def layer_norm(name: str, path: str) -> list[Tensor]:
+    """A LayerNorm's gain and bias."""
+    return [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+
+
+def later_rows(name: str, part: str, unused: int) -> Tensor:
+    """A table in which so many rows, of zeros where it is written, stand before the first that is used."""
+    return Tensor(
+        name,
+        (part,),
+        lambda x: (x[unused:],),
+        lambda x: np.concatenate([np.zeros_like(x, shape=(unused, x.shape[1])), x]),
+    )
+
+
 def stacked_rows(name: str, parts: tuple[str, ...], sizes: tuple[int, ...]) -> Tensor:
     """Several of PyTorch's linear maps in one, with so many outputs each."""
     ends = tuple(int(end) for end in np.cumsum(sizes))

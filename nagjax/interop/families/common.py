@@ -42,6 +42,11 @@ def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int 
     }
 
 
+def own_head_width(sizes: dict, width: int | None) -> int | None:
+    """The width of a head, None where heads share the model's width, as they do unless a config.json says otherwise."""
+    return None if width is None or width * sizes["heads"] == sizes["width"] else width
+
+
 def write_sizes(model: ModelConfig) -> dict:
     """The inverse of `read_sizes`."""
     return {

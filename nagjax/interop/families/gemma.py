@@ -4,7 +4,7 @@ The scale goes into the table; where the head has the same table, the last norm'
 """
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope, write_sizes
+from nagjax.interop.families.common import only, own_head_width, read_rope, read_sizes, refuse, write_rope, write_sizes
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
 from nagjax.interop.tensors import Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -27,13 +27,13 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 def read_model(config: dict, context: int, base: float, more: dict | None = None, **block) -> ModelConfig:
     """What all generations have in common, `more` of the model and `block` of its blocks."""
     only(config, "use_bidirectional_attention", (None, False), None)
-    sizes, head_width = read_sizes(config, context, tied=True), config.get("head_dim") or 256
+    sizes = read_sizes(config, context, tied=True)
     return ModelConfig(
         **sizes,
         mlp="geglu",
         rope_base=base,
         block=BlockConfig(
-            head_width=None if head_width * sizes["heads"] == sizes["width"] else head_width,
+            head_width=own_head_width(sizes, config.get("head_dim") or 256),
             biases=("qkv", "out") if config.get("attention_bias") else (),
             **block,
         ),
@@ -76,9 +76,6 @@ def write_common(model: ModelConfig, epsilon: float) -> dict:
         "hidden_activation": "gelu_pytorch_tanh",
         "rms_norm_eps": epsilon,
         "attention_bias": bool(model.block.biases),
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import need, only, refuse
-from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, same
+from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, layer_norm, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -62,7 +62,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     ]
     norms = {f"{h}.ln_1": f"{ATTENTION}.entry", f"{h}.ln_2": f"{MLP}.entry", "transformer.ln_f": "entry"}
     for name, path in norms.items():
-        found += [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+        found += layer_norm(name, path)
     return found if model.tied else [*found, same("lm_head.weight", "head.tokens")]
 
 
@@ -93,8 +93,6 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         "activation_function": "gelu_new" if model.mlp == "gelu" else "gelu",
         "layer_norm_epsilon": scheme.epsilon,
         "tie_word_embeddings": model.tied,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import need, only, read_rope, refuse, write_rope
 from nagjax.interop.families.gpt2 import ACTIVATIONS, check_blocks
-from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, same, transposed
+from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, biased, layer_norm, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -67,10 +67,8 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
             lambda *parts: join(*(part.T for part in parts)),
         ),
         transposed(f"{layer}.attention.dense.weight", f"{ATTENTION}.branch.out"),
-        transposed(f"{layer}.mlp.dense_h_to_4h.weight", f"{MLP}.branch.up"),
-        same(f"{layer}.mlp.dense_h_to_4h.bias", f"{MLP}.branch.up_bias"),
-        transposed(f"{layer}.mlp.dense_4h_to_h.weight", f"{MLP}.branch.down"),
-        same(f"{layer}.mlp.dense_4h_to_h.bias", f"{MLP}.branch.down_bias"),
+        *biased(f"{layer}.mlp.dense_h_to_4h", f"{MLP}.branch.up"),
+        *biased(f"{layer}.mlp.dense_4h_to_h", f"{MLP}.branch.down"),
     ]
     if "qkv" in model.block.biases:
         name = f"{layer}.attention.query_key_value.bias"
@@ -82,7 +80,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
         "gpt_neox.final_layer_norm": "entry",
     }
     for name, path in norms.items():
-        found += [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+        found += layer_norm(name, path)
     head = Tensor("embed_out.weight", ("head.tokens",), alias="lm_head.weight")
     return found if model.tied else [*found, head]
 
@@ -111,8 +109,6 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         "rotary_emb_base": rope.pop("rope_theta"),
         "rotary_pct": model.block.rotated,
         **rope,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }
 
 

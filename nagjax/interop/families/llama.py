@@ -3,6 +3,7 @@
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import (
     only,
+    own_head_width,
     read_rope,
     read_sizes,
     read_windows,
@@ -41,15 +42,13 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         rope_base=base,
         qk_norm=kind == "qwen3",
         block=BlockConfig(
-            head_width=None if head_width is None or head_width * sizes["heads"] == sizes["width"] else head_width,
+            head_width=own_head_width(sizes, head_width),
             biases=biases,
             qk_gain="head" if kind == "qwen3" else "none",
             qk_epsilon=epsilon if kind == "qwen3" else 1e-6,
             rotated=share or 1.0,
             rope=rope,
-            **read_windows(
-                config, sizes["depth"], sizes["context"], always=kind == "mistral", first=0 if kind == "mistral" else 28
-            ),
+            **read_windows(config, sizes["depth"], sizes["context"], always=mistral, first=0 if mistral else 28),
         ),
     )
     return model, Plain(epsilon=epsilon)

@@ -1,7 +1,7 @@
 """OLMo 2: norms at the ends of the branches, and of queries and keys over all heads."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_rope, read_sizes, refuse
+from nagjax.interop.families.common import only, own_head_width, read_rope, read_sizes, refuse
 from nagjax.interop.families.llama import attention_tensors, other_tensors, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -15,20 +15,14 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     epsilon = float(config.get("rms_norm_eps", 1e-5))
     sizes = read_sizes(config, 2048)
     base, rope, _ = read_rope(config, sizes["context"])
-    head_width = config.get("head_dim")
     block = BlockConfig(
-        head_width=None if head_width is None or head_width * sizes["heads"] == sizes["width"] else head_width,
+        head_width=own_head_width(sizes, config.get("head_dim")),
         biases=("qkv", "out") if config.get("attention_bias") else (),
         qk_gain="row",
         qk_epsilon=epsilon,
         rope=rope,
     )
-    model = ModelConfig(
-        **sizes,
-        rope_base=base,
-        block=block,
-    )
-    return model, Reordered(epsilon=epsilon)
+    return ModelConfig(**sizes, rope_base=base, block=block), Reordered(epsilon=epsilon)
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
@@ -55,9 +49,6 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         "model_type": "olmo2",
         **write_common(model, scheme.epsilon),
         "attention_bias": "qkv" in block.biases,
-        "bos_token_id": None,
-        "pad_token_id": None,
-        "eos_token_id": None,
     }
 
 

@@ -1,11 +1,9 @@
 """OPT: LayerNorm, learned positions after two unused rows, ReLU, biases everywhere."""
 
-import numpy as np
-
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import need, only, refuse
 from nagjax.interop.families.gpt2 import BIASES, check_blocks
-from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, later_rows, layer_norm, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -49,17 +47,14 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
         f"{layer}.final_layer_norm": f"{MLP}.entry",
         "model.decoder.final_layer_norm": "entry",
     }
-    positions = Tensor(
-        "model.decoder.embed_positions.weight",
-        ("embedding.positions",),
-        lambda x: (x[UNUSED:],),
-        lambda x: np.concatenate([np.zeros_like(x[:1]).repeat(UNUSED, 0), x]),
-    )
-    found = [same("model.decoder.embed_tokens.weight", "embedding.tokens"), positions]
+    found = [
+        same("model.decoder.embed_tokens.weight", "embedding.tokens"),
+        later_rows("model.decoder.embed_positions.weight", "embedding.positions", UNUSED),
+    ]
     for name, path in maps.items():
-        found += [transposed(f"{layer}.{name}.weight", path), same(f"{layer}.{name}.bias", f"{path}_bias")]
+        found += biased(f"{layer}.{name}", path)
     for name, path in norms.items():
-        found += [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+        found += layer_norm(name, path)
     return found if model.tied else [*found, same("lm_head.weight", "head.tokens")]
 
 
@@ -82,9 +77,6 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         "max_position_embeddings": model.context,
         "do_layer_norm_before": True,
         "tie_word_embeddings": model.tied,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
 
 

@@ -8,7 +8,7 @@ from nagjax.interop.families.common import only, read_rope, read_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.gptj import one_norm
 from nagjax.interop.head_bias import fold_head_bias
-from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same, transposed
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -37,7 +37,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     maps |= {"self_attn.dense": f"{ATTENTION}.branch.out", "mlp.fc1": f"{MLP}.branch.up"}
     found = one_norm(f"{layer}.input_layernorm", "model.final_layernorm")
     for name, path in (maps | {"mlp.fc2": f"{MLP}.branch.down"}).items():
-        found += [transposed(f"{layer}.{name}.weight", path), same(f"{layer}.{name}.bias", f"{path}_bias")]
+        found += biased(f"{layer}.{name}", path)
     return [*found, same("model.embed_tokens.weight", "embedding.tokens"), same("lm_head.weight", "head.tokens")]
 
 

@@ -69,9 +69,6 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         "partial_rotary_factor": model.block.rotated,
         "sliding_window": model.block.window,
         "original_max_position_embeddings": model.context,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
 
 

@@ -78,7 +78,7 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         refuse("block.biases", model.block.biases, ((),), "no linear map has one")
         refuse("moe.weights", moe.weights, ("normalised",), "the chosen experts' weights sum to 1")
         fields |= {"num_local_experts": moe.experts, "intermediate_size": moe.hidden, **write_windows(model)}
-        fields |= {"head_dim": model.head_width, "bos_token_id": None, "eos_token_id": None}
+        fields |= {"head_dim": model.head_width}
     return values | fields | {"architectures": [ARCHITECTURES[kind]], "model_type": kind}
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from nagjax.interop.families import Family, bert, read_only
 from nagjax.interop.families.common import LONGEST
 from nagjax.interop.families.opt import UNUSED
-from nagjax.interop.tensors import Tensor
+from nagjax.interop.tensors import Tensor, later_rows
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
 
@@ -23,12 +23,7 @@ def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
-    positions = Tensor(
-        "roberta.embeddings.position_embeddings.weight",
-        ("embedding.positions",),
-        lambda x: (x[UNUSED:],),
-        lambda x: np.concatenate([np.zeros_like(x[:1]).repeat(UNUSED, 0), x]),
-    )
+    positions = later_rows("roberta.embeddings.position_embeddings.weight", "embedding.positions", UNUSED)
     return [positions, *bert.named(model, "roberta", HEAD)]
 
 

@@ -61,9 +61,6 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
         "layer_types": layer_types(model),
         "use_sliding_window": window is not None,
         "sliding_window": window,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
     }
 
 
