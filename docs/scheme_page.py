@@ -1,4 +1,4 @@
-"""The page of all residual schemes, from the text of nagjax/residual/: a new file there appears by itself."""
+"""The page of all residual schemes, from the text of nagjax/residual/: a new file in its schemes/ appears by itself."""
 
 import ast
 import dataclasses
@@ -11,9 +11,9 @@ from pathlib import Path
 
 HEAD = """# Residual schemes
 
-One section for each file of `nagjax/residual/`, from its class: what its docstring says, the options that the command
-line has for it (`--scheme NAME --scheme.OPTION VALUE`), the parameters it adds to a model, and what it sets at the
-start. `h` is the residual, `f_l` the branch of sublayer l = 1, 2, ... (an attention, then an MLP, in turn). How to
+One section for each file of `nagjax/residual/schemes/`, from its class: what its docstring says, the options that the
+command line has for it (`--scheme NAME --scheme.OPTION VALUE`), the parameters it adds to a model, and what it sets at
+the start. `h` is the residual, `f_l` the branch of sublayer l = 1, 2, ... (an attention, then an MLP, in turn). How to
 add one: [Write a scheme](write_a_scheme.md).
 
 | scheme | | equation | source |
@@ -68,7 +68,7 @@ class Known:
 
     def method(self, name: str) -> tuple[Class, ast.FunctionDef] | None:
         """The nearest one and where it is written, unless that is the protocol itself."""
-        own = ((c, n) for c in self.line if c.file != "scheme" for n in c.node.body if isinstance(n, ast.FunctionDef))
+        own = ((c, n) for c in self.line if c.file != "protocol" for n in c.node.body if isinstance(n, ast.FunctionDef))
         return next(((c, n) for c, n in own if n.name == name), None)
 
     @property
@@ -91,7 +91,7 @@ class Known:
 
 def classes(folder: Path) -> list[Class]:
     found = []
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         found += [Class(path.stem, source, node) for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     return found
@@ -132,7 +132,8 @@ def parameters(known: Known, found: list[Class]) -> list[str]:
     for kind, where in ADDED.items():
         own, method = known.method(kind) or (None, ast.Pass())
         for call in (n for n in ast.walk(method) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)):
-            if (module := named(call.func.id, own.file, found)) and module.node.bases:
+            module = named(call.func.id, own.file, found)
+            if module and module.node.bases and module.node.name != "Nothing":
                 said = " ".join(module.doc.split("\n\n")[0].split())
                 rows.setdefault((module.node.name, said), {})[where] = None
     return [f"- {' and '.join(where)}, `{name}`{said and ': '}{said}" for (name, said), where in rows.items()]

@@ -15,7 +15,7 @@ from nagjax.residual.protocol import Nothing, SublayerIndex
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "nagjax" / "residual"
-OWN = {name: cls for name, cls in schemes().items() if Path(inspect.getfile(cls)).parent == FOLDER}
+OWN = {name: cls for name, cls in schemes().items() if Path(inspect.getfile(cls)).is_relative_to(FOLDER)}
 
 
 def load():
@@ -33,7 +33,7 @@ def sections() -> dict[str, str]:
 
 
 def test_every_scheme_has_a_row_with_equation_and_source(sections):
-    assert list(sections) == ["", *OWN]
+    assert list(sections) == ["", *OWN] and len(OWN) > 20
     rows = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.+?) \| (.*) \| (.*) \|$", sections[""], flags=re.MULTILINE)
     assert [name for name, *_ in rows] == list(OWN)
     for name, title, equation, source in rows:

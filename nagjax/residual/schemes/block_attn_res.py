@@ -43,7 +43,6 @@ class BlockAttnRes(Plain):
 
     name: ClassVar[str] = "block_attn_res"
     title: ClassVar[str] = "Block AttnRes"
-    learning_rate: ClassVar[float] = 8e-3
 
     blocks: Count = 8  # of sublayers, at most
 

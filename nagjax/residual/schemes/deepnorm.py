@@ -25,7 +25,6 @@ class DeepNorm(PostLN):
 
     name: ClassVar[str] = "deepnorm"
     title: ClassVar[str] = "DeepNorm"
-    learning_rate: ClassVar[float] = 8e-3
 
     def kept(self, at: Boundary) -> Float[Array, ""]:
         return jnp.asarray(at.sublayers, jnp.float32) ** 0.25

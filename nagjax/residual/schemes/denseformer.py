@@ -44,7 +44,6 @@ class DenseFormer(Plain):
 
     name: ClassVar[str] = "denseformer"
     title: ClassVar[str] = "DenseFormer"
-    learning_rate: ClassVar[float] = 8e-3
 
     points: Count = 8  # averaging points, at most
 

@@ -21,7 +21,6 @@ class DepthScaled(PreNorm):
 
     name: ClassVar[str] = "depth_scaled"
     title: ClassVar[str] = "depth-scaled start"
-    learning_rate: ClassVar[float] = 8e-3
 
     def output_scale(self, sublayer: SublayerIndex) -> Float[Array, ""]:
         return jnp.asarray(2 * sublayer.block, jnp.float32) ** -0.5

@@ -31,7 +31,6 @@ class Highway(PreNorm):
 
     name: ClassVar[str] = "highway"
     title: ClassVar[str] = "Highway (additive)"
-    learning_rate: ClassVar[float] = 8e-3
 
     def gate(self, width, sublayer, rngs):
         return StateGate(width, rngs)

@@ -50,7 +50,6 @@ class HyperConnections(MultiStream):
 
     name: ClassVar[str] = "hyper_connections"
     title: ClassVar[str] = "Hyper-Connections"
-    learning_rate: ClassVar[float] = 8e-3
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Reading(width, self.streams)

@@ -30,7 +30,6 @@ class LayerNorm(PreNorm):
 
     name: ClassVar[str] = "layer_norm"
     title: ClassVar[str] = "LayerNorm"
-    learning_rate: ClassVar[float] = 8e-3
 
     epsilon: Fraction = 1e-5  # in the norm
     scaled_start: bool = True  # output projections start divided by the root of the number of sublayers, as in plain

@@ -28,7 +28,6 @@ class LayerScale(PreNorm):
 
     name: ClassVar[str] = "layer_scale"
     title: ClassVar[str] = "LayerScale"
-    learning_rate: ClassVar[float] = 8e-3
 
     start: NonNegative | None = None  # of the factors; None: by depth, 0.1, 1e-5 or 1e-6
 

@@ -62,7 +62,6 @@ class MHC(MultiStream):
 
     name: ClassVar[str] = "mhc"
     title: ClassVar[str] = "mHC"
-    learning_rate: ClassVar[float] = 8e-3
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Reading(width, self.streams, rngs)

@@ -10,7 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.ranges import Range
-from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, gate_parameter, split_lanes
+from nagjax.residual.direct import Direct
+from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 TINY = 1e-12  # added to a mean square: a row of zeros stays zero
 
@@ -33,7 +34,7 @@ class Scaled(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class NGPT(Scheme):
+class NGPT(Direct):
     """`h <- Norm(h + |alpha_l| (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows w_v.
 
     Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere",
@@ -77,9 +78,6 @@ class NGPT(Scheme):
     def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
         return unit_rms(embedding).astype(embedding.dtype)
 
-    def read(self, stream: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return stream
-
     def advance(self, stream, update, at: Boundary):
         h = stream.astype(jnp.float32)
         alpha = jnp.abs(at.gate(self.start, h.shape[-1]))
@@ -89,6 +87,3 @@ class NGPT(Scheme):
         width = stream.shape[-1]
         hidden = (ends(1.0, width) * stream.astype(jnp.float32)).astype(stream.dtype)
         return hidden, jnp.full(stream.shape[:-1], -0.5 * math.log(width), jnp.float32)
-
-    def lanes(self, stream):
-        return split_lanes(stream)

@@ -19,7 +19,6 @@ class Parallel(LayerNorm):
 
     name: ClassVar[str] = "parallel"
     title: ClassVar[str] = "parallel branches"
-    learning_rate: ClassVar[float] = 8e-3
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         hidden = stream.hidden + update.astype(stream.hidden.dtype)

@@ -20,7 +20,6 @@ class PeriLN(Sandwich):
 
     name: ClassVar[str] = "peri_ln"
     title: ClassVar[str] = "Peri-LN"
-    learning_rate: ClassVar[float] = 8e-3
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
         return Gain(width)

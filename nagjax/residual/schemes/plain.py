@@ -14,7 +14,6 @@ class Plain(PreNorm):
 
     name: ClassVar[str] = "plain"
     title: ClassVar[str] = "plain pre-norm"
-    learning_rate: ClassVar[float] = 8e-3
 
     # From GPT-2: output projections start at 1/sqrt(number of sublayers) of their usual scale; the stronger baseline
     scaled_start: bool = True  # output projections start divided by the root of the number of sublayers

@@ -24,7 +24,6 @@ class PostLayerNorm(PostLN):
 
     name: ClassVar[str] = "post_layer_norm"
     title: ClassVar[str] = "Post-LN, LayerNorm"
-    learning_rate: ClassVar[float] = 8e-3
 
     epsilon: Fraction = 1e-12  # in the norm
 

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.residual.direct import Direct
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lanes
+from nagjax.residual.protocol import Boundary, SublayerIndex
 
 
 @dataclasses.dataclass(frozen=True)
-class PostLN(Scheme):
+class PostLN(Direct):
     """`h <- gain_l * unit(h + f_l(h))`, `unit(x) = x / sqrt(mean(x^2) + epsilon)`. Vaswani et al. 2017,
     arXiv:1706.03762, with RMSNorm in place of LayerNorm.
 
@@ -23,7 +24,6 @@ class PostLN(Scheme):
 
     name: ClassVar[str] = "post_ln"
     title: ClassVar[str] = "Post-LN"
-    learning_rate: ClassVar[float] = 8e-3
     epsilon: ClassVar[float] = 1e-6
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
@@ -33,19 +33,7 @@ class PostLN(Scheme):
         """Factor on the old state in the sum."""
         return 1.0
 
-    def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
-        return embedding
-
-    def read(self, stream: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return stream
-
     def advance(self, stream, update, at: Boundary):
         total = self.kept(at) * stream.astype(jnp.float32) + update.astype(jnp.float32)
         hidden = rms_norm(total, at.gate.gain[...], self.epsilon).astype(stream.dtype)
         return hidden, jnp.ones((1, 1, 1), jnp.float32)
-
-    def close(self, stream, ends):
-        return stream, jnp.zeros(stream.shape[:-1], jnp.float32)
-
-    def lanes(self, stream):
-        return split_lanes(stream)

@@ -8,13 +8,14 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.ranges import Fraction
+from nagjax.residual.direct import Direct
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import Gain
-from nagjax.residual.protocol import Boundary, Scheme, SublayerIndex, split_lanes
+from nagjax.residual.protocol import Boundary, SublayerIndex
 
 
 @dataclasses.dataclass(frozen=True)
-class Reordered(Scheme):
+class Reordered(Direct):
     """`h <- h + gain_l * f_l(h) / rms(f_l(h))`; the head reads `gain * h / rms(h)`.
 
     `rms(x) = sqrt(mean(x^2) + epsilon)`. OLMo 2 (2025), arXiv:2501.00656, Section 3.2.
@@ -22,7 +23,6 @@ class Reordered(Scheme):
 
     name: ClassVar[str] = "reordered"
     title: ClassVar[str] = "norm on the branches"
-    learning_rate: ClassVar[float] = 8e-3
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
@@ -37,18 +37,9 @@ class Reordered(Scheme):
     def normalise(self, x: Float[Array, "B T D"], own: Gain) -> Float[Array, "B T D"]:
         return rms_norm(x, own.gain[...], self.epsilon)
 
-    def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
-        return embedding
-
-    def read(self, stream: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return stream
-
     def advance(self, stream, update, at: Boundary):
         normed = self.normalise(update, at.gate).astype(stream.dtype)
         return stream + normed, jnp.ones((1, 1, 1), jnp.float32)
 
     def close(self, stream, ends):
         return self.normalise(stream, ends), jnp.zeros(stream.shape[:-1], jnp.float32)
-
-    def lanes(self, stream):
-        return split_lanes(stream)

@@ -49,7 +49,6 @@ class Review(PreNorm):
 
     name: ClassVar[str] = "review"
     title: ClassVar[str] = "Review Residuals"
-    learning_rate: ClassVar[float] = 8e-3
     epsilon: ClassVar[float] = 1e-5
 
     rank: Count | None = None  # None: the paper's dense gate; a number: a cheaper gate of that rank (ours)

@@ -28,7 +28,6 @@ class ReZeroPreNorm(PreNorm):
 
     name: ClassVar[str] = "rezero_prenorm"
     title: ClassVar[str] = "ReZero, pre-norm"
-    learning_rate: ClassVar[float] = 8e-3
 
     start: NonNegative = 0.0  # of the gates
 

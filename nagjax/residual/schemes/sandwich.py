@@ -18,7 +18,6 @@ class Sandwich(PreNorm):
 
     name: ClassVar[str] = "sandwich"
     title: ClassVar[str] = "Sandwich-LN"
-    learning_rate: ClassVar[float] = 8e-3
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 

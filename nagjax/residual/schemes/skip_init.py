@@ -29,7 +29,6 @@ class SkipInit(PreNorm):
 
     name: ClassVar[str] = "skip_init"
     title: ClassVar[str] = "SkipInit"
-    learning_rate: ClassVar[float] = 8e-3
 
     start: NonNegative | None = None  # of the factors; None: 1/sqrt(number of blocks)
 
