@@ -44,6 +44,11 @@ def main(file: str, arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"experiments: error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # a full disk, or a file in a folder's place
+        if error.filename is None:
+            raise
+        print(f"experiments: error: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on", file=sys.stderr)
         sys.exit(130)
@@ -84,6 +89,9 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     if options.processes < 1:
         raise UserError("processes", options.processes, "give a number of at least 1")
     jobs = planned(recipe, settings)
+    home = options.results or (out if options.size == SMOKE else HOME)
+    for folder in (out, home):
+        folder.mkdir(parents=True, exist_ok=True)  # before anything is trained
     for size in options.reuse:
         count = reuse(HOME, recipe.name, size, jobs, out)
         print(f"{count} of {len(jobs)} jobs are those of size {size}")
@@ -102,7 +110,6 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     floors = [record for record in records if "floor" in record.labels]
     records = [record for record in records if "floor" not in record.labels]
     summary = judged(recipe, settings, records, floors)
-    home = options.results or (out if options.size == SMOKE else HOME)
     path = write_result(home, recipe.name, options.size, command, settings, records, summary, floors)
     plot = write_plot(home, recipe.name, options.size, recipe.draw, settings, records)
     if home == HOME:

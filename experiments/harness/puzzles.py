@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from nagjax.errors import UserError
 from nagjax.runs.config import RunConfig, to_dict
-from nagjax.train.distributed.mesh import check_batch, make_mesh
+from nagjax.train.distributed.mesh import check_rows, make_mesh
 from nagjax.train.evaluator import put
 from nagjax.train.logging.console import ProgressLine
 from nagjax.train.state import Blueprint
@@ -116,7 +116,7 @@ class Solve:
         """Loss (nats per answer), and the share of right answers by hops."""
         config, mesh = self.how, make_mesh(self.how.mesh)
         options = config.train
-        check_batch(options.batch, options.accumulate, mesh)
+        check_rows(options.batch, options.accumulate, mesh.shape)
         blueprint = Blueprint.of(config, mesh)
         state, step = blueprint.create(), jit_train_step(blueprint)
         line = ProgressLine(self.name, options.steps, options.batch * config.model.context)

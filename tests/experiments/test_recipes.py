@@ -84,11 +84,22 @@ def test_header_fields_may_span_lines():
 @pytest.mark.parametrize(
     "name, option, told", [("prune", "seeds", "seeds"), ("field", "looks", "looks = 0: give a number")]
 )
-def test_settings_that_leave_nothing_are_refused(name, option, told, capsys):
+def test_settings_that_leave_nothing_are_refused(name, option, told, tmp_path, capsys):
     """Of no runs a result would be written in place of the one that is there."""
     with pytest.raises(SystemExit, match="2"):
-        command.main(f"{name}.py", [f"--{option}", "0"])
+        command.main(f"{name}.py", [f"--{option}", "0", "--out", str(tmp_path), "--results", str(tmp_path)])
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ("out", "results"))
+def test_a_file_in_a_folder_s_place_is_named_before_anything_is_trained(option, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    folders = {"out": tmp_path, "results": tmp_path} | {option: tmp_path / "file"}
+    given = [f"--{name}={folder}" for name, folder in folders.items()]
+    with pytest.raises(SystemExit, match="2"):
+        command.main("prune.py", ["--size", "smoke", *given])
+    said = capsys.readouterr()
+    assert f"experiments: error: {tmp_path / 'file'}: " in said.err and not said.out
 
 
 @pytest.mark.parametrize(
