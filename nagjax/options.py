@@ -52,13 +52,14 @@ def _heading(part: str, field) -> str:
 
 
 def taken(option: str, args: Sequence[str], default: str) -> str:
-    """The value of an option that decides what other options there are."""
+    """The value of an option that decides what other options there are; of an option given twice the last one."""
+    found = default
     for i, arg in enumerate(args):
         if arg == option and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(f"{option}="):
-            return arg.removeprefix(f"{option}=")
-    return default
+            found = args[i + 1]
+        elif arg.startswith(f"{option}="):
+            found = arg.removeprefix(f"{option}=")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,8 @@ def main(
     """
     if not prompt:
         raise UserError("prompt", prompt, "give a text or several; without --prompt a document is begun")
+    if speed and slide:
+        raise UserError("speed", speed, "is for texts that fit the context: leave out --slide")
     note(f"opening {run}")
     from nagjax.generate.sample import complete
     from nagjax.generate.weights import with_weights

@@ -44,6 +44,15 @@ def choose(
     return sorted(int(i) for i in np.argsort(score, kind="stable")[:count])
 
 
+def staying(depth: int, gone: Sequence[int]) -> list[int]:
+    """The blocks that stay, from 0. Raises UserError for a block that does not exist, or if none would stay."""
+    stays = [block for block in range(depth) if block not in gone]
+    if len(stays) + len({*gone}) != depth or not stays:
+        fix = f"blocks are 1 to {depth}, and at least one has to stay"
+        raise UserError("blocks", sorted(block + 1 for block in {*gone}), fix)
+    return stays
+
+
 def forward_without(
     model: Transformer, batch: Batch, stays: Bool[Array, " L"], **options
 ) -> tuple[Float[Array, "B T V"], Float[Array, "L+1 b T D"]]:
@@ -83,13 +92,8 @@ class Cutter:
         self._look = jax.jit(functools.partial(_look, graph, options))
 
     def stays(self, gone: Sequence[int]) -> Bool[np.ndarray, " L"]:
-        """True for each block that stays. Raises UserError for a block that does not exist, or if none would stay."""
-        if not set(gone) <= set(range(self.depth)) or len(set(gone)) == self.depth:
-            fix = f"blocks are 1 to {self.depth}, and at least one has to stay"
-            raise UserError("blocks", sorted(block + 1 for block in set(gone)), fix)
-        stays = np.ones(self.depth, bool)
-        stays[list(gone)] = False
-        return stays
+        """True for each block that stays. Raises UserError as `staying` does."""
+        return np.isin(np.arange(self.depth), staying(self.depth, gone))
 
     def loss(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> float:
         """Mean over the counted targets, nats."""

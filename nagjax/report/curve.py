@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from nagjax.discovery import pick
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose
@@ -23,7 +24,7 @@ def pruning_curve(
     which]. Blocks are chosen on training text. Raises UserError: all that `open_run` raises, and an unknown rule.
     """
     for rule in rules:
-        check_rule(rule)
+        pick("rule", rule, RULES, "rules")
     run = open_run(folder, calibrated=False)
     return curve_of(run, Cutter(run), rules, batches, data)
 
@@ -64,9 +65,3 @@ def check_depth(run: OpenRun) -> None:
     """Raises UserError for a model of a single block, which cannot be left out."""
     if run.config.model.depth == 1:
         raise UserError("run", str(run.folder), "has a single block, which cannot be left out: give a deeper model")
-
-
-def check_rule(rule: str) -> None:
-    """Raises UserError for a rule that is not known."""
-    if rule not in RULES:
-        raise UserError("rule", rule, f"known rules: {', '.join(RULES)}")

@@ -4,10 +4,8 @@ import json
 from html import escape
 from pathlib import Path
 
-from nagjax.errors import UserError
-from nagjax.files import write_text
 from nagjax.report.depth_figures import draw_diagnosis
-from nagjax.report.page import document, figure_html
+from nagjax.report.page import document, figure_html, write_files
 from nagjax.report.plots import Plot
 from nagjax.report.verdict_depth import RISE, USED
 from nagjax.runs.names import DIAGNOSIS, DIAGNOSIS_DATA
@@ -17,12 +15,8 @@ def write_diagnosis(record: dict, folder: str | Path) -> Path:
     """Writes diagnosis.html and diagnosis.json into `folder`; returns the page's path. The same record gives the same
     bytes. Raises UserError where the folder cannot be written."""
     folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / DIAGNOSIS_DATA, json.dumps(record))
-        write_text(folder / DIAGNOSIS, diagnosis_page(record, draw_diagnosis(record)))
-    except OSError as error:
-        raise UserError("out", str(folder), f"cannot be written ({error.strerror}): give another folder") from None
+    page = diagnosis_page(record, draw_diagnosis(record))
+    write_files(folder, {DIAGNOSIS_DATA: json.dumps(record).encode(), DIAGNOSIS: page.encode()})
     return folder / DIAGNOSIS
 
 

@@ -2,10 +2,13 @@
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
+from nagjax.errors import UserError
+from nagjax.files import write_bytes
 from nagjax.report.plots import Plot
 from nagjax.report.table import Table, to_html, to_markdown
 
@@ -62,6 +65,18 @@ class Report:
     commands: tuple[str, ...]
     records: tuple[tuple[str, str], ...]
     """Run label, and its config and info as JSON."""
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Each file whole, or the old one untouched. Raises UserError where one cannot be written."""
+    for name, content in files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, content)
+        except OSError as error:
+            fix = f"cannot be written ({error.strerror}): give another folder"
+            raise UserError("out", str(path), fix) from None
 
 
 def html_page(report: Report) -> str:

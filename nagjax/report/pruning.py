@@ -7,10 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from nagjax.discovery import pick
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
-from nagjax.measure.cuts import Cutter, choose
-from nagjax.report.curve import check_rule, measure, text_batches
+from nagjax.measure.cuts import RULES, Cutter, choose, staying
+from nagjax.report.curve import measure, text_batches
 from nagjax.report.derived import fresh_state, without_average, write_derived
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import PRUNED
@@ -81,12 +82,10 @@ def chosen(run: OpenRun, cutter: Cutter, rule: str, count: int, batches: int, da
 
 
 def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
-    """The run without these blocks (0-based among those it has), which are gone from its parameters and its config."""
+    """The run without these blocks (0-based among those it has), which are gone from its parameters and its config.
+    Raises UserError as `staying` does."""
     model = run.config.model
-    stays = [block for block in range(model.depth) if block not in set(gone)]
-    if len(stays) + len(set(gone)) != model.depth or not stays:
-        fix = f"blocks are 1 to {model.depth}, and at least one has to stay"
-        raise UserError("blocks", sorted(block + 1 for block in set(gone)), fix)
+    stays = staying(model.depth, gone)
     mod = model.mod
     if mod.active:
         rates = [mod.rates(model.depth)[block] for block in stays]
@@ -138,7 +137,7 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
 def _check(rule: str, count: int | None, blocks: Sequence[int], heal_steps: int, lr: float | None) -> None:
     if bool(blocks) == (count is not None):
         raise UserError("blocks", list(blocks), "give either --blocks, or --count and a --rule")
-    check_rule(rule)
+    pick("rule", rule, RULES, "rules")
     if heal_steps < 0:
         raise UserError("heal_steps", heal_steps, "give a number of steps of at least 0")
     if bool(heal_steps) != (lr is not None):

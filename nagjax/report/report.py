@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import has_file, read_bytes, write_bytes
+from nagjax.files import has_file, read_bytes
 from nagjax.report.labels import listing, run_labels
-from nagjax.report.page import Report, html_page, markdown_page
+from nagjax.report.page import Report, html_page, markdown_page, write_files
 from nagjax.report.plots import Plot, draw_plots
 from nagjax.report.table import comparison_table
 from nagjax.report.verdict import differences, learning_rates, verdict
@@ -34,8 +34,7 @@ def save_report(report: Report, folder: str | Path) -> Path:
     files = {f"{FIGURES}/{plot.name}.png": plot.png for plot in report.plots}
     files["report.md"] = markdown_page(report, FIGURES).encode()
     files["report.html"] = html_page(report).encode()
-    for name, content in files.items():
-        _write(folder / name, content)
+    write_files(folder, files)
     return folder / "report.html"
 
 
@@ -98,12 +97,3 @@ def _commands(runs: Sequence[Run]) -> tuple[str, ...]:
     first = shlex.quote(str(best.path))
     commands = [f'nagjax generate {first} --prompt "def "', f"nagjax eval {first}", f"nagjax info {first}"]
     return tuple(commands + ([f"nagjax compare {' '.join(paths)}"] if len(paths) > 1 else []))
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write all of the file or leave the old one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, content)
-    except OSError as error:
-        raise UserError("out", str(path), f"cannot be written ({error.strerror}): give another folder") from None

@@ -38,7 +38,7 @@ REFUSED = [
     "calibrate x --rise nan", "map", "import x", "export x --format y", "diagnose x --batches 0", "prune x y",
     "prune x --out y --blocks 0",
     "profile --traced 0", "bench", "bench stp", "bench mod --rate 0", "demo --context 3", "demo --schemes nag nag",
-    "completion fish", "info x --depth 3", "generate x --prompt",
+    "completion fish", "info x --depth 3", "generate x --prompt", "generate x --slide --speed",
     "eval x --limit 3", "eval x --fewshot 2", "eval x --tasks t.jsonl --batches 2", "eval x --tasks t.jsonl --data y",
     "prune x --out y --curve --count 2", "prune x --out y --curve --lr 1", "prune x --out y --blocks 1 --rule late",
     "plan --topology v5e:4x4 --tries 3", "plan --topology v5e:4x4 --mfu 0.5",
@@ -100,6 +100,11 @@ def test_help_shows_what_people_use_and_help_all_the_rest(capsys):
     assert 18 <= len(shown["--help"]) <= 26 and len(set(shown["--help-all"])) == len(shown["--help-all"]) > 80
     assert {"--scheme.rank", "--hosts.count", "--block.rope.factor"} <= set(shown["--help-all"]) - set(shown["--help"])
     assert {f"--{name.replace('_', '-')}" for name in COMMON} <= set(shown["--help"])
+
+
+def test_of_an_option_given_twice_the_last_counts(capsys):
+    assert main(["train", "--help-all", "--scheme", "nag", "--scheme=review"]) == 0
+    assert "--scheme.rank" in (told := capsys.readouterr().out) and "--scheme.ramp" not in told
 
 
 def test_texts_stand_at_their_own_option(capsys):
