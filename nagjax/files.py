@@ -65,25 +65,23 @@ def read_json(path: str | os.PathLike, root: str | os.PathLike | None = None, **
         return json_reader.read(file, **limits)
 
 
-def read_record[T](
-    cls: type[T], path: str | os.PathLike, field: str, fix: str, *, shown: str | None = None, **options
-) -> T:
-    """A dataclass from the JSON file of its name in a folder of a run: see `json_reader.build`, which takes `options`.
+def read_record[T](cls: type[T], path: str | os.PathLike, field: str, fix: str, **options) -> T | None:
+    """A dataclass from a JSON file in a folder of a run, None where there is none: see `json_reader.build`, which takes
+    `options`.
 
-    Raises FileNotFoundError where there is none, and UserError of `field` with `shown` (the file unless given), what is
-    wrong, and `fix`.
+    Raises UserError of `field` with the file, what is wrong, and `fix`.
     """
     try:
         return json_reader.build(cls, read_json(path), **options)
     except FileNotFoundError:
-        raise
+        return None
     except UserError as error:
         if error.field == "file":  # a link, say
             raise
         what = str(error)
     except (OSError, ValueError) as error:
         what = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    raise UserError(field, shown or str(path), f"cannot be read ({what}): {fix}")
+    raise UserError(field, str(path), f"cannot be read ({what}): {fix}")
 
 
 def refuse_link(path: Path) -> None:

@@ -22,13 +22,13 @@ _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
-    """The value of a JSON text, UTF-8 where it is bytes.
+    """The value of a JSON text, UTF-8 (a mark of the byte order may stand before it) where it is bytes.
 
     Raises ValueError for what is no JSON or is nested more than `DEEPEST` deep; and unless `lenient`, as for what other
     programs have written beside the field that is wanted, for NaN and infinities, whole numbers of more than 64 bits, a
     field that is there twice, and half a surrogate pair.
     """
-    text = content if isinstance(content, str) else content.decode("utf-8")
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
         value = (_LENIENT if lenient else _STRICT).decode(text)
     except RecursionError:

@@ -59,6 +59,10 @@ def test_within_the_limits():
     assert parse_json(b'{"a": NaN, "a": Infinity}', lenient=True) == {"a": float("inf")}
 
 
+def test_a_mark_of_the_byte_order_may_stand_before_it():
+    assert parse_json('{"a": 1}'.encode("utf-8-sig")) == {"a": 1}
+
+
 def test_a_file_of_any_size_takes_no_more_memory_than_its_limit(tmp_path):
     with (tmp_path / "big.json").open("wb") as file:
         file.truncate(1 << 40)

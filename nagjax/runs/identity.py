@@ -68,10 +68,8 @@ def found_run(folder: Path, config: RunConfig) -> dict:
 
 def read_id(folder: Path) -> str | None:
     """None where an older version made the run."""
-    try:
-        return read_record(_Identity, folder / IDENTITY, "run", "bring it back", others=(_Identity,)).id
-    except FileNotFoundError:
-        return None
+    found = read_record(_Identity, folder / IDENTITY, "run", "bring it back", others=(_Identity,))
+    return found.id if found else None
 
 
 def settle_id(folder: Path) -> str:
@@ -102,11 +100,8 @@ def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
 
 def check_corpus(folder: Path, corpus: Dataset) -> None:
     """Raises UserError where the corpus is not the one that the run in `folder` was trained on, as far as recorded."""
-    try:
-        content = read_record(_Corpus, folder / CORPUS, "run", "bring it back", others=(_Corpus,)).content
-    except FileNotFoundError:
-        return
-    if content is not None and content != corpus.content:
+    known = read_record(_Corpus, folder / CORPUS, "run", "bring it back", others=(_Corpus,)) or _Corpus()
+    if known.content is not None and known.content != corpus.content:
         field, value = ("data.mix", corpus.config.mix) if corpus.config.mix else ("data.path", corpus.config.path)
         one = corpus.config.mix[0].rpartition("=")[0] if corpus.config.mix else corpus.config.path
         fix = f"is not the text that the run was trained on; to read it all the same give --data {one}"

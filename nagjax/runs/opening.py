@@ -163,18 +163,12 @@ def read_calibration(folder: Path) -> Calibration | None:
     Raises UserError where it cannot be read.
     """
     fix = f"remove it, or calibrate again (nagjax calibrate {folder})"
-    try:
-        return read_record(Calibration, folder / CALIBRATION, "calibration", fix, others=(Calibration,))
-    except FileNotFoundError:
-        return None
+    return read_record(Calibration, folder / CALIBRATION, "calibration", fix, others=(Calibration,))
 
 
 def read_origin(folder: Path) -> Origin | None:
     """What `nagjax import` noted in a run's folder; None where the run was not imported."""
-    try:
-        return read_record(Origin, folder / ORIGIN, "run", "bring it back, or import again", others=(Origin,))
-    except FileNotFoundError:
-        return None
+    return read_record(Origin, folder / ORIGIN, "run", "bring it back, or import again", others=(Origin,))
 
 
 def own_tokenizer(folder: Path) -> Tokenizer:

@@ -31,10 +31,9 @@ class Skipped:
         return []
 
     def _read(self) -> list[int]:
-        if not self.path.exists():
-            return []
         fix = "bring it back, or choose another --out (--fresh deletes the run)"
-        return sorted({*read_record(_Batches, self.path, "out", fix).batches})
+        found = read_record(_Batches, self.path, "out", fix)
+        return sorted({*found.batches}) if found else []
 
     def add(self, batch: int) -> None:
         self.batches = sorted({*self.batches, batch})

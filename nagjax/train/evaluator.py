@@ -90,9 +90,11 @@ class Evaluator:
         shares = shares / shares.sum() if shares.any() else np.full(len(sums), 1.0 / len(sums))
         tokens, origin = np.array([float(r.tokens) for r in results]), np.array(corpora)
         counts = {corpus: sum(float(r.sums.count) for r in found) for corpus, found in sums.items()}
-        if not all(counts.values()):
+        if empty := [corpus for corpus, count in counts.items() if not count]:
             fix = "no target in these validation batches counts: use --data.rows whole, a longer --context or more text"
-            raise UserError("data.path", self.dataset.config.path, fix)
+            config = self.dataset.config
+            field, value = ("data.mix", config.mix[empty[0]]) if config.mix else ("data.path", config.path)
+            raise UserError(field, value, fix)
         total, losses, nats, correct, read_bytes = sum(counts.values()), {}, 0.0, 0.0, 0.0
         for (corpus, found), share in zip(sums.items(), shares.tolist(), strict=True):
             scale = share * (total / counts[corpus])  # 1 where there is one corpus

@@ -17,9 +17,13 @@ from nagjax.runs.log import load_run
 from nagjax.runs.metrics import comparable
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import make_mesh
+from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train
+from nagjax.train.loss import Sums
+from nagjax.train.setup import set_up
 from nagjax.train.state import Blueprint
+from nagjax.train.step import EvalSums
 
 WEIGHTS = ("0.9@0,0.3@0.8", "0.2")
 
@@ -89,6 +93,13 @@ def test_what_makes_it_another_run_is_named(mixed, corpora, half):
         with pytest.raises(UserError, match=words):
             train(config, half)
     assert (half / names.METRICS).read_bytes() == before
+
+
+def test_the_corpus_of_which_nothing_counts_is_named(mixed, corpora):
+    evaluator = Evaluator(set_up(mixed()).blueprint)
+    found = [EvalSums(Sums(1.0, 1.0, count, 0.0), 1.0, 16, {}, None) for count in (4.0, 0.0)]
+    with pytest.raises(UserError, match=f"data.mix = '{corpora[1]}=.*no target"):
+        evaluator._weighed(found, [0, 1])
 
 
 def test_losses_by_corpus_and_their_weighted_mean(mixed, corpora, whole):
