@@ -144,8 +144,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _fail(UserError("memory", str(error), "there is not as much: make model, batch or context smaller"))
     except KeyboardInterrupt:
-        words = sys.argv[1:] if args is None else args
-        more = "; the same command goes on where it was" if words[0] in GO_ON else ""
+        verb = next(iter(sys.argv[1:] if args is None else args), "")
+        more = "; the same command goes on where it was" if verb in GO_ON else ""
         print(f"\nstopped{more}", file=sys.stderr)
         return 130
     except Preempted:

@@ -56,20 +56,21 @@ class RoutingTimes(Routed):
 
 def compared(times: dict[str, list[float]], flops: dict[str, float]) -> dict:
     """Milliseconds, the ratios of FLOPs and time of "routed" to "dense", and the time saved as a share of the FLOPs
-    saved; medians over the rounds."""
+    saved, None where there are none; medians over the rounds."""
     time_ratio = statistics.median(mine / base for mine, base in zip(times["routed"], times["dense"], strict=True))
     flops_ratio = flops["routed"] / flops["dense"]
     return {
         "milliseconds": {name: 1e3 * statistics.median(own) for name, own in times.items()},
         "flops_ratio": flops_ratio,
         "time_ratio": time_ratio,
-        "time_saved_over_flops_saved": (1.0 - time_ratio) / (1.0 - flops_ratio),
+        "time_saved_over_flops_saved": (1.0 - time_ratio) / (1.0 - flops_ratio) if flops_ratio < 1.0 else None,
     }
 
 
 def told(result: dict) -> str:
     """What `compared` found, in words."""
-    saved = f"{result['time_saved_over_flops_saved']:.0%} of the FLOPs saved is time saved"
+    share = result["time_saved_over_flops_saved"]
+    saved = "no FLOPs are saved" if share is None else f"{share:.0%} of the FLOPs saved is time saved"
     return f"FLOPs {result['flops_ratio']:.3f} x, time {result['time_ratio']:.3f} x dense: {saved}"
 
 

@@ -10,6 +10,7 @@ from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.measure.generation_times import Generation, generation_times
+from nagjax.measure.routing_times import compared, told
 from nagjax.measure.sampling_times import SamplingTimes
 from nagjax.measure.step_times import CompileTimes, StepTimes
 from nagjax.runs.opening import open_run
@@ -41,6 +42,12 @@ def test_a_run_that_skips_is_compared_with_itself_run_densely(run):
     assert set(found["tokens_per_second"]) == {"routed", "dense"} and 0 < found["executed"] < 1
     saved = (1 - found["time_ratio"]) / (1 - found["flops_ratio"])
     assert found["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < found["flops_ratio"] < 1
+
+
+def test_where_no_flops_are_saved_no_share_of_them_is_told():
+    found = compared({"dense": [1.0], "routed": [1.1]}, {"dense": 2.0, "routed": 2.0})
+    assert found["time_saved_over_flops_saved"] is None
+    assert told(found) == "FLOPs 1.000 x, time 1.100 x dense: no FLOPs are saved"
 
 
 def test_nobody_skips_where_every_cut_is_below_every_score(run):
