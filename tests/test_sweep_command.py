@@ -16,6 +16,7 @@ from nagjax.errors import Preempted, UserError
 from nagjax.processes import in_processes
 from nagjax.runs.lock import WriterLock
 from nagjax.sweep import Varied, plan, results, taken, work
+from nagjax.train.checkpoint.manifest import write_facts
 
 TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_every": 2, "eval_batches": 1}
 
@@ -92,6 +93,9 @@ def test_runs_are_trained_once_and_one_that_another_process_has_is_left_to_it(tm
     before = len(told)
     work(trials[:1], tmp_path, told.append)
     assert len(told) == before
+    write_facts(tmp_path / "lr=0.01" / "checkpoints" / "2", {"evaluated": False})  # stopped before that
+    work(trials[:1], tmp_path, told.append)
+    assert told[-1] == "[1/1] lr=0.01: finished" and len(told) == before + 1
     best, other = results(trials, tmp_path)
     assert best["finished"] and math.isfinite(best["loss"]) and best["varied"] == {"lr": 0.01}
     assert not other["finished"]

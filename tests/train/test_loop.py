@@ -91,4 +91,5 @@ def test_killed_and_resumed_equals_unbroken_bit_for_bit(run_of, unbroken, tmp_pa
     assert step == want_step == 6
     jax.tree.map(np.testing.assert_array_equal, state, want)
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if "event" in line]
-    assert len(events) == 1 and events[0]["message"] == "resumed" and events[0]["step"] in (2, 4)  # was 4 whole?
+    assert len(events) == 1 and events[0]["step"] in (2, 4)  # was 4 whole?
+    assert events[0]["message"].startswith("resumed")  # what follows is the commit, where that has changed meanwhile

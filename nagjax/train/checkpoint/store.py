@@ -62,7 +62,7 @@ class Checkpoints:
         for step in steps_saved(self.folder):
             path = self.folder / str(step)
             refuse_foreign(path, self.owner)  # now: it might be deleted for one of this run
-            found.append((step, _facts(path).get("score")))
+            found.append((step, saved_facts(path).get("score")))
         return found
 
     @property
@@ -178,7 +178,7 @@ class Checkpoints:
 
     def facts(self, step: int) -> dict:
         """What was given to `save` with this step."""
-        return from_first(lambda: _facts(self.folder / str(step)))
+        return from_first(lambda: saved_facts(self.folder / str(step)))
 
     def restore[State: Named](self, abstract: State, step: int | None = None) -> State:
         """The state at `step` (None: the newest), each shard where `abstract` puts it. Raises UserError."""
@@ -296,7 +296,8 @@ def refuse_foreign(path: Path, owner: dict) -> None:
     raise UserError("checkpoint", str(path), what)
 
 
-def _facts(path: Path) -> dict:
+def saved_facts(path: Path) -> dict:
+    """What was given to `Checkpoints.save` with a checkpoint; nothing where it is damaged or not there."""
     with contextlib.suppress(Damaged):  # `newest` tells, when it comes to use it
         return read_manifest(path)["facts"]
     return {}
