@@ -238,9 +238,10 @@ def telemetry(
     return {name: jnp.sum(jnp.where(real, value, 0.0)) / count for name, value in by_token.items()}
 
 
-def mean_gate(gate: Float[Array, "#B #T #D"], x: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+def mean_gate(gate: Float[Array, "#B #T #D"] | Float[Array, ""], x: Float[Array, "B T D"]) -> Float[Array, "B T"]:
     """Each token's gate, averaged over features, float32."""
-    return jnp.broadcast_to(jnp.mean(jnp.atleast_1d(gate).astype(jnp.float32), axis=-1), x.shape[:-1])
+    gate = jnp.asarray(gate, jnp.float32)
+    return jnp.broadcast_to(jnp.mean(gate, axis=-1) if gate.ndim else gate, x.shape[:-1])
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
