@@ -12,6 +12,7 @@ On a CPU the shapes are small, and the figures only show that everything runs.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Iterator
@@ -90,13 +91,16 @@ def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Ca
     def forward(*args):
         return run(op, implementation, *args, **of.constants)
 
-    def both(args, cotangents):
-        outputs, pull = jax.vjp(forward, *args)
-        return outputs, [g for g in pull(cotangents) if g.dtype != jax.dtypes.float0]
-
+    both = functools.partial(with_gradients, forward)
     outputs = jax.eval_shape(forward, *of.args)
     yield "forward", forward, lambda key: arrays(key, of.args)
     yield "forward+backward", both, lambda key: (arrays(key, of.args), arrays(key, outputs))
+
+
+def with_gradients(forward: Callable, args: tuple, cotangents: tuple) -> list[jax.Array]:
+    """Outputs, then gradients."""
+    outputs, pull = jax.vjp(forward, *args)
+    return [*outputs, *(g for g in pull(cotangents) if g.dtype != jax.dtypes.float0)]
 
 
 def arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.Array, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.parts.rows import Case, Options
 from pallas_kernels import shapes
-from pallas_kernels.bench import arrays, runs_here
+from pallas_kernels.bench import arrays, runs_here, with_gradients
 from pallas_kernels.dispatch import Op, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
@@ -44,16 +44,10 @@ def measure(op: Op, implementation: str, rows: int, width: int, dtype: str) -> d
     args = arrays(jax.random.key(0), of.args)
     forward = functools.partial(run, op, implementation, **of.constants)
     cotangents = arrays(jax.random.key(1), jax.eval_shape(forward, *args))
-    found = jax.device_get(jax.jit(functools.partial(_both, forward))(args, cotangents))
+    found = jax.device_get(jax.jit(functools.partial(with_gradients, forward))(args, cotangents))
     exact = _exact(op, of.constants, jax.device_get(args), jax.device_get(cotangents))
     errors = [_error(value, truth, rows, width, dtype) for value, truth in zip(found, exact, strict=True)]
     return {"worst": max(errors), "errors": errors}
-
-
-def _both(forward, args, cotangents) -> list[jax.Array]:
-    """Outputs, then gradients."""
-    outputs, pull = jax.vjp(forward, *args)
-    return [*outputs, *(g for g in pull(cotangents) if g.dtype != jax.dtypes.float0)]
 
 
 def _exact(op: Op, constants: dict, args, cotangents) -> list[np.ndarray]:
@@ -62,7 +56,7 @@ def _exact(op: Op, constants: dict, args, cotangents) -> list[np.ndarray]:
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         forward = functools.partial(run, op, "reference", **constants)
         args, cotangents = jax.tree.map(wide, (args, cotangents))
-        return jax.device_get(jax.jit(functools.partial(_both, forward))(args, cotangents))
+        return jax.device_get(jax.jit(functools.partial(with_gradients, forward))(args, cotangents))
 
 
 def _error(value: np.ndarray, truth: np.ndarray, rows: int, width: int, dtype: str) -> float:
