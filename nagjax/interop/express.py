@@ -26,7 +26,10 @@ def unadapted(model: ModelConfig) -> tuple[str, object] | None:
 def other_way(scheme: Scheme, model: ModelConfig) -> str:
     """What to do about a run that plain formats cannot say."""
     if scheme.name in adapted_schemes():
-        if (missing := unadapted(model)) is None:
+        missing = unadapted(model)
+        if missing is None and model.mod.active:
+            return "use --format bundle, which nagjax.load reads; the AutoModel adapter in it has no Mixture-of-Depths"
+        if missing is None:
             return "use --format bundle, which nagjax.load and the AutoModel adapter in it read"
         return f"nor can a bundle, whose adapter has no {missing[0]}; nagjax.load reads the run itself"
     return f"nor can a bundle, whose adapter has {', '.join(adapted_schemes())}; nagjax.load reads the run itself"

@@ -184,7 +184,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("oru", {}, "scheme = 'oru'"),
         ("post_layer_norm", {}, "causal = True: the nearest plain format cannot say it.*nor can a bundle"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
-        ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle"),
+        ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle, which nagjax.load reads;"),
         ("plain", {"block": BlockConfig(cca=True)}, "block.cca = True: plain formats.*nor can a bundle"),
         (
             "layer_norm",
