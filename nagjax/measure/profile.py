@@ -16,7 +16,7 @@ from jax.profiler import ProfileData
 from nagjax.data import batches, open_dataset
 from nagjax.errors import UserError
 from nagjax.runs.config import RunConfig
-from nagjax.train.distributed.mesh import check_batch, make_mesh
+from nagjax.train.distributed.mesh import check_rows, make_mesh
 from nagjax.train.evaluator import put
 from nagjax.train.facts import resolve
 from nagjax.train.loss import Batch
@@ -59,7 +59,7 @@ def profile(config: RunConfig, folder: Path, steps: int) -> dict:
     """Runs `trace_steps` for a fresh model on a batch of its corpus."""
     config = resolve(config)
     blueprint = Blueprint.of(config, make_mesh(config.mesh))
-    check_batch(config.train.batch, config.train.accumulate, blueprint.mesh)
+    check_rows(config.train.batch, config.train.accumulate, blueprint.mesh.shape)
     text = batches(open_dataset(config.data), batch=config.train.batch, context=config.model.context)
     return trace_steps(blueprint, put(blueprint, next(iter(text))), folder, steps)
 
