@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold.
-PACKAGES = ("grain", "array_record", "zstandard", "jax-triton")
+PACKAGES = ("grain", "array_record", "jax-triton")
 PLATFORMS = ("_2_39", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from nagjax.errors import Preempted, UserError
@@ -36,23 +36,22 @@ def in_processes(module: str, given: Any, count: int) -> None:
     latter.
     """
     command, errors = [sys.executable, "-m", module], {"stderr": subprocess.PIPE, "text": True}
-    workers = [
-        subprocess.Popen(command, env=shared_cores(count), stdin=subprocess.PIPE, **errors) for _ in range(count)
-    ]
-    before = signal.signal(signal.SIGTERM, _preempted)
-    tellers = [threading.Thread(target=_pass_on, args=(worker.stderr,), daemon=True) for worker in workers]
-    try:
-        for worker, teller in zip(workers, tellers, strict=True):
-            teller.start()
-            with contextlib.suppress(BrokenPipeError):  # of one that has ended by now, with a code
-                worker.stdin.write(json.dumps(given))
-                worker.stdin.close()
-        codes = [worker.wait() for worker in workers]
-    finally:
-        end(workers)
-        signal.signal(signal.SIGTERM, before)
-        for teller in tellers:
-            teller.join(timeout=5.0)
+    with on_sigterm(_preempted):
+        workers = [
+            subprocess.Popen(command, env=shared_cores(count), stdin=subprocess.PIPE, **errors) for _ in range(count)
+        ]
+        tellers = [threading.Thread(target=_pass_on, args=(worker.stderr,), daemon=True) for worker in workers]
+        try:
+            for worker, teller in zip(workers, tellers, strict=True):
+                teller.start()
+                with contextlib.suppress(BrokenPipeError):  # of one that has ended by now, with a code
+                    worker.stdin.write(json.dumps(given))
+                    worker.stdin.close()
+            codes = [worker.wait() for worker in workers]
+        finally:
+            end(workers)
+            for teller in tellers:
+                teller.join(timeout=5.0)
     if failed := [code for code in codes if code]:
         raise UserError("processes", count, f"one ended with exit code {failed[0]}: see above, and start again")
 
@@ -72,6 +71,20 @@ def end(workers: Sequence[subprocess.Popen]) -> list[int]:
     for worker in workers:
         worker.terminate()
     return [worker.wait() for worker in workers]
+
+
+@contextlib.contextmanager
+def on_sigterm(handler: Callable[..., None]) -> Generator[None]:
+    """Inside it SIGTERM calls the handler. Python lets only the main thread handle signals: in another one they are
+    left to whoever handles them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _preempted(*_: Any) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -126,6 +127,9 @@ def test_a_process_that_was_killed_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="exit code -9"):
         in_processes("first_dies", "x" * 1_000_000, 2)
+    (tmp_path / "taken").rmdir()
+    with ThreadPoolExecutor(1) as thread, pytest.raises(UserError, match="exit code -9"):  # which handles no signals
+        thread.submit(in_processes, "first_dies", "x", 1).result()
 
 
 def test_all_processes_end_with_the_one_that_started_them(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from experiments.harness.recipe import HOME, Recipe, load, planned
 from experiments.harness.settings import from_json
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
-from nagjax.processes import end, shared_cores
+from nagjax.processes import end, on_sigterm, shared_cores
 from nagjax.sweep import taken
 
 try:
@@ -87,13 +87,11 @@ def work_in_processes(recipe: Recipe, settings, folder: Path, processes: int) ->
         logs = [stack.enter_context((folder / f"worker-{i}.log").open("w")) for i in range(processes)]
         options = {"cwd": HOME.parent, "env": shared_cores(processes), "stderr": subprocess.STDOUT}
         workers = [subprocess.Popen(command, stdout=log, **options) for log in logs]
-        # Asked to end, this process first tells the workers.
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
-            _watch(workers, jobs, folder)
+            with on_sigterm(lambda *_: sys.exit(128 + signal.SIGTERM)):  # asked to end, it first tells the workers
+                _watch(workers, jobs, folder)
         finally:
             codes = end(workers)
-            signal.signal(signal.SIGTERM, before)
     failed = [i for i, code in enumerate(codes) if code not in (0, -signal.SIGTERM)]
     if failed:
         log = folder / f"worker-{failed[0]}.log"
