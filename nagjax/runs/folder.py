@@ -117,16 +117,19 @@ def _completed(values: dict) -> dict:
 def read_config(folder: Path) -> RunConfig:
     """The config of the run in `folder`. Raises UserError where there is none or it cannot be read."""
     try:
-        return from_dict(RunConfig, _read_object(folder / CONFIG))
+        values = _read_object(folder / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
         fix = f"there is no {CONFIG} in it: give a folder that nagjax train has written"
         raise UserError("run", str(folder), fix) from None
-    except UserError as error:
-        if error.field == "file":  # a link, say
-            raise
-        raise UserError(error.field, error.value, f"{error.fix} (in {folder / CONFIG})") from None
     except (OSError, ValueError) as error:
         raise UserError("run", str(folder), f"its {CONFIG} cannot be read ({error})") from None
+    if "model_type" in values:
+        fix = f"is a model's folder, not a run's: nagjax import {folder} --out RUN makes a run of it"
+        raise UserError("run", str(folder), fix)
+    try:
+        return from_dict(RunConfig, values)
+    except UserError as error:
+        raise UserError(error.field, error.value, f"{error.fix} (in {folder / CONFIG})") from None
 
 
 def _read(path: Path) -> dict:

@@ -49,6 +49,12 @@ def test_a_wrong_name_is_refused_with_the_right_ones(shipped):
         nagjax.load("tini")
 
 
+def test_where_a_run_is_asked_for_a_model_is_refused_with_the_way_to_one(shipped, tmp_path, capsys):
+    for command in ("info", "config"):
+        assert main([command, str(tmp_path / "models" / "tiny")]) == 2
+        assert "is a model's folder, not a run's: nagjax import" in capsys.readouterr().err
+
+
 def test_commands_take_the_name_and_write_nothing_into_it(shipped, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
     assert main(["generate", "tiny", "--prompt", "ab", "--tokens", "4"]) == 0
