@@ -5,9 +5,9 @@ Source: Figliolia & Millidge 2026, arXiv:2606.16112 (skipping by the residual's 
   compute after training, rates of 20-25%); blocks of least influence: Men et al. 2024, arXiv:2403.03853
 Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping, the last blocks left out and those of
   least influence left out have at the same forward FLOPs (no figures published for skipping after training)
-Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
-Time: smoke 15 s; cpu about 11 min with --processes 2; h200 and paper not measured
-Command: python -m experiments.mod_dial --processes 2
+Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
+Time: smoke 15 s; cpu about 11 min with --processes 2, long about 45 min; h200 and paper not measured
+Command: python -m experiments.mod_dial --processes 2 --size long
 
 In full: at equal FLOPs less is lost than by skipping at random, and less than by leaving out whole blocks.
 
@@ -91,6 +91,7 @@ class Settings:
 SIZES = {
     "smoke": Settings(2, 16, 16, 8, 4, 1, ("nag",), eval_batches=1),
     "cpu": Settings(12, 64, 128, 8, 200, 3),
+    "long": Settings(12, 64, 128, 8, 5000, 5, ("nag",), eval_batches=32),
     "h200": Settings(24, 512, 512, 64, 600, 3),
     "paper": Settings(64, 640, 2048, 256, 10_000, 3, fewer=(0.5, 0.75), eval_batches=24),
 }
