@@ -80,7 +80,7 @@ aot: .venv-aot/.aot
 # The plans and tables of docs/plan.md, tpu_vms.md and memory.md: what their files of results in benchmarks/results lack
 # is compiled, minutes for each.
 plans: .venv-aot/.aot
-	.venv-aot/bin/python benchmarks/plan.py
+	.venv-aot/bin/python -m benchmarks.plan
 	.venv-aot/bin/python -m benchmarks.block_bytes
 	.venv-aot/bin/python -m benchmarks.library_kernels
 	.venv-aot/bin/python -m benchmarks.long_context

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from benchmarks import plan_tables as tables
 from benchmarks.compiled import ROOT, main
 from nagjax.layers.platform import tracing_for
 from nagjax.options import read_options
-from nagjax.plan import tables
 from nagjax.plan.account import loops
 from nagjax.plan.order import choose, filled
 from nagjax.plan.topology import parse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from nagjax.plan import tables
+from benchmarks import plan_tables as tables
 from pallas_kernels.aot.targets import compilers_environment
 from pallas_kernels.origin import commit, now
 

@@ -7,10 +7,9 @@ compiled, then the table of docs/memory.md is written.
 
 import jax
 
+from benchmarks import plan_tables as tables
 from benchmarks.compiled import ROOT, main
 from nagjax.model.config import ModelConfig
-from nagjax.plan import tables
-from nagjax.plan.units import mebibytes
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig
 from nagjax.train.abstract_step import training_step
@@ -40,7 +39,7 @@ def texts(results: list[dict]) -> dict[str, str]:
     rows = []
     for one in results:
         vocab, tokens = int(one["case"][0]), int(one["case"][1]) * CONTEXT
-        sizes = map(mebibytes, (4 * tokens * vocab, one["whole"], one["chunked"]))
+        sizes = map(tables.mebibytes, (4 * tokens * vocab, one["whole"], one["chunked"]))
         rows.append((f"{vocab:,}", f"{tokens:,}", *sizes, f"{one['chunked'] / one['whole']:.0%}"))
     return {"head memory": tables.table(head, rows)}
 

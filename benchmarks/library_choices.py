@@ -4,8 +4,8 @@ whose numbers are those of the results."""
 import dataclasses
 import textwrap
 
+from benchmarks.plan_tables import mebibytes
 from nagjax.plan.topology import parse
-from nagjax.plan.units import mebibytes
 
 LINE = 120
 

@@ -16,16 +16,15 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import plan_tables as tables
 from benchmarks.compiled import ROOT, main
 from benchmarks.library_choices import Figures, choices, paragraph
 from nagjax.layers import flash, ragged
 from nagjax.layers.attend import attend
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.where import Where, seen_mask
-from nagjax.plan import tables
 from nagjax.plan.account import account
 from nagjax.plan.topology import parse
-from nagjax.plan.units import mebibytes
 from nagjax.train.head_loss import Head, Layout, _loss
 from pallas_kernels.hlo import parse as parse_program
 
@@ -149,7 +148,7 @@ def texts(results: list[dict]) -> dict[str, str]:
     rows = []
     for one in results:
         flops = "" if one["flops"] is None else f"{one['flops'] / 1e12:.2f} TFLOP"
-        figures = (flops, f"{one['moved'] / 1e9:.2f} GB", mebibytes(one["temporary"]))
+        figures = (flops, f"{one['moved'] / 1e9:.2f} GB", tables.mebibytes(one["temporary"]))
         rows.append((one["case"][0], f"`{one['case'][1]}`", one["case"][2], *figures))
     figures = {tuple(one["case"]): Figures.of(one) for one in results}
     return {"library kernels": "\n\n".join((shapes(), tables.table(head, rows), choices(figures)))}

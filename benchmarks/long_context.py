@@ -9,9 +9,9 @@ import json
 import tempfile
 from pathlib import Path
 
+from benchmarks import plan_tables as tables
 from benchmarks.compiled import MINUTES, ROOT, main
 from nagjax import cli
-from nagjax.plan import tables
 from nagjax.plan.units import gigabytes, milliseconds, scaled
 from nagjax.train.head_loss import chunk_tokens
 

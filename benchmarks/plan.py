@@ -1,4 +1,4 @@
-"""Plans of the standard models on the standard machines: `python benchmarks/plan.py` (or `make plans`).
+"""Plans of the standard models on the standard machines: `python -m benchmarks.plan` (or `make plans`).
 
 Compiles what benchmarks/results/plan.json does not hold yet, then writes the tables of docs/plan.md and docs/tpu_vms.md
 from it.
@@ -8,9 +8,9 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks import plan_tables as tables
 from nagjax.errors import UserError
 from nagjax.options import read_options
-from nagjax.plan import tables
 from nagjax.plan.bill import bill
 from nagjax.plan.compile import bounds, plan
 from nagjax.plan.order import filled

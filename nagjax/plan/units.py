@@ -6,11 +6,6 @@ def gigabytes(size: float) -> str:
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:,.1f} MiB"
 
 
-def mebibytes(size: float) -> str:
-    """Bytes in whole MiB."""
-    return f"{size / 2**20:,.0f} MiB"
-
-
 def scaled(value: float, unit: str = "") -> str:
     """Three digits with a decimal prefix: 1.23 T, 45.6 M."""
     for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -43,8 +43,10 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         picture.tick_params(axis="x", length=0, pad=1, labelrotation=90 if _wide(paths["tokens"]) else 0)
         picture.set_ylabel("sublayer (odd: attention, even: MLP)")
         over = f"{title}\n{1 - ran.mean():.0%} of the (token, sublayer) pairs skipped (white)"
-        like = {"fontsize": matplotlib.rcParams["axes.titlesize"], "fontweight": matplotlib.rcParams["axes.titleweight"]}
-        figure.suptitle(over, x=0.01, ha="left", **like)  # over both axes: it may be wider than the first
+        size, weight = (matplotlib.rcParams[f"axes.title{own}"] for own in ("size", "weight"))
+        figure.suptitle(
+            over, x=0.01, ha="left", fontsize=size, fontweight=weight
+        )  # it may be wider than the first axes
         bar = figure.colorbar(drawn, ax=shares, pad=0.02, extend="max")
         bar.set_label("turn (degrees)")
         levels = np.arange(1, sublayers + 1)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import block_bytes, head_memory, library_kernels, long_context
+from benchmarks import plan_tables as tables
 from benchmarks.compiled import results_of
 from benchmarks.library_choices import Figures
-from nagjax.plan import tables
 
 
 def results(name):

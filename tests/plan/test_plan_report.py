@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nagjax.plan import tables
+from benchmarks import plan_tables as tables
 from nagjax.plan.report import report
 from nagjax.plan.units import gigabytes, milliseconds, scaled
 

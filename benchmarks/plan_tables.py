@@ -108,3 +108,8 @@ def _peak(memory: dict) -> str:
 
 def _mesh(result: dict) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in result["mesh"].items() if size > 1) or "one"
+
+
+def mebibytes(size: float) -> str:
+    """Bytes in whole MiB."""
+    return f"{size / 2**20:,.0f} MiB"
