@@ -240,7 +240,9 @@ def _row(records: Sequence[Record], kind: str, way: str) -> dict:
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
-    figure, (nag, plain, accuracy) = panels(3, "Skipping after training: no run is trained further")
+    titles = ["NAG", *(["plain pre-norm"] if "plain" in settings.kinds else []), "NAG"]
+    figure, axes = panels(len(titles), "Skipping after training: no run is trained further")
+    nag, plain, accuracy = axes[0], axes[-2], axes[-1]
     colors = dict(zip(WAYS, COLORS, strict=False))
     for kind in settings.kinds:
         for way in CURVES[kind]:
@@ -251,10 +253,8 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
                         ax, records, found, kind, field, color=colors[way], linestyle="--" if kind == "routed" else "-"
                     )
                     ax.lines[-1].set_label(WAYS[way] if kind != "routed" else f"trained routed: {WAYS[way]}")
-    nag.set_title("NAG")
-    plain.set_title("plain pre-norm")
-    accuracy.set_title("NAG")
-    for ax in (nag, plain, accuracy):
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title)
         ax.set_xlabel("forward FLOPs of the dense model that are left")
         ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         ax.invert_xaxis()

@@ -5,8 +5,8 @@ Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; gains and their squ
   arXiv:1611.06440 and arXiv:1906.10771, who prune channels by them; by token and sublayer, and fitted, this project's
 Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
   figures published)
-Hardware: smoke and cpu: 2 CPU cores; h200: one GPU
-Time: smoke under a minute; cpu about 30 min with --processes 2; h200 not measured
+Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU
+Time: smoke under a minute; cpu about 30 min with --processes 2, long about 60 min; h200 not measured
 Command: python -m experiments.mod_signals --processes 2
 
 Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs whose score is below one threshold for
@@ -83,6 +83,7 @@ class Settings:
 SIZES = {
     "smoke": Settings(2, 16, 16, 8, (4,), 1, fitted=2, eval_batches=1),
     "cpu": Settings(12, 64, 128, 8, (200, 1000), 5),
+    "long": Settings(12, 64, 128, 8, (5000,), 5, eval_batches=32),
     "h200": Settings(24, 512, 512, 64, (600, 3000, 12_000), 5),
 }
 
