@@ -73,30 +73,34 @@ def _parts(joined, weights) -> tuple[Array, ...]:
 
 @jax.custom_vjp
 def swiglu(
-    x: Float[Array, "B T D"], gate: Float[Array, "D F"], up: Float[Array, "D F"], down: Float[Array, "F D"]
-) -> Float[Array, "B T D"]:
-    """`(silu(x W_gate) * (x W_up)) W_down`. Kept: x and its product with both."""
-    return _swiglu(x, gate, up, down, FEW)[0]
+    x: Float[Array, "B T D"],
+    gate: Float[Array, "D F"],
+    up: Float[Array, "D F"],
+    down: Float[Array, "F D"],
+    *others: Float[Array, "D _"],
+) -> tuple[Float[Array, "B T _"], ...]:
+    """`(silu(x W_gate) * (x W_up)) W_down`, and `x W` for each of the others. Kept: x and its product with all."""
+    return _swiglu(x, gate, up, down, others, FEW)[0]
 
 
-def _swiglu_forward(x, gate, up, down):
-    return _swiglu(x, gate, up, down, FEW_TRAINED)
+def _swiglu_forward(x, gate, up, down, *others):
+    return _swiglu(x, gate, up, down, others, FEW_TRAINED)
 
 
-def _swiglu(x, gate, up, down, few: int):
-    both = once(_product_with_all(x, (gate, up), few))
-    a, b = _parts(both, (gate, up))
-    return _product(a * jax.nn.sigmoid(a) * b, down), (x, both, gate, up, down)
+def _swiglu(x, gate, up, down, others, few: int):
+    every = once(_product_with_all(x, (gate, up, *others), few))
+    a, b, *more = _parts(every, (gate, up, *others))
+    return (_product(a * jax.nn.sigmoid(a) * b, down), *more), (x, every, gate, up, down, others)
 
 
-def _swiglu_backward(kept, dy):
-    x, both, gate, up, down = kept
-    a, b = _parts(both, (gate, up))
+def _swiglu_backward(kept, cotangents):
+    (x, every, gate, up, down, others), (dy, *d_more) = kept, cotangents
+    a, b, *_ = _parts(every, (gate, up, *others))
     share, d = once((jax.nn.sigmoid(a), _back(dy, down)))
     opened = a * share
-    d_both = _joined(once((d * b * (share + opened * (1.0 - share)), d * opened)))
-    d_gate, d_up = _parts(_weight_gradient(x, d_both), (gate, up))
-    return _back(d_both, _joined((gate, up))), d_gate, d_up, _weight_gradient(opened * b, dy)
+    d_every = _joined(once((d * b * (share + opened * (1.0 - share)), d * opened, *d_more)))
+    d_gate, d_up, *d_others = _parts(_weight_gradient(x, d_every), (gate, up, *others))
+    return _back(d_every, _joined((gate, up, *others))), d_gate, d_up, _weight_gradient(opened * b, dy), *d_others
 
 
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)

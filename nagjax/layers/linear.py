@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
+from nagjax.layers.extra_columns import Request
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import joins_products, on_gpu, on_one_cpu
 
@@ -22,27 +23,46 @@ def linear(x: Float[Array, "B T m"], weight: nnx.Param, added: nnx.Param | None)
     return linears(x, (weight, added))[0]
 
 
-def linears(x: Float[Array, "B T m"], *maps: Map) -> tuple[Float[Array, "B T _"], ...]:
-    """Several linear maps of the same x."""
+def linears(x: Float[Array, "B T m"], *maps: Map, request: Request | None = None) -> tuple[Float[Array, "B T _"], ...]:
+    """Several linear maps of the same x, and an answer to the request if the products are one."""
     weights = _weights(x, maps)
-    joined = on_one_cpu() and not any(isinstance(weight, Quantized) for weight in weights)
-    found = cpu.products(x, *weights) if joined else [x @ weight for weight in weights]
+    if not on_one_cpu() or any(isinstance(weight, Quantized) for weight in weights):
+        found = [x @ weight for weight in weights]
+    elif request is None or not _are_arrays(weights):
+        found = cpu.products(x, *weights)
+    else:
+        *found, request.product = cpu.products(x, *weights, request.weight.astype(x.dtype))
     return _with_biases(found, maps)
 
 
-def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map) -> Any:
-    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the products are one, and `then` is
-    computed again for the gradient, which otherwise writes and reads several arrays of its size."""
+def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map, request: Request | None = None) -> Any:
+    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the products are one, which answers
+    the request, and `then` is computed again for the gradient, which otherwise writes and reads several arrays of its
+    size."""
     if not on_gpu():
         return then(*(linear(x, *one) for one in maps))
     weights = _weights(x, maps)
     ends = list(itertools.accumulate(weight.shape[-1] for weight in weights))
     # Joining copies the weights, and saves a pass over x and its cotangent for each: not for the few rows of decoding.
-    plain = all(isinstance(weight, jax.Array) for weight in weights)  # neither `LowRank` nor `Quantized`
-    if not (joins_products() and plain and math.prod(x.shape[:-1]) >= ends[-1]):
+    if not (joins_products() and _are_arrays(weights) and math.prod(x.shape[:-1]) >= ends[-1]):
         return jax.checkpoint(lambda *found: then(*_with_biases(found, maps)))(*(x @ weight for weight in weights))
+    if request is not None:
+        weights.append(request.weight.astype(x.dtype))
     product = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array
-    return jax.checkpoint(lambda y: then(*_with_biases(jnp.split(y, ends[:-1], axis=-1), maps)))(product)
+
+    def both(y: Float[Array, "B T n"]) -> tuple[Any, Float[Array, "B T C"]]:
+        *found, more = jnp.split(y, ends, axis=-1)
+        return then(*_with_biases(found, maps)), more
+
+    result, more = jax.checkpoint(both)(product)
+    if request is not None:
+        request.product = more
+    return result
+
+
+def _are_arrays(weights: list) -> bool:
+    """Neither `LowRank` nor `Quantized`."""
+    return all(isinstance(weight, jax.Array) for weight in weights)
 
 
 def _weights(x: Array, maps: tuple[Map, ...]) -> list:

@@ -64,6 +64,7 @@ class Boundary(NamedTuple):
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
     sublayers: Int[Array, ""] | int  # in all; for a pruned model the number before pruning
+    projected: Float[Array, "B T C"] | None = None  # the scheme's `projection` of what was read, if the branch made it
 
     @property
     def blocks(self) -> Int[Array, ""] | int:
@@ -120,6 +121,11 @@ class Scheme(abc.ABC):
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         """Parameters that commit a sublayer's update."""
         return Nothing()
+
+    def projection(self, at: Boundary) -> Float[Array, "D C"] | None:
+        """A matrix by which `advance` multiplies what the branch read. A branch that multiplies it, too, may do both at
+        once: the boundary that `advance` gets then has the product, `projected`, in the dtype of what was read."""
+        return None
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:
         """Parameters that the whole stream has once."""

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nagjax.layers.branch import Update
+from nagjax.layers.extra_columns import Request, asking
 from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 
@@ -37,7 +38,12 @@ def run(
     split over `tensor` and then combines it wrongly with a gate, without an error.
     """
     x = scheme.read(stream)
-    update = branch(x)
+    projection = scheme.projection(at)
+    request = None if projection is None else Request(x, projection)
+    with asking(request):
+        update = branch(x)
+    if request is not None:
+        at = at._replace(projected=request.product)
     with jax.named_scope("residual"):
         after, gate = scheme.advance(stream, pin(update.value), at)
         ran = jnp.ones(x.shape[:2], bool) if update.ran is None else update.ran

@@ -131,7 +131,8 @@ def test_columns_split_over_devices_are_not_joined():
 
 
 def test_joined_weights_are_gathered_at_once():
-    """Of each block three fewer in each direction: QKV is one of three, gate and up one of two."""
+    """Of each block five fewer in each direction: QKV is one of three, gate and up one of two, and each has the
+    modulator's columns."""
     joined, apart = (collectives(platform, "fsdp") for platform in ("gpu", "cpu"))
-    assert joined.pop("all-gather") == apart.pop("all-gather") - 2 * 2 * 3
+    assert joined.pop("all-gather") == apart.pop("all-gather") - 2 * 2 * 5
     assert joined == apart

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from nagjax.ranges import Count, NonNegative, Range
 from nagjax.residual.protocol import Boundary, Scheme, gate_parameter, split_lanes
-from pallas_kernels import nag_update_modulated, nag_update_rows
+from pallas_kernels import nag_update, nag_update_modulated, nag_update_rows
 
 HEAD_SPREAD = 0.5  # standard deviation of the first logits: the start loss is about log V + 0.125 nats
 MIXTURE_FLOOR = 1e-6  # x ** beta has an infinite derivative at 0
@@ -36,10 +36,14 @@ class Modulator(nnx.Module):
         self.alpha = gate_parameter(jnp.asarray(alpha, jnp.float32), ())
 
     def __call__(self, direction: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-        product = direction @ self.weight[...].astype(direction.dtype)
+        return self.of(direction @ self.weight[...].astype(direction.dtype))
+
+    def of(self, product: Float[Array, "B T C"]) -> Float[Array, "B T"]:
+        """m, from the product of the direction with `weight`."""
         opened = jax.nn.sigmoid(product.astype(jnp.float32) + self.bias[...])
         mixture = opened @ jax.nn.softmax(self.logits[...])
-        return jnp.maximum(mixture, MIXTURE_FLOOR) ** jax.nn.softplus(self.beta[...])
+        # Not as a power: its gradient takes longer than all else here, on a CPU.
+        return jnp.exp(jax.nn.softplus(self.beta[...]) * jnp.log(jnp.maximum(mixture, MIXTURE_FLOOR)))
 
 
 class Ends(nnx.Module):
@@ -128,18 +132,16 @@ class NAG(Scheme):
         """tan of the angle by which the sublayer will rotate each token: known before its branch runs."""
         return self.alpha(at) * at.gate(stream.direction)
 
+    def projection(self, at: Boundary):
+        return at.gate.weight[...]
+
     def advance(self, stream: NAGStream, update, at: Boundary):
-        own = at.gate
-        direction, log_norm, _ = nag_update_modulated(
-            stream.direction,
-            stream.log_norm,
-            update,
-            own.weight[...],
-            own.bias[...],
-            own.logits[...],
-            jax.nn.softplus(own.beta[...]),
-            self.alpha(at),
-        )
+        own, rows = at.gate, (stream.direction, stream.log_norm, update)
+        if at.projected is not None:
+            gate = own.of(at.projected)
+            return NAGStream(*nag_update(*rows, self.alpha(at) * gate)), gate[..., None]
+        settings = own.bias[...], own.logits[...], jax.nn.softplus(own.beta[...]), self.alpha(at)
+        direction, log_norm, _ = nag_update_modulated(*rows, own.weight[...], *settings)
         # The gate again, for telemetry: the compiler removes it unless it is read.
         return NAGStream(direction, log_norm), own(stream.direction)[..., None]
 
