@@ -51,8 +51,10 @@ def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map,
     product = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array
 
     def both(y: Float[Array, "B T n"]) -> tuple[Any, Float[Array, "B T C"]]:
-        *found, more = jnp.split(y, ends, axis=-1)
-        return then(*_with_biases(found, maps)), more
+        # From flat rows: through `more` XLA:GPU would give an MLP the transposed layout that attention prefers.
+        more = y.reshape(-1, y.shape[-1])[:, ends[-1] :]
+        found = jnp.split(y, ends, axis=-1)[:-1]
+        return then(*_with_biases(found, maps)), more.reshape(*y.shape[:-1], more.shape[-1])
 
     result, more = jax.checkpoint(both)(product)
     if request is not None:
