@@ -75,8 +75,12 @@ def _removable(record: dict) -> str:
     rule, gone, cost = removable(record)
     if not gone:
         fewest = min(points[1][0] for points in record["curve"]["rules"].values() if len(points) > 1)
-        return f"No rule finds even {fewest} block(s) that could go together for {RISE:g} nats per token."
-    return f"{len(gone)} blocks could go together for {cost:+.3f} nats per token: {ranges(gone)} (rule {rule!r})."
+        return f"No rule finds even {_together(fewest)} for {RISE:g} nats per token."
+    return f"Found: {_together(len(gone))} for {cost:+.3f} nats per token: {ranges(gone)} (rule {rule!r})."
+
+
+def _together(count: int) -> str:
+    return "1 block that could go" if count == 1 else f"{count} blocks that could go together"
 
 
 def _gates(record: dict) -> list[str]:

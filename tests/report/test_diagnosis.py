@@ -48,6 +48,6 @@ def test_verdicts():
     told = depth_verdict(record)
     assert "2 of 4 blocks (50%) are used" in told and "(1 of them by more than two standard errors" in told
     assert "block 1 (+0.50)" in told
-    assert "mostly on shallow ones" in told and "1 blocks could go together for +0.010 nats per token: 4 " in told
+    assert "mostly on shallow ones" in told and "Found: 1 block that could go for +0.010 nats per token: 4 " in told
     record["curve"]["rules"]["late"] = [points[0], points[2]]
     assert "No rule finds" in depth_verdict(record)
