@@ -9,15 +9,17 @@ import contextlib
 from collections.abc import Generator
 from contextvars import ContextVar
 
+import jax.extend
 from jaxtyping import Array, Float
 
 
 class Request:
-    """For the product of x with a weight, for one that stands on its right. `product` is the answer, in x's dtype."""
+    """Asks a branch that reads x for the product of x and a weight. `product` is the answer, in x's dtype."""
 
     def __init__(self, x: Float[Array, "B T D"], weight: Float[Array, "D C"]):
         self.x, self.weight = x, weight
         self.product: Float[Array, "B T C"] | None = None
+        self.trace = _trace()
 
 
 _request: ContextVar[Request | None] = ContextVar("request", default=None)
@@ -34,6 +36,13 @@ def asking(request: Request | None) -> Generator[None]:
 
 
 def asked(x: Array) -> Request | None:
-    """The request that is open for the product of x; None for any other array, such as x in another dtype."""
+    """The open request for a product of x. None for any other array, such as x in another dtype, and inside a
+    transformation such as vmap that closes over x, from which an answer could not be returned."""
     request = _request.get()
-    return request if request is not None and request.x is x and request.product is None else None
+    if request is None or request.product is not None:
+        return None
+    return request if request.x is x and request.trace == _trace() else None
+
+
+def _trace() -> object:
+    return jax.extend.core.get_opaque_trace_state(convention="nnx")

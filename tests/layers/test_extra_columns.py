@@ -142,3 +142,17 @@ def test_of_few_rows_a_gpu_keeps_the_products_apart():
     with tracing_for("gpu"), asking(request := Request(x, weight)):
         call(module, x)
     assert request.product is None
+
+
+def test_no_answer_from_inside_a_transformation():
+    """An ensemble of MLPs that close over what they read."""
+    module, call = make("swiglu")
+    graph, state = nnx.split(module)
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf, 2.0 * leaf]), state)
+    x, weight = draw((BATCH, TOKENS, WIDTH), (WIDTH, GATES), dtype=np.float32)
+    for platform in ("cpu", "gpu"):
+        with tracing_for(platform), asking(request := Request(x, weight)):
+            ensemble = jax.vmap(lambda state: call(nnx.merge(graph, state), x))(several)
+            assert request.product is None
+            call(module, x)
+        assert ensemble.shape == (2, *x.shape) and request.product is not None
