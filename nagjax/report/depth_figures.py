@@ -6,7 +6,7 @@ import numpy as np
 
 from nagjax.report.depth_plots import ATTENTION, BLOCK, FIRST, MARK, MLP, Grid, Line, Lines, draw
 from nagjax.report.plots import Plot
-from nagjax.report.verdict_depth import USED
+from nagjax.report.verdict_depth import RISE, USED
 
 Drawing = tuple[str, str, Lines | Grid]  # file stem, caption, figure
 RULE_LOOKS = {"late": (BLOCK, "o"), "influence": (ATTENTION, "s"), "angle": (MLP, "^"), "drop": (MARK, "D")}
@@ -39,6 +39,7 @@ def _damage(record: dict) -> Drawing:
             [Line("", skips["added_loss"], BLOCK)],
             level=(USED, f"{USED:g}"),
             bars=True,
+            knee=USED,
         ),
     )
 
@@ -59,6 +60,7 @@ def _curve(record: dict) -> Drawing:
             lines,
             bottom=0.0,
             xlabel="blocks left out",
+            knee=RISE,
         ),
     )
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from nagjax.report.style import drawing, label_ends, new_figure, png
+from nagjax.report.style import REACH, axis_with_knee, drawing, label_ends, new_figure, png
 
 ATTENTION, MLP, BLOCK, FIRST, MARK = "#0072b2", "#d55e00", "#4d4d4d", "#cc79a7", "#009e73"  # Okabe and Ito, and grey
 QUIET = "#777777"
@@ -27,7 +27,8 @@ class Line(NamedTuple):
 
 class Lines(NamedTuple):
     """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
-    range, so that rounding errors are not blown up to a story."""
+    range, so that rounding errors are not blown up to a story. knee: where values reach more than `REACH` times this
+    height, the vertical axis is linear only up to it, and logarithmic above."""
 
     title: str
     subtitle: str
@@ -38,6 +39,7 @@ class Lines(NamedTuple):
     span: float = 0.0
     xlabel: str = "block"
     bars: bool = False
+    knee: float | None = None
 
 
 class Grid(NamedTuple):
@@ -61,7 +63,8 @@ def draw(what: Lines | Grid) -> bytes:
 
 
 def _lines(what: Lines) -> Figure:
-    figure, (ax,) = new_figure(what.title, what.subtitle)
+    far = what.knee is not None and _highest(what) > REACH * what.knee
+    figure, (ax,) = new_figure(what.title, what.subtitle + (f"; logarithmic above {what.knee:g}" if far else ""))
     ends, shown = [], []
     for line in what.lines:
         y = np.array([np.nan if v is None or (what.log and v <= 0) else v for v in line.y], float)
@@ -79,6 +82,8 @@ def _lines(what: Lines) -> Figure:
     shown = np.concatenate(shown) if shown else np.array([1.0])
     if what.log and shown.size:
         _log_axis(ax, float(shown.min()), float(shown.max()))
+    elif what.knee is not None and far:
+        axis_with_knee(ax, what.knee, float(shown.min()), float(shown.max()))
     elif what.bottom is not None:
         ax.set_ylim(bottom=min(what.bottom, shown.min(initial=0.0)))
     if not what.log and np.diff(ax.get_ylim())[0] < what.span:
@@ -95,6 +100,10 @@ def _lines(what: Lines) -> Figure:
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     label_ends(ax, ends)
     return figure
+
+
+def _highest(what: Lines) -> float:
+    return max((float(y) for line in what.lines for y in line.y if y is not None and np.isfinite(y)), default=0.0)
 
 
 def _places(line: Line) -> np.ndarray:

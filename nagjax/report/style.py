@@ -10,12 +10,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 
 from nagjax.report.labels import count, run_labels
 from nagjax.runs.log import Run
 
+REACH = 30  # times the height of a knee (`axis_with_knee`)
 _INK, _QUIET, _RULE = "#222222", "#666666", "#dddddd"
 
 # Okabe and Ito's colours, and Tol's for the other schemes.
@@ -198,3 +199,14 @@ def _spread(heights: Sequence[float], gap: float) -> list[float]:
             pools[-1] += last
     level = [float(np.mean(pool)) for pool in pools for _ in pool]
     return [value + i * gap for i, value in enumerate(level)]
+
+
+def axis_with_knee(ax: Axes, knee: float, low: float, high: float) -> None:
+    """A vertical axis that is linear up to the height `knee` and logarithmic above, for values that reach more than
+    `REACH` times as high."""
+    ax.set_yscale("symlog", linthresh=knee, linscale=0.6)
+    ax.set_ylim(min(0.0, 1.2 * low), 1.4 * high)
+    ticks = [0.0, *(step * 10.0**power for power in range(-9, 10) for step in (1, 3))]
+    ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if tick == 0.0 or knee <= tick <= 1.4 * high]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,0 +1,24 @@
+"""Figures in which one block costs far more than the others."""
+
+import pytest
+
+from nagjax.report.depth_plots import BLOCK, Line, Lines, _lines
+from nagjax.report.style import REACH, drawing
+
+KNEE = 0.01
+
+
+@pytest.mark.parametrize("highest, scale", [(REACH * KNEE, "linear"), (2 * REACH * KNEE, "symlog")])
+@pytest.mark.parametrize("bars", [True, False])
+def test_the_axis_is_logarithmic_where_one_value_would_hide_the_others(highest, scale, bars):
+    values = [0.5 * KNEE, -KNEE, None, 3 * KNEE, highest]
+    with drawing():
+        figure = _lines(Lines("title", "nats", [Line("", values, BLOCK)], bars=bars, knee=KNEE))
+    (ax,) = figure.axes
+    told = " ".join(text.get_text() for text in figure.texts)
+    assert ax.get_yscale() == scale and ("logarithmic above 0.01" in told) == (scale == "symlog")
+    low, high = ax.get_ylim()
+    assert low <= -KNEE and high >= highest
+    if scale == "symlog":
+        shown = [tick for tick in ax.get_yticks() if low <= tick <= high]
+        assert 0.0 in shown and KNEE in shown and len(shown) >= 4
