@@ -7,7 +7,7 @@ Expected: exponent of the mean turn of the middle blocks in the depth 1; first a
   updates 90 degrees apart. The released scripts take the last state behind the final norm, which is in every number
   about the last block; here it is the residual before that norm
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
-Time: smoke 15 s; cpu about 10 min with --processes 2; h200 and paper not measured
+Time: smoke 15 s; cpu about 10 min with --processes 2; models 3 min; h200 and paper not measured
 Command: python -m experiments.inverse_depth_probes --processes 2
 
 In full: the first and the last block turn the residual by about a right angle whatever the depth, those in the middle
@@ -62,6 +62,9 @@ RIGHT = (70.0, 110.0)  # degrees that count as a right angle
 NEAR_ONE = (0.75, 1.25)
 
 
+MODELS = ("plain-24", "lns-24", "review-24", "nag-24")  # of the folder models/
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     depths: tuple[int, ...]
@@ -81,6 +84,7 @@ SIZES = {
     "cpu": Settings((6, 12, 24, 48), 32, 64, 8, 120, 3),
     "h200": Settings((6, 12, 24, 48, 96), 512, 1024, 32, 2000, 1),
     "paper": Settings((6, 12, 24, 48, 96), 640, 2048, 256, 10_000, 3),
+    "models": Settings((24,), 64, 256, 4, 20_000, 1, eval_batches=16, runs=MODELS),
 }
 
 
