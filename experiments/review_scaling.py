@@ -12,7 +12,8 @@ Command: python -m experiments.review_scaling --size released --csv ../shared/re
 The other sizes train: Review, and each baseline three times, matched by parameters (widened one unit per head at a
 time, the paper's rule), by training FLOPs (more steps) and by time (more steps, by step times measured there). The
 paper matched parameters only. The verdict is by Welch's test, as in the paper, at the largest size; differences by seed
-(same data order) stand beside it. Expected calibration error is not computed.
+(same data order) stand beside it. Of runs trained here the table has the expected calibration error (Guo et al. 2017,
+arXiv:1706.04599), on their held-out text, mean over seeds.
 """
 
 import csv
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from experiments.harness.calibration import calibration_error
 from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Job, Record, Training, looked_at, seeded
 from experiments.harness.matching import parameters, train_flops, widened, with_flops
@@ -109,17 +111,17 @@ def _jobs(settings: Settings, shape: Shape, seed: int) -> list[Job]:
     review = seeded(_config(settings, shape, "review"), seed)
     name = lambda *parts: "-".join((shape[0], *parts, f"s{seed}"))  # noqa: E731
     labels = lambda variant: {"size": shape[0], "variant": variant, "seed": seed}  # noqa: E731
-    jobs: list[Job] = [Training(name("review"), labels("review"), review)]
+    jobs: list[Job] = [Training(name("review"), labels("review"), review, calibration_error)]
     for scheme in settings.baselines:
         own = seeded(_config(settings, shape, scheme), seed)
         for match in settings.matches:
             called, label = name(scheme, match.lower()), labels(f"{scheme}, equal {match}")
             if match == "parameters":
-                jobs.append(Training(called, label, widened(own, parameters, parameters(review))))
+                jobs.append(Training(called, label, widened(own, parameters, parameters(review)), calibration_error))
             elif match == "FLOPs":
-                jobs.append(Training(called, label, with_flops(own, train_flops(review))))
+                jobs.append(Training(called, label, with_flops(own, train_flops(review)), calibration_error))
             else:
-                jobs.append(TimeMatched(called, label, own, review))
+                jobs.append(TimeMatched(called, label, own, review, calibration_error))
     return jobs
 
 
@@ -146,13 +148,27 @@ def losses(records: Sequence[Record]) -> dict[str, dict[str, dict[int, float]]]:
     return {size: dict(sorted(found[size].items(), key=lambda item: item[0] != "review")) for size in order}
 
 
+def calibration_errors(records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """By size and variant, means over the seeds; of runs trained here."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        if "calibration_error" in record.metrics:
+            own = record.metrics["calibration_error"]
+            found.setdefault((record.labels["size"], record.labels["variant"]), []).append(own)
+    return {where: sum(errors) / len(errors) for where, errors in found.items()}
+
+
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     found, rows, told = losses(records), [], []
+    calibrated = calibration_errors(records)
     for size, variants in found.items():
         review = variants.get("review", {})
         for variant, own in variants.items():
             mean = sum(own.values()) / len(own)
             row = {"size": size, "variant": variant, "runs": len(own), "mean loss": round(mean, 4)}
+            if calibrated:
+                error = calibrated.get((size, variant))
+                row["calibration error"] = "" if error is None else round(error, 4)
             row |= dict.fromkeys(("t", "p", "minus review, by seed"), "")
             if variant != "review" and min(len(own), len(review)) > 1:
                 test = welch(list(own.values()), list(review.values()))

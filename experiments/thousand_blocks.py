@@ -6,13 +6,14 @@ Source: this project's question; ReZero: Bachlechner et al. 2020, arXiv:2003.048
 Expected: nothing published for language models at equal tokens; a thousand blocks compile in the time of 12 and need
   the memory of one block's activations beside a stream per block
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: one GPU
-Time: smoke 30 s; cpu a night or two (about 15 min per run of 1,000 blocks, estimated), once an hour (estimated); h200 and
-  paper not measured
+Time: smoke 30 s; cpu a night or two (about 15 min per run of 1,000 blocks, estimated), once an hour (estimated); h200
+  and paper not measured
 Command: nice python -m experiments.thousand_blocks --processes 2
 
 Blocks are scanned and recomputed in the backward pass, at both depths. Beside the losses: seconds to compile the step
 at the run's depth and at 12 blocks, what the compiled step needs beside its arguments (XLA's count), and how far each
-sublayer turns the stream at the end. The size `once` trains one seed at the schemes' own rates, to see that it can be done.
+sublayer turns the stream at the end. The size `once` trains one seed at the schemes' own rates, to see that it can be
+done.
 """
 
 from experiments.harness.claims import Deeper

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ MEASURED = "step_times.json"
 @dataclasses.dataclass(frozen=True)
 class TimeMatched:
     """`run_config`, trained for as many steps as take the time that `like` takes; both step times are measured where
-    it runs, once, and kept in the job's folder."""
+    it runs, once, and kept in the job's folder. `after` is that of `Training`."""
 
     name: str
     labels: dict[str, Any]
     run_config: RunConfig
     like: RunConfig
+    after: Callable[[Path], dict[str, Any]] | None = None
 
     def config(self) -> dict[str, Any]:
         """The number of steps follows from a measurement: `train.steps` here is that of the other run."""
@@ -34,5 +36,5 @@ class TimeMatched:
             write_text(path, json.dumps(seconds))
         seconds = json.loads(path.read_text(encoding="utf-8"))
         steps = round(self.like.train.steps * seconds["other"] / seconds["own"])
-        training = Training(self.name, self.labels, with_steps(self.run_config, steps))
+        training = Training(self.name, self.labels, with_steps(self.run_config, steps), self.after)
         return training.run(folder) | {"step_times": seconds}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from nagjax.report.depth_plots import ATTENTION, BLOCK, FIRST, MARK, MLP, Grid, Line, Lines, draw
+from nagjax.report.depth_plots import ATTENTION, BLOCK, FIRST, MARK, MLP, QUIET, Grid, Line, Lines, draw
 from nagjax.report.plots import Plot
 from nagjax.report.verdict_depth import RISE, USED
 
@@ -303,6 +303,22 @@ def _gates(record: dict) -> Drawing | None:
     )
 
 
+def _calibration(record: dict) -> Drawing:
+    sure, right = (100 * np.array(part) for part in list(zip(*record["calibration"]["bins"], strict=True))[1:])
+    return (
+        "calibration",
+        "Share of right predictions against the probability the model gives to them, in 15 bins of equal width (Guo et "
+        f"al. 2017). Expected calibration error {record['calibration']['error']:.3f}.",
+        Lines(
+            "Is it right as often as it says?",
+            "right predictions, %",
+            [Line("as often as it says", (0, 100), QUIET, "", (0, 100)), Line("this model", right, BLOCK, "o", sure)],
+            bottom=0.0,
+            xlabel="probability of the predicted token, %",
+        ),
+    )
+
+
 _FIGURES: tuple[Callable[[dict], Drawing | None], ...] = (
     _damage,
     _curve,
@@ -321,4 +337,5 @@ _FIGURES: tuple[Callable[[dict], Drawing | None], ...] = (
     _jacobian,
     _gradients,
     _gates,
+    _calibration,
 )

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from nagjax.console import Progress
 from nagjax.layers.where import Where
-from nagjax.measure import angles, damage, gradients, outliers, similarity
+from nagjax.measure import angles, calibration, damage, gradients, outliers, similarity
 from nagjax.measure.cuts import RULES, Cutter
+from nagjax.measure.held_gates import held_losses, holds
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, probe
 from nagjax.model.transformer import Output
@@ -59,6 +60,8 @@ def diagnose(
     graph, params = nnx.split(run.model)
     slopes = jax.jit(functools.partial(_gradients, graph, options))
     felt = [slopes(params, batch) for batch in text[: effort.probes]]
+    sure = jax.jit(lambda params, batch: calibration.reliability_on(nnx.merge(graph, params), batch, **options))
+    reliability = sum(jax.device_get(sure(params, batch)) for batch in text[: effort.probes])
     say(f"leaving out each of {cutter.depth} blocks")
     skips = _skips(run, text[: effort.skips], options, Progress("left out: block", cutter.depth, tell=say))
     say(f"leaving out more and more blocks, by {len(rules)} rules")
@@ -75,6 +78,8 @@ def diagnose(
         "tokens": int(sum(np.sum(batch.counted) for batch in text[: effort.probes])),
         **_mean(seen),
         "gradients": _mean(felt),
+        "calibration": _calibration(reliability),
+        "held_gates": _held_gates(run, text, data, say),
         "skips": skips,
         "curve": curve_of(run, cutter, rules, effort.curve, data),
     }
@@ -117,6 +122,34 @@ def _gradients(graph, options, params, batch: Batch) -> dict[str, Float[Array, "
     return {"parameters": gradients.stacked_norms(to_params["blocks"]), "residual": jnp.sqrt(squares)}
 
 
+def _calibration(found: Float[Array, "bins 3"]) -> dict:
+    """By bin that has any: share of the tokens, mean confidence, share of right predictions."""
+    return {
+        "error": calibration.expected_calibration_error(found),
+        "bins": [[count / found[:, 0].sum(), sure / count, right / count] for count, sure, right in found if count],
+    }
+
+
+def _held_gates(run: OpenRun, text: Sequence[Batch], data: str | None, say: Callable[[str], None]) -> dict | None:
+    """Nats per token that gates held at their mean add to the loss; None for a model whose gates cannot be held."""
+    if not holds(run.model):
+        return None
+    say("holding every gate at its mean")
+    training = text_batches(run, data, "train", len(text))
+    found = {name: np.array(own) for name, own in held_losses(run.model, training, text, progress=run.progress).items()}
+    whole = found.pop("whole")
+    return {
+        name: {"added_loss": np.mean(own - whole), "standard_error": _standard_error(own - whole)}
+        for name, own in found.items()
+    }
+
+
+def _standard_error(added: Float[np.ndarray, "*S batches"]) -> Float[np.ndarray, "*S"] | None:
+    """Of means over the batches, from their spread; None for one batch."""
+    count = added.shape[-1]
+    return added.std(axis=-1, ddof=1) / count**0.5 if count > 1 else None
+
+
 def _skips(run: OpenRun, batches: Sequence[Batch], options: dict, progress: Progress) -> dict:
     """What skipping each block alone does to the loss, to the output and to later blocks."""
     graph, params = nnx.split(run.model)
@@ -132,7 +165,7 @@ def _skips(run: OpenRun, batches: Sequence[Batch], options: dict, progress: Prog
     return {
         "batches": len(batches),
         "added_loss": added.mean(axis=1),
-        "standard_error": added.std(axis=1, ddof=1) / len(batches) ** 0.5 if len(batches) > 1 else None,
+        "standard_error": _standard_error(added),
         "output_effect": total("output").mean(axis=1),
         "effects": np.triu(effects, 1),
         "mean_effects": np.triu(total("effect_mean").mean(axis=1), 1),

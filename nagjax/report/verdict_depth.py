@@ -8,7 +8,8 @@ RISE = 0.02  # nats per token that removing several blocks may cost
 
 def depth_verdict(record: dict) -> str:
     """A few sentences from the record of `diagnose`."""
-    return " ".join([_used(record), _score(record), _removable(record), *_gates(record)])
+    parts = [_used(record), _score(record), _removable(record), *_gates(record), *_held(record), _sure(record)]
+    return " ".join(parts)
 
 
 def used_blocks(record: dict) -> int:
@@ -88,3 +89,21 @@ def _gates(record: dict) -> list[str]:
         return []
     dead, all_of = sum(record["gates"]["dead"]), len(record["gates"]["dead"])
     return [f"{dead:.0f} of {all_of} modulators are dead (mean |t| below 0.05)."]
+
+
+def _held(record: dict) -> list[str]:
+    if record["held_gates"] is None:
+        return []
+    found = record["held_gates"]["mean"]
+    error = "" if found["standard_error"] is None else f", standard error {found['standard_error']:.3f}"
+    return [f"Gates held at their mean, whatever the token, add {found['added_loss']:.3f} nats per token{error}."]
+
+
+def _sure(record: dict) -> str:
+    parts = record["calibration"]["bins"]
+    sure, right = (sum(part[0] * part[place] for part in parts) for place in (1, 2))
+    return (
+        f"It is right on {right:.1%} of the tokens, and the probabilities of its guesses are {sure:.1%} on the mean: "
+        f"{'over' if sure > right else 'under'}confident, with an expected calibration error of "
+        f"{record['calibration']['error']:.3f}."
+    )

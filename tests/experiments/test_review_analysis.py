@@ -70,3 +70,14 @@ def test_baselines_match_by_their_own_measure():
     assert longer.model.width == review.model.width and longer.train.steps > review.train.steps
     assert {config.train.seed for config in (review, wider, longer)} == {1}
     assert jobs["0.6M-plain-time-s1"].config() == jobs["0.6M-plain-time-s1"].config()
+
+
+def test_calibration_errors_are_means_over_the_seeds_that_have_one():
+    def record(variant, seed, **metrics):
+        return Record(f"{variant}-{seed}", {"size": "tiny", "variant": variant, "seed": seed}, {}, metrics)
+
+    records = [record("review", seed, loss=2.0, calibration_error=0.02 * seed) for seed in (1, 2)]
+    records += [record("plain", 1, loss=2.1, calibration_error=0.05), record("plain", 2, diverged="nan", loss=None)]
+    recipe = load("review_scaling")
+    table = recipe.summarise(recipe.settings("smoke"), records).table
+    assert {row["variant"]: row["calibration error"] for row in table} == {"review": 0.03, "plain": 0.05}

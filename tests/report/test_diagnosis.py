@@ -28,6 +28,11 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
     # The same text as the curve's: what is lost without the last block is told by two programs.
     (last,) = [loss for count, loss, _ in record["curve"]["rules"]["late"] if count == 1]
     assert skips["added_loss"][-1] == pytest.approx(last - whole, abs=2e-3)
+    parts = record["calibration"]["bins"]
+    assert sum(share for share, _, _ in parts) == pytest.approx(1, abs=1e-4)
+    distance = sum(share * abs(right - sure) for share, sure, right in parts)
+    assert record["calibration"]["error"] == pytest.approx(distance, abs=1e-4)
+    assert set(record["held_gates"]) == {"mean"} and "Gates held at their mean" in record["verdict"]
     page = (tmp_path / "diagnosis.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page) and page.count("<figure") >= 15
     assert record["verdict"].split(".")[0] in page
@@ -43,11 +48,17 @@ def test_verdicts():
         "contributing": 1.1,
         "depth_score": 1.2,
     }
-    record = {"depth": 4, "loss": 2.0, "skips": skips, "gates": None}
+    record = {"depth": 4, "loss": 2.0, "skips": skips, "gates": None, "held_gates": None}
+    record["calibration"] = {"error": 0.12, "bins": [[0.5, 0.3, 0.2], [0.5, 0.9, 0.76]]}
     record["curve"] = {"loss": 2.0, "rules": {"late": points}}
     told = depth_verdict(record)
     assert "2 of 4 blocks (50%) are used" in told and "(1 of them by more than two standard errors" in told
     assert "block 1 (+0.50)" in told
     assert "mostly on shallow ones" in told and "Found: 1 block that could go for +0.010 nats per token: 4 " in told
+    assert "right on 48.0% of the tokens" in told and "60.0% on the mean: overconfident" in told
+    assert "Gates held" not in told
     record["curve"]["rules"]["late"] = [points[0], points[2]]
-    assert "No rule finds" in depth_verdict(record)
+    record["calibration"]["bins"] = [[1.0, 0.3, 0.4]]
+    record["held_gates"] = {"mean": {"added_loss": 0.25, "standard_error": None}}
+    told = depth_verdict(record)
+    assert "No rule finds" in told and "underconfident" in told and "add 0.250 nats per token." in told

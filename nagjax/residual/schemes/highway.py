@@ -6,6 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.scipy.special import logit
+from jaxtyping import Array, Float
 
 from nagjax.residual.prenorm import PreNorm, PreNormStream
 from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
@@ -22,6 +24,10 @@ class StateGate(nnx.Module):
     def __call__(self, state):
         product = (state @ self.weight[...].astype(state.dtype)).astype(jnp.float32)
         return jax.nn.sigmoid(product + self.bias[...])
+
+    def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
+        """Parameters with which the gate is `mean` for every token."""
+        return {"weight": 0.0 * self.weight[...], "bias": logit(mean)}
 
 
 @dataclasses.dataclass(frozen=True)

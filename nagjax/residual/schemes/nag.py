@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.scipy.special import logit
 from jaxtyping import Array, Float
 
 from nagjax.ranges import Count, NonNegative, Range
@@ -44,6 +45,11 @@ class Modulator(nnx.Module):
         mixture = opened @ jax.nn.softmax(self.logits[...])
         # Not as a power: its gradient takes longer than all else here, on a CPU.
         return jnp.exp(jax.nn.softplus(self.beta[...]) * jnp.log(jnp.maximum(mixture, MIXTURE_FLOOR)))
+
+    def held_at(self, mean: Float[Array, "*L 1"]) -> dict[str, Float[Array, "..."]]:
+        """Parameters with which m is `mean` for every token."""
+        mixture = mean ** (1.0 / jax.nn.softplus(self.beta[...]))[..., None]
+        return {"weight": 0.0 * self.weight[...], "bias": logit(mixture) + 0.0 * self.bias[...]}
 
 
 class Ends(nnx.Module):

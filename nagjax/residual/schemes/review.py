@@ -6,6 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.scipy.special import logit
+from jaxtyping import Array, Float
 
 from nagjax.ranges import Count
 from nagjax.residual.prenorm import PreNorm, PreNormStream
@@ -24,6 +26,10 @@ class DenseGate(nnx.Module):
     def __call__(self, state, update):
         return state @ self.state[...].astype(state.dtype), update @ self.update[...].astype(update.dtype)
 
+    def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
+        """Parameters with which the gate is `mean` for every token."""
+        return {"state": 0.0 * self.state[...], "update": 0.0 * self.update[...], "bias": logit(mean)}
+
 
 class LowRankGate(nnx.Module):
     """The same with low-rank matrices: `W = A B`, A normal with variance 1/D, B zeros, so gates start at one half."""
@@ -37,6 +43,10 @@ class LowRankGate(nnx.Module):
     def __call__(self, state, update):
         down, up = self.down[...].astype(state.dtype), self.up[...].astype(state.dtype)
         return (state @ down[0]) @ up[0], (update @ down[1]) @ up[1]
+
+    def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
+        """Parameters with which the gate is `mean` for every token."""
+        return {"up": 0.0 * self.up[...], "bias": logit(mean)}
 
 
 @dataclasses.dataclass(frozen=True)

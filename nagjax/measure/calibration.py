@@ -1,0 +1,43 @@
+"""Whether a model is as sure of its predictions as it is right (Guo et al. 2017, arXiv:1706.04599)."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from nagjax.model.transformer import Transformer
+from nagjax.train.head_loss import by_token
+from nagjax.train.loss import Batch
+
+BINS = 15  # of equal width, the usual number
+
+
+def confidence(
+    logits: Float[Array, "*N V"], targets: Int[Array, "*N"]
+) -> tuple[Float[Array, "*N"], Float[Array, "*N"]]:
+    """By token the probability of the likeliest entry, float32, and 1 where that is the target, else 0."""
+    wide = logits.astype(jnp.float32)
+    sure = jnp.exp(jnp.max(wide, axis=-1) - jax.nn.logsumexp(wide, axis=-1))
+    return sure, (jnp.argmax(wide, axis=-1) == targets).astype(jnp.float32)
+
+
+def reliability(
+    sure: Float[Array, "*N"], right: Float[Array, "*N"], weights: Float[Array, "*N"], bins: int = BINS
+) -> Float[Array, "bins 3"]:
+    """Sums over the tokens whose confidence lies in each of `bins` equal parts of (0, 1], upper ends included: of
+    weights, of confidences and of right predictions. Those of several batches add up."""
+    part = jnp.clip(jnp.ceil(sure * bins).astype(jnp.int32) - 1, 0, bins - 1)
+    found = weights[..., None] * jnp.stack([jnp.ones_like(sure), sure, right], axis=-1)
+    return jnp.zeros((bins, 3)).at[part.reshape(-1)].add(found.reshape(-1, 3))
+
+
+def expected_calibration_error(found: Float[Array, "bins 3"]) -> Float[Array, ""]:
+    """`sum_b n_b / N |accuracy_b - confidence_b|` of the sums of `reliability`; 0 for a model that is right as often
+    as it is sure to be."""
+    return jnp.sum(jnp.abs(found[:, 2] - found[:, 1])) / jnp.maximum(jnp.sum(found[:, 0]), 1.0)
+
+
+def reliability_on(model: Transformer, batch: Batch, **options) -> Float[Array, "bins 3"]:
+    """`reliability` of the model's predictions of a batch's counted targets. `options` go into the model's call."""
+    output = model(batch.tokens, batch.where, **options)
+    sure, right = by_token(confidence, model, output, batch.targets)
+    return reliability(sure, right, batch.counted.astype(jnp.float32))

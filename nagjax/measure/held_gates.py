@@ -1,0 +1,72 @@
+"""Gates that no longer look at their token: each held at its mean, to see what the looking is worth.
+
+A gate module takes part by a method `held_at(mean)`: the values of its own parameters, by name, with which the gate is
+`mean` for every token. NAG's modulator, Review's gates and Highway's have it.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from nagjax.model.transformer import BlockCall, Transformer
+from nagjax.train.head_loss import head_loss
+from nagjax.train.loss import Batch
+
+
+def holds(model: Transformer) -> bool:
+    """Whether the model's gates can be held: a scheme with `held_at`, and no routing that reads its gates."""
+    return hasattr(model.blocks.attention.gate, "held_at") and not model.config.mod.active
+
+
+def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float = 1.0) -> Float[Array, "S G"]:
+    """Mean gate of each sublayer over the counted tokens of all batches: G is the width, or 1 for NAG's modulator."""
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def sums(params, batch: Batch):
+        counted = batch.counted.astype(jnp.float32)
+
+        def intervene(model: Transformer, stream, call: BlockCall):
+            first, second = model.sublayers(stream, *call)
+            found = [jnp.einsum("btg,bt->g", own.gate.astype(jnp.float32), counted) for own in (first, second)]
+            return second.stream, jnp.stack(found)
+
+        output = nnx.merge(graph, params)(batch.tokens, batch.where, intervene=intervene, progress=progress)
+        return output.seen.reshape(-1, output.seen.shape[-1]), jnp.sum(counted)
+
+    found = [sums(params, batch) for batch in batches]
+    return sum(own for own, _ in found) / sum(count for _, count in found)
+
+
+def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:
+    """A copy of the model whose gates are `means` whatever their token."""
+    model = nnx.clone(model)
+    for own, mean in ((model.blocks.attention.gate, means[::2]), (model.blocks.mlp.gate, means[1::2])):
+        for name, value in own.held_at(mean).items():
+            parameter = getattr(own, name)
+            parameter[...] = value.astype(parameter[...].dtype)
+    return model
+
+
+def held_losses(
+    model: Transformer, training: Sequence[Batch], held_out: Sequence[Batch], *, progress: float = 1.0
+) -> dict[str, list[float]]:
+    """Nats per token of each held-out batch: of the `whole` model; with each gate at its mean over the training batches
+    (`mean`); and, where gates have a value per channel, with all channels of a gate at one mean (`one_mean`)."""
+    means = gate_means(model, training, progress=progress)
+    models = {"whole": model, "mean": held(model, means)}
+    if means.shape[1] > 1:
+        models["one_mean"] = held(model, jnp.broadcast_to(jnp.mean(means, axis=1, keepdims=True), means.shape))
+    graph, _ = nnx.split(model)
+
+    @jax.jit
+    def loss(params, batch: Batch):
+        own = nnx.merge(graph, params)
+        _, sums = head_loss(own, own(batch.tokens, batch.where, progress=progress), batch)
+        return sums.nats / jnp.maximum(sums.count, 1.0)
+
+    params = {name: nnx.state(own) for name, own in models.items()}
+    return {name: [float(loss(own, batch)) for batch in held_out] for name, own in params.items()}
