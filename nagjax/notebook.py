@@ -70,7 +70,7 @@ def table(runs: AnyRun | Sequence[AnyRun]) -> Table:
 
 
 def plot(runs: AnyRun | Sequence[AnyRun], figure: str = "turn") -> Plot:
-    """One figure about one or more runs: loss, gap (to the plain run), growth, turn or gate.
+    """One figure about one or more runs: loss, gap (to the plain run), growth, growth_over_training, turn or gate.
 
     Raises UserError for another name, and where the runs have nothing to draw in it.
     """

@@ -12,7 +12,7 @@ from nagjax.layers import cpu
 from nagjax.layers.attend import attend
 from nagjax.layers.branch import update_of
 from nagjax.layers.cache import CachedLayer, KeysValues, attend_cached
-from nagjax.layers.extra_columns import asked
+from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linear, linears, linears_then
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.platform import on_gpu, on_one_cpu
@@ -131,12 +131,12 @@ class Attention(nnx.Module):
         config, here = self.config, on_one_cpu()
         qkv = (self.query, self.query_bias), (self.key, self.key_bias), (self.value, self.value_bias)
         if source is x and not here:
-            q, *known = linears_then(functools.partial(self._placed, where), x, *qkv, request=asked(x))
+            q, *known = linears_then(functools.partial(self._placed, where), x, *qkv, extra=extra_columns(x))
             return self._mixed(q, where, KeysValues(*known), seen)
         if not self._at_once:
             return self.mix(x, where, self.keys_values(source, seen), seen)
         if source is x:
-            q, k, v = linears(x, *qkv, request=asked(x))
+            q, k, v = linears(x, *qkv, extra=extra_columns(x))
         else:
             q, k, v = *linears(x, qkv[0]), *linears(source, *qkv[1:])
         bounded, scale = self._unit and cpu.is_bounded(config.head_width), config.head_width**-0.5

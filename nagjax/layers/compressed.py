@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 from nagjax.layers import cpu
 from nagjax.layers.attention import Attention
 from nagjax.layers.cache import CachedLayer, KeysValues, KVCache
+from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linears
 from nagjax.layers.parameters import Scales, bias
 from nagjax.layers.where import Where
@@ -113,7 +114,8 @@ class CompressedAttention(Attention):
 
     def vectors(self, x: Float[Array, "B T D"], where: Where, last: Float[Array, "B n"] | None = None) -> Vectors:
         """Queries, keys and values. last: of the token before the first one; None: zeros."""
-        q, k, v = linears(x, (self.query, None), (self.key, None), (self.value, None))
+        maps = (self.query, None), (self.key, None), (self.value, None)
+        q, k, v = linears(x, *maps, extra=extra_columns(x))
         now, late = jnp.split(v, 2, axis=-1)
         sizes = [q.shape[-1], k.shape[-1], q.shape[-1], k.shape[-1]]
         begin = None if last is None else jnp.split(last, [sum(sizes[: i + 1]) for i in range(4)], axis=-1)

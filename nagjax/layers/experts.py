@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from nagjax.layers.branch import Update
 from nagjax.layers.config import GATED, MoEConfig
 from nagjax.layers.dispatch import Products, run_experts
+from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.mlp import ACTIVATIONS
 from nagjax.layers.parameters import Scales, bias, matrix
@@ -78,11 +79,11 @@ class Experts(nnx.Module):
             )
         if self.shared_up is not None and self.shared_down is not None:
             with jax.named_scope("shared"):
-                up, gate = (self.shared_up, None), self.shared_gate
+                up, gate, extra = (self.shared_up, None), self.shared_gate, extra_columns(x)
                 if gate is None:
-                    opened = linears_then(functools.partial(self._activation, None), x, up)
+                    opened = linears_then(functools.partial(self._activation, None), x, up, extra=extra)
                 else:
-                    opened = linears_then(self._activation, x, (gate, None), up)
+                    opened = linears_then(self._activation, x, (gate, None), up, extra=extra)
                 done = done + linear(opened, self.shared_down, None)
         ran = None
         if config.skips and not config.shared:

@@ -1,8 +1,8 @@
 """Extra columns of a branch's first product, for the residual scheme around it.
 
 A scheme may need a projection of the rows that its branch projects, too: NAG's modulator does. As a few more columns of
-the branch's first product it costs less than as a product of its own, forward and backward. The sublayer asks for it,
-and a branch that has its first weights side by side anyway answers; otherwise the scheme computes it itself.
+the branch's first product it costs less than as a product of its own, forward and backward. The sublayer offers them to
+its branch; a branch that has its first weights side by side may compute them, and where none does the scheme will.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import jax.extend
 from jaxtyping import Array, Float
 
 
-class Request:
-    """Asks a branch that reads x for the product of x and a weight. `product` is the answer, in x's dtype."""
+class ExtraColumns:
+    """The columns of `x weight` that a scheme needs. `product`: those a branch has computed, in x's dtype, or None."""
 
     def __init__(self, x: Float[Array, "B T D"], weight: Float[Array, "D C"]):
         self.x, self.weight = x, weight
@@ -22,26 +22,26 @@ class Request:
         self.trace = _trace()
 
 
-_request: ContextVar[Request | None] = ContextVar("request", default=None)
+_offered: ContextVar[ExtraColumns | None] = ContextVar("extra_columns", default=None)
 
 
 @contextlib.contextmanager
-def asking(request: Request | None) -> Generator[None]:
-    """A branch that runs inside may answer the request."""
-    token = _request.set(request)
+def offering(extra: ExtraColumns | None) -> Generator[None]:
+    """A branch that runs inside may compute these columns."""
+    token = _offered.set(extra)
     try:
         yield
     finally:
-        _request.reset(token)
+        _offered.reset(token)
 
 
-def asked(x: Array) -> Request | None:
-    """The open request for a product of x. None for any other array, such as x in another dtype, and inside a
-    transformation such as vmap that closes over x, from which an answer could not be returned."""
-    request = _request.get()
-    if request is None or request.product is not None:
+def extra_columns(x: Array) -> ExtraColumns | None:
+    """What a product of x may compute, too. None for any other array than the scheme's, such as x in another dtype; if
+    it is computed already; and inside a transformation such as vmap that closes over x, which it could not leave."""
+    extra = _offered.get()
+    if extra is None or extra.product is not None:
         return None
-    return request if request.x is x and request.trace == _trace() else None
+    return extra if extra.x is x and extra.trace == _trace() else None
 
 
 def _trace() -> object:

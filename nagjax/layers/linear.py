@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
-from nagjax.layers.extra_columns import Request
+from nagjax.layers.extra_columns import ExtraColumns
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import joins_products, on_gpu, on_one_cpu
 
@@ -23,21 +23,25 @@ def linear(x: Float[Array, "B T m"], weight: nnx.Param, added: nnx.Param | None)
     return linears(x, (weight, added))[0]
 
 
-def linears(x: Float[Array, "B T m"], *maps: Map, request: Request | None = None) -> tuple[Float[Array, "B T _"], ...]:
-    """Several linear maps of the same x, and an answer to the request if the products are one."""
+def linears(
+    x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
+) -> tuple[Float[Array, "B T _"], ...]:
+    """Several linear maps of the same x, and the extra columns where the products are one."""
     weights = _weights(x, maps)
     if not on_one_cpu() or any(isinstance(weight, Quantized) for weight in weights):
         found = [x @ weight for weight in weights]
-    elif request is None or not _are_arrays(weights):
+    elif extra is None:
         found = cpu.products(x, *weights)
     else:
-        *found, request.product = cpu.products(x, *weights, request.weight.astype(x.dtype))
+        *found, extra.product = cpu.products(x, *weights, extra.weight.astype(x.dtype))
     return _with_biases(found, maps)
 
 
-def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map, request: Request | None = None) -> Any:
-    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the products are one, which answers
-    the request, and `then` is computed again for the gradient, which otherwise writes and reads several arrays of its
+def linears_then(
+    then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
+) -> Any:
+    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the products are one, with the
+    extra columns, and `then` is computed again for the gradient, which otherwise writes and reads several arrays of its
     size."""
     if not on_gpu():
         return then(*(linear(x, *one) for one in maps))
@@ -46,8 +50,8 @@ def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map,
     # Joining copies the weights, and saves a pass over x and its cotangent for each: not for the few rows of decoding.
     if not (joins_products() and _are_arrays(weights) and math.prod(x.shape[:-1]) >= ends[-1]):
         return jax.checkpoint(lambda *found: then(*_with_biases(found, maps)))(*(x @ weight for weight in weights))
-    if request is not None:
-        weights.append(request.weight.astype(x.dtype))
+    if extra is not None:
+        weights.append(extra.weight.astype(x.dtype))
     product = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array
 
     def both(y: Float[Array, "B T n"]) -> tuple[Any, Float[Array, "B T C"]]:
@@ -57,8 +61,8 @@ def linears_then(then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map,
         return then(*_with_biases(found, maps)), more.reshape(*y.shape[:-1], more.shape[-1])
 
     result, more = jax.checkpoint(both)(product)
-    if request is not None:
-        request.product = more
+    if extra is not None:
+        extra.product = more
     return result
 
 

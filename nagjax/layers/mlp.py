@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.layers import cpu
-from nagjax.layers.extra_columns import asked
+from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.parameters import Scales, bias, matrix
@@ -29,15 +29,15 @@ class SwiGLU(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         if on_one_cpu() and self.gate_bias is None and not isinstance(self.gate[...], Quantized):
             weights = [weight[...].astype(x.dtype) for weight in (self.gate, self.up, self.down)]
-            if (request := asked(x)) is None:
+            if (extra := extra_columns(x)) is None:
                 return cpu.swiglu(x, *weights)[0]
-            update, request.product = cpu.swiglu(x, *weights, request.weight.astype(x.dtype))
+            update, extra.product = cpu.swiglu(x, *weights, extra.weight.astype(x.dtype))
             return update
         return self._gated(x, jax.nn.silu)
 
     def _gated(self, x: Float[Array, "B T D"], opening: Callable[[Array], Array]) -> Float[Array, "B T D"]:
         maps = (self.gate, self.gate_bias), (self.up, self.up_bias)
-        opened = linears_then(lambda gate, up: opening(gate) * up, x, *maps, request=asked(x))
+        opened = linears_then(lambda gate, up: opening(gate) * up, x, *maps, extra=extra_columns(x))
         return linear(opened, self.down, self.down_bias)
 
 
@@ -60,7 +60,7 @@ class GELU(nnx.Module):
         self.down_bias = bias(width, "embed") if biases else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        opened = linears_then(self._opened, x, (self.up, self.up_bias), request=asked(x))
+        opened = linears_then(self._opened, x, (self.up, self.up_bias), extra=extra_columns(x))
         return linear(opened, self.down, self.down_bias)
 
     def _opened(self, up: Float[Array, "B T F"]) -> Float[Array, "B T F"]:

@@ -1,4 +1,4 @@
-"""The figures of a comparison: loss over training, the gap to plain, and three profiles over depth.
+"""The figures of a comparison: loss over training, the gap to plain, growth, and profiles over depth.
 
 Each is drawn off screen on its own `Figure`; no global matplotlib state is read or left behind.
 """
@@ -160,6 +160,35 @@ def _growth(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] 
     )
 
 
+def _growth_over_training(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | None:
+    curves = []
+    for run, style in zip(runs, styles, strict=True):
+        log_norm = run.depth_log.log_norm
+        if log_norm.ndim < 2:  # nothing was measured
+            continue
+        _, here, there = np.intersect1d(run.depth_log.step, run.evals.step, return_indices=True)
+        growth = np.exp(log_norm[here, -1] - log_norm[here, 2])
+        if np.isfinite(growth).sum() >= 2:
+            curves.append((run.evals.tokens[there], growth, style))
+    if not curves:
+        return None
+    figure, (ax,) = new_figure(
+        "Growth of the residual stream over training",
+        "RMS of the stream after the last block over that after the first · log scale",
+    )
+    for tokens, growth, style in curves:
+        ax.plot(tokens, growth, **style.line(growth.size))
+    finite = np.concatenate([y[np.isfinite(y)] for _, y, _ in curves])
+    _log_axis(ax, finite.min(), finite.max(), lambda value: f"×{count(value)}")
+    token_axis(ax, max(tokens[-1] for tokens, _, _ in curves))
+    ends = [(*_end(tokens, growth), style) for tokens, growth, style in curves]
+    label_ends(ax, [(x, y, f"{style.label} ×{factor(y)}", style.color) for x, y, style in ends])
+    return figure, (
+        "RMS of the residual stream after the last block, relative to that after the first (geometric mean over "
+        "tokens), on a log scale, at each evaluation."
+    )
+
+
 def _turn(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | None:
     curves = [
         (np.degrees(run.depth_log.turn[-1]), style)
@@ -202,7 +231,14 @@ def _gate(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | 
     return figure, ("Mean gate of each attention (left) and MLP (right) sublayer, at the end of each run." + ungated)
 
 
-FIGURES: dict[str, Callable] = {"loss": _loss, "gap": _gap, "growth": _growth, "turn": _turn, "gate": _gate}
+FIGURES: dict[str, Callable] = {
+    "loss": _loss,
+    "gap": _gap,
+    "growth": _growth,
+    "growth_over_training": _growth_over_training,
+    "turn": _turn,
+    "gate": _gate,
+}
 
 
 def _two_panels(axes: Sequence[Axes], curves: Sequence[tuple[np.ndarray, Style]]) -> None:

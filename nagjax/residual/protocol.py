@@ -64,7 +64,9 @@ class Boundary(NamedTuple):
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
     sublayers: Int[Array, ""] | int  # in all; for a pruned model the number before pruning
-    projected: Float[Array, "B T C"] | None = None  # the scheme's `projection` of what was read, if the branch made it
+    projected: Float[Array, "B T C"] | None = (
+        None  # the product of the scheme's `projection`, if the branch computed it
+    )
 
     @property
     def blocks(self) -> Int[Array, ""] | int:
@@ -122,9 +124,10 @@ class Scheme(abc.ABC):
         """Parameters that commit a sublayer's update."""
         return Nothing()
 
-    def projection(self, at: Boundary) -> Float[Array, "D C"] | None:
-        """A matrix by which `advance` multiplies what the branch read. A branch that multiplies it, too, may do both at
-        once: the boundary that `advance` gets then has the product, `projected`, in the dtype of what was read."""
+    def projection(self, stream: Stream, at: Boundary) -> tuple[Float[Array, "B T D"], Float[Array, "D C"]] | None:
+        """Two factors of a product that `advance` needs. If the first is the very array that `read` returns, a branch
+        may compute the product along with its own: the boundary that `advance` gets then has it, as `projected`, in the
+        dtype of that array. Otherwise `projected` is None, and `advance` multiplies them itself."""
         return None
 
     def ends(self, width: int, embedding_std: float, rngs: nnx.Rngs) -> nnx.Module:

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nagjax.layers.branch import Update
-from nagjax.layers.extra_columns import Request, asking
+from nagjax.layers.extra_columns import ExtraColumns, offering
 from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 
@@ -38,12 +38,12 @@ def run(
     split over `tensor` and then combines it wrongly with a gate, without an error.
     """
     x = scheme.read(stream)
-    projection = scheme.projection(at)
-    request = None if projection is None else Request(x, projection)
-    with asking(request):
+    projection = scheme.projection(stream, at)
+    extra = None if projection is None else ExtraColumns(*projection)
+    with offering(extra):
         update = branch(x)
-    if request is not None:
-        at = at._replace(projected=request.product)
+    if extra is not None:
+        at = at._replace(projected=extra.product)
     with jax.named_scope("residual"):
         after, gate = scheme.advance(stream, pin(update.value), at)
         ran = jnp.ones(x.shape[:2], bool) if update.ran is None else update.ran

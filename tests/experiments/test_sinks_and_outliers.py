@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from tolerance import assert_close
 
 from experiments.harness.jobs import Record
@@ -18,9 +19,14 @@ from experiments.sinks_and_outliers import (
     summarise,
     weights,
 )
+from nagjax.layers.branch import Update
+from nagjax.layers.mlp import SwiGLU
+from nagjax.layers.parameters import Scales
+from nagjax.layers.platform import tracing_for
 from nagjax.measure.cuts import Cutter
 from nagjax.measure.rounding import float8_round_trip, integer_round_trip
-from nagjax.residual import find_scheme
+from nagjax.residual import Boundary, find_scheme, sublayer
+from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.schemes.nag import NAG, NAGStream
 from nagjax.runs.opening import OpenRun
 from tests import tiny
@@ -91,6 +97,17 @@ def test_only_reading_is_rounded():
     assert_close(rounding.read(stream), integer_round_trip(stream.direction, 4), terms=64, chain=4)
     np.testing.assert_array_equal(Rounding(scheme, jnp.int32(0)).read(stream), stream.direction)
     assert rounding.lanes(stream)[0].shape == (2, 3, 8) and rounding.skip == scheme.skip
+
+
+def test_gates_read_what_is_not_rounded():
+    scheme, noise = find_scheme("nag")(ramp=0.0), np.random.default_rng(0)
+    stream = NAGStream(jnp.asarray(noise.standard_normal((2, 64, 8)), jnp.float32), jnp.zeros((2, 64)))
+    gate, branch = scheme.gate(8, SublayerIndex(1, 2), nnx.Rngs(0)), SwiGLU(8, 12, Scales(), nnx.Rngs(1))
+    at = Boundary(gate, None, jnp.int32(1), jnp.int32(2), jnp.float32(1.0), 2)
+    for kind in range(len(KINDS)):
+        with tracing_for("cpu"):
+            result = sublayer.run(Rounding(scheme, jnp.int32(kind)), stream, lambda x: Update(branch(x)), at)
+        assert_close(result.gate[..., 0], gate(stream.direction), terms=8, chain=4)
 
 
 def test_weights_are_told_by_matrix(run):

@@ -11,6 +11,8 @@ from nagjax.report.plots import draw_plots, smooth
 from nagjax.report.style import _spread, run_styles
 from nagjax.runs.log import load_run
 
+NAMES = ["loss", "gap", "growth", "growth_over_training", "turn", "gate"]
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -34,7 +36,7 @@ def shows(png: bytes, color: str) -> bool:
 
 
 def test_every_figure_is_drawn_with_every_run(runs, drawn):
-    assert [plot.name for plot in drawn] == ["loss", "gap", "growth", "turn", "gate"]
+    assert [plot.name for plot in drawn] == NAMES
     for plot in drawn:
         image = Image.open(io.BytesIO(plot.png))
         assert image.format == "PNG" and image.width >= 1200
@@ -69,7 +71,17 @@ def test_uneven_and_broken_runs_are_drawn(make_run):
         load_run(make_run("x", [train_line(1, None), eval_line(1, nan), broken], scheme="elsewhere")),
         load_run(make_run("y", [], scheme="lns")),
     ]
-    assert [p.name for p in draw_plots(runs)] == ["loss", "gap", "growth", "turn", "gate"]
+    assert [p.name for p in draw_plots(runs)] == NAMES
+
+
+def test_growth_over_training_is_told_where_two_evaluations_measured_it(make_run):
+    """From the first block to the last: a factor of exp(0.1 (S - 2)), then of exp(0.3 (S - 2))."""
+    lines = [eval_line(5, 2.0), depth_line(5), eval_line(9, 1.9), depth_line(9, growth_per_sublayer=0.3)]
+    both = draw_plots([load_run(make_run("a", lines))], ["growth_over_training"])
+    later = draw_plots([load_run(make_run("b", [*lines[:3], lines[1] | {"step": 9}]))], ["growth_over_training"])
+    assert both and later and both[0].png != later[0].png
+    assert not draw_plots([load_run(make_run("c", lines[:2]))], ["growth_over_training"])
+    assert not draw_plots([load_run(make_run("d", [lines[1], lines[3]]))], ["growth_over_training"])
 
 
 def test_smoothing_is_a_centred_mean_of_what_is_finite():

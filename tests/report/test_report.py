@@ -69,7 +69,7 @@ def written(runs, tmp_path_factory):
 def test_the_page_stands_alone_and_escapes(written):
     page = (written / "report.html").read_text()
     checked = Checker(page)
-    assert len(checked.links) == 5 and all(link.startswith("data:image/png;base64,") for link in checked.links)
+    assert len(checked.links) == 6 and all(link.startswith("data:image/png;base64,") for link in checked.links)
     assert not re.search(r"https?://|@import|url\(", page)
     assert not {"script", "link", "b", "iframe"} & set(checked.tags)
     for text in (NASTY, NOTE, TITLE, "resumed <here>", "NAG is ahead"):
@@ -96,7 +96,7 @@ def test_markdown_says_the_same(written):
 def test_the_same_runs_give_the_same_files_and_no_others(runs, written, tmp_path):
     write_report(runs, tmp_path, TITLE, [NOTE])
     files = sorted(str(p.relative_to(written)) for p in written.rglob("*") if p.is_file())
-    figures = [f"figures/{name}.png" for name in ("gap", "gate", "growth", "loss", "turn")]
+    figures = [f"figures/{name}.png" for name in ("gap", "gate", "growth", "growth_over_training", "loss", "turn")]
     assert files == [*figures, "report.html", "report.md"]
     assert all((written / f).read_bytes() == (tmp_path / f).read_bytes() for f in files)
 

@@ -138,8 +138,8 @@ class NAG(Scheme):
         """tan of the angle by which the sublayer will rotate each token: known before its branch runs."""
         return self.alpha(at) * at.gate(stream.direction)
 
-    def projection(self, at: Boundary):
-        return at.gate.weight[...]
+    def projection(self, stream: NAGStream, at: Boundary):
+        return stream.direction, at.gate.weight[...]
 
     def advance(self, stream: NAGStream, update, at: Boundary):
         own, rows = at.gate, (stream.direction, stream.log_norm, update)
