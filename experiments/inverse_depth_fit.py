@@ -6,7 +6,7 @@ Expected: converged fit: risk 0.003027, a_l 1.33, bootstrap 95% [0.96, 1.79]; by
   (1, 20, 40, 60, 80): 1.20, 1.04, 1.33, 1.66, 1.87
 Hardware: one CPU core, any size
 Time: smoke 1 s; cpu 2 min
-Command: python -m experiments.inverse_depth_fit --csv ../shared/reference/chinchilla_runs.csv
+Command: python -m experiments.inverse_depth_fit --csv chinchilla_runs.csv
 
 The law: `L = c_m/m^a_m + c_l/l^a_l + c_D/D^a_D + L_0`, with width m, depth l and data D.
 

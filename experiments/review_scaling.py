@@ -6,7 +6,7 @@ Expected: Review / Highway / standard 1.4795 / 1.4889 / 1.4901 at 590M (Welch t 
   1.5031 / 1.5040 at 1B (t 2.3 and 2.4, p about 0.07); 60M 1.6891 / 1.6923 / 1.6805, standard ahead below 320M
 Hardware: released: any; smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
 Time: released 1 s; smoke 20 s; cpu about 30 min with --processes 2; h200 and paper not measured
-Command: python -m experiments.review_scaling --size released --csv ../shared/reference/review_residuals_runs.csv
+Command: python -m experiments.review_scaling --size released --csv review_residuals_runs.csv
 
 `--size released` analyses a table of runs (columns size, variant, seed, val_loss).
 The other sizes train: Review, and each baseline three times, matched by parameters (widened one unit per head at a

@@ -66,7 +66,7 @@ in {thinned} of the training steps.
 CARD_FACTS = (r"^# [\w-]+: ([^,]+),", r"validation loss \| ([^,]+) nats", r"next token right \| (\S+)")
 INDEX = """# Models to look into
 
-Small models that have read the same text, one for each residual scheme, long enough to have learned something.
+Small models that have read the same text, each with another residual scheme, long enough to have learned something.
 `nagjax.load` and the commands that read models know them by name, if nagjax runs from a clone:
 
 ```sh
@@ -79,8 +79,9 @@ nagjax import nag-24 --out runs/mine     # a run's folder of one's own, to calib
 |---|---|---|---|
 {rows}
 
-One seed each: what they show beside one another is an example, not a result ([results](../experiments/README.md)).
-`make models` trains them again, with the commands on their cards.
+The losses are those of the whole held-out text; pages that look at a part of it have others. One seed each: what they
+show beside one another is an example, not a result ([results](../experiments/README.md)). `make models` trains them
+again, with the commands on their cards: about two hours each on one CPU core.
 """
 
 

@@ -50,9 +50,7 @@ class Lowest:
         nearest = min(gaps, key=lambda gap: gap.middle, default=None)
         complete = set(self.rivals) <= set(outcome.arms) and gaps
         verdict = ahead_of_all(gaps) if complete else "undecided"
-        head = (
-            f"{self.judged}'s nearest rival {nearest.name}: {outcome.gap_text(nearest)} nats" if nearest else "no rival"
-        )
+        head = f"{nearest.name} minus {self.judged}: {outcome.gap_text(nearest)} nats" if nearest else "no rival"
         return Decision(verdict, head, outcome.ranking())
 
 

@@ -52,7 +52,7 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
         lost,
         lost_trials,
         _range([run["tokens"] for run in costs]),
-        _range([run["tokens"] / run["parameters"] for run in costs]),
+        _range([float(f"{run['tokens'] / run['parameters']:.3g}") for run in costs]),
         _tables(floors),
         worse,
         shapes,
@@ -61,7 +61,7 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
 
 
 def _range(values: Sequence[float]) -> tuple[float, float] | None:
-    return (float(f"{min(values):.3g}"), float(f"{max(values):.3g}")) if values else None
+    return (min(values), max(values)) if values else None
 
 
 def _tables(floors: Sequence[Record]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """experiments/README.md's table, a page per recipe, and the findings in the main README, made from docstrings, result
 files and the log, nothing else.
 
-`python -m experiments.harness.pages` writes them; with `--figures` it draws all figures again.
+`python -m experiments.harness.pages` writes them; with `--figures` it draws all figures again, and with `--summaries`
+it first summarises all result files again, from the runs in them, by today's rules.
 """
 
 import argparse
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.evidence import budget
-from experiments.harness.recipe import HOME, Recipe, load, names
-from experiments.harness.results import plot_file, read_result, result_file, write_plot
+from experiments.harness.recipe import HOME, Recipe, judged, load, names
+from experiments.harness.results import plot_file, read_result, result_file, write_plot, write_summary
 from experiments.harness.sweep import settings_from
 from nagjax.files import write_text
 
@@ -39,12 +40,17 @@ def _rows(recipe: Recipe, home: Path) -> list[list[str]]:
     for size, result in results(recipe, home).items():
         found = result["summary"]
         known = found["evidence"]
-        flags = ", ".join(known.get("flags", ())) if known else ""
+        flags = _flags(found)
         seeds = str(known["seeds"]) if known else ""
         rows.append(
             [claim, found["verdict"], _escape(found["headline"]), seeds, budget(known), flags, f"{page}, {size}"]
         )
     return rows or [[claim, NOT_MEASURED, "", "", "", "", page]]
+
+
+def _flags(summary: dict[str, Any]) -> str:
+    """Of the evidence; where there is none, as of fits, what the summary itself says."""
+    return ", ".join(summary["evidence"].get("flags", ()) or map(short, summary["reasons"]))
 
 
 def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
@@ -67,7 +73,7 @@ def findings(home: Path = HOME) -> str:
 
 def _finding(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
     found, known = result["summary"], result["summary"]["evidence"]
-    told = "; ".join(part for part in (budget(known), ", ".join(known.get("flags", ()))) if part)
+    told = "; ".join(part for part in (budget(known), _flags(found)) if part)
     page = f"[{recipe.name}](experiments/pages/{recipe.name}.md)"
     return f"- {recipe.header['claim']} **{found['verdict']}**, {size}: {found['headline']} ({told}; {page})."
 
@@ -85,7 +91,8 @@ def page(name: str, home: Path = HOME) -> str:
     entries = log_entries(name, (HOME / "LOG.md").read_text(encoding="utf-8"))
     if entries:
         told = "Verdicts in these entries are of their day; those above are by today's rules."
-        parts += ["## From the [log](../LOG.md)", told, *(f"### {title}\n\n{text}" for title, text in entries)]
+        parts += ["## From the [log](../LOG.md)", told]
+        parts += [f"### {title}\n\n{_one_below(text)}" for title, text in entries]
     generated = "<!-- made by python -m experiments.harness.pages -->"
     return "\n\n".join([generated, *parts]) + "\n"
 
@@ -136,6 +143,11 @@ def log_entries(name: str, log: str) -> list[tuple[str, str]]:
     return found
 
 
+def _one_below(text: str) -> str:
+    """With its relative links seen from a folder in the one it was written in."""
+    return re.sub(r"\]\((?!https?:|#)", "](../", text)
+
+
 def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -176,9 +188,22 @@ def draw_figures() -> None:
             write_plot(HOME, name, size, recipe.draw, settings, result["records"])
 
 
+def summarise_again() -> None:
+    """All result files, each from the runs in it."""
+    for name in names():
+        recipe = load(name)
+        for size, result in results(recipe).items():
+            settings = settings_from(recipe, result["settings"])
+            write_summary(HOME, name, size, judged(recipe, settings, result["records"], result["floors"]))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m experiments.harness.pages", description=__doc__)
     parser.add_argument("--figures", action="store_true", help="draw all figures again")
-    if parser.parse_args().figures:
+    parser.add_argument("--summaries", action="store_true", help="summarise all result files again")
+    given = parser.parse_args()
+    if given.summaries:
+        summarise_again()
+    if given.figures:
         draw_figures()
     write_pages()

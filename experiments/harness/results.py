@@ -16,6 +16,8 @@ from nagjax.files import write_text
 from nagjax.report.style import RC
 from nagjax.runs.config import flatten, nested
 
+LISTS = ',\n "floors": ['  # in a result file, behind everything that is no list of runs
+
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
@@ -60,6 +62,15 @@ def write_result(
     return path
 
 
+def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
+    """Puts another summary into a result file; all else in it stays."""
+    path = result_file(home, name, size)
+    text = path.read_text(encoding="utf-8")
+    head, lists = text.split(LISTS)
+    values = json.loads(head + "}") | {"summary": dataclasses.asdict(summary)}
+    write_text(path, json.dumps(values, indent=1)[:-2] + LISTS + lists)
+
+
 def write_unfinished(
     home: Path, name: str, size: str, command: str, settings: Any, records: Sequence[Record], floors: Sequence[Record]
 ) -> Path:
@@ -98,8 +109,7 @@ def _told(
     ]
     lines = ",\n  ".join(json.dumps(run) for run in runs)
     tables = ",\n  ".join(json.dumps(dataclasses.asdict(floor)) for floor in floors)
-    lists = f' "floors": [\n  {tables}\n ],\n "runs": [\n  {lines}\n ]'
-    return f"{json.dumps(head, indent=1)[:-2]},\n{lists}\n}}\n"
+    return f'{json.dumps(head, indent=1)[:-2]}{LISTS}\n  {tables}\n ],\n "runs": [\n  {lines}\n ]\n}}\n'
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -292,12 +292,12 @@ def _gates(record: dict) -> Drawing | None:
     turn = record["gates"]["turn"]
     return (
         "gates",
-        "NAG's modulators: mean |t|, the tangent of the angle; a sublayer below 0.05 counts as dead.",
+        "NAG's modulators: mean |t|, the tangent of the angle by which the sublayer turns the residual.",
         Lines(
-            "Are the modulators alive?",
+            "How far NAG's modulators let sublayers turn",
             "mean |t| by sublayer",
             _by_kind(turn),
-            level=(0.05, "dead"),
+            level=(0.05, "0.05"),
             bottom=0.0,
         ),
     )

@@ -146,8 +146,8 @@ def markdown_page(report: Report, figures: str) -> str:
 def _legend(tag: str) -> str:
     text = (
         "Best values are bold where lower is better. n/m: not measured. Residual growth: RMS of the stream "
-        "after the last block over that after the first. A dead gate is a sublayer whose update is, on "
-        "average, below 0.05 of the stream's norm."
+        "after the last block over that after the first. Updates below 5%: sublayers whose update is, on "
+        "average, shorter than 0.05 of the stream."
     )
     return f'<{tag} class="quiet">{text}</{tag}>' if tag else text
 

@@ -75,7 +75,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         "turn angle, last quarter (deg)": [
             Cell(NOT_MEASURED if d is None else number(d.late_turn_degrees, 1)) for d in depth
         ],
-        "dead gates (of sublayers)": [
+        "updates below 5% (of sublayers)": [
             Cell(NOT_MEASURED if d is None else f"{d.dead_gates}/{2 * run.depth}")
             for run, d in zip(runs, depth, strict=True)
         ],

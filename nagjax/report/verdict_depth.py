@@ -46,11 +46,13 @@ def _used(record: dict) -> str:
     used, depth, skips = used_blocks(record), record["depth"], record["skips"]
     errors = skips["standard_error"]
     sure = sum(
-        added is not None and added >= USED and added > 2 * error
+        added is not None and added >= USED and added - USED > 2 * error
         for added, error in zip(skips["added_loss"], errors or [0.0] * depth, strict=True)
     )
     told = (
-        "" if errors is None else f" ({sure} of them by more than two standard errors over {skips['batches']} batches)"
+        ""
+        if errors is None
+        else f" ({sure} of them more than two standard errors above this, over {skips['batches']} batches)"
     )
     dearest = max(range(depth), key=lambda block: skips["added_loss"][block] or 0.0)
     return (
@@ -88,7 +90,8 @@ def _gates(record: dict) -> list[str]:
     if record["gates"] is None:
         return []
     dead, all_of = sum(record["gates"]["dead"]), len(record["gates"]["dead"])
-    return [f"{dead:.0f} of {all_of} modulators are dead (mean |t| below 0.05)."]
+    turned = "let their sublayer turn the residual by less than 3 degrees (mean tangent below 0.05)"
+    return [f"{dead:.0f} of {all_of} modulators {turned}."]
 
 
 def _held(record: dict) -> list[str]:

@@ -22,7 +22,7 @@ COMPILE_LINES = 3
 """Training lines left out of the step time: the first ones contain compilation."""
 
 DEAD_RATIO = 0.05
-"""A sublayer whose mean update-to-stream ratio |t| is below this hardly turns the stream: a dead gate."""
+"""A sublayer whose mean update-to-stream ratio |t| is below this hardly turns the stream."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class DepthFacts:
     late_turn_degrees: float
     """Mean turn angle of the last quarter of the sublayers (rounded up to at least one)."""
     dead_gates: int
-    """Sublayers with mean |t| < 0.05; a ratio that is not a number counts as dead."""
+    """Sublayers with mean |t| < 0.05; a ratio that is not a number counts, too."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from experiments.harness.pages import NOT_MEASURED, log_entries, page, readme, short, table
+from experiments.harness.pages import NOT_MEASURED, _one_below, log_entries, page, readme, short, table
 from experiments.harness.recipe import HOME, judged, load, names
-from experiments.harness.results import plot_file, read_result
+from experiments.harness.results import Summary, plot_file, read_result, write_summary
 from experiments.harness.sweep import settings_from
 
 RESULTS = sorted((HOME / "results").glob("*.json"))
@@ -65,3 +65,22 @@ def test_a_long_list_of_edges_is_cut():
         == "best rate at the grid's edge: a 8, b 8, c 8 and 2 more"
     )
     assert short("4 fresh seeds, 5 needed") == "4 fresh seeds, 5 needed"
+
+
+def test_a_summary_is_put_into_a_result_file_and_all_else_stays(tmp_path):
+    (tmp_path / "results").mkdir()
+    for path in sorted((HOME / "results").glob("*.json"))[:4]:
+        copy = tmp_path / "results" / path.name
+        copy.write_bytes(path.read_bytes())
+        name, size, _ = path.name.split(".")
+        summary = Summary(**json.loads(path.read_text())["summary"])
+        write_summary(tmp_path, name, size, summary)
+        assert copy.read_bytes() == path.read_bytes()
+        write_summary(tmp_path, name, size, dataclasses.replace(summary, headline="another"))
+        before, after = (read_result(file) for file in (path, copy))
+        assert after.pop("summary") == before.pop("summary") | {"headline": "another"} and after == before
+
+
+def test_links_of_the_log_are_followed_from_a_page():
+    text = "[a](../models/x.md) [b](pages/y.md) [c](https://z.org) [d](#here)"
+    assert _one_below(text) == "[a](../../models/x.md) [b](../pages/y.md) [c](https://z.org) [d](#here)"

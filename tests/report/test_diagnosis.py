@@ -22,7 +22,7 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
     assert record["cka"][0][0] == pytest.approx(1, rel=1e-4)
     assert all(value > 0 for values in record["gradients"].values() for value in values)
     dead = sum(turn < 0.05 for turn in record["gates"]["turn"])
-    assert f"{dead} of {2 * depth} modulators are dead" in record["verdict"]
+    assert f"{dead} of {2 * depth} modulators let their sublayer turn" in record["verdict"]
     skips = record["skips"]
     whole = record["curve"]["loss"]
     # The same text as the curve's: what is lost without the last block is told by two programs.
@@ -52,7 +52,7 @@ def test_verdicts():
     record["calibration"] = {"error": 0.12, "bins": [[0.5, 0.3, 0.2], [0.5, 0.9, 0.76]]}
     record["curve"] = {"loss": 2.0, "rules": {"late": points}}
     told = depth_verdict(record)
-    assert "2 of 4 blocks (50%) are used" in told and "(1 of them by more than two standard errors" in told
+    assert "2 of 4 blocks (50%) are used" in told and "(1 of them more than two standard errors above this" in told
     assert "block 1 (+0.50)" in told
     assert "mostly on shallow ones" in told and "Found: 1 block that could go for +0.010 nats per token: 4 " in told
     assert "right on 48.0% of the tokens" in told and "60.0% on the mean: overconfident" in told

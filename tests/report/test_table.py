@@ -33,7 +33,7 @@ def test_values(runs):
     assert [c.text for c in column(table, "validation loss")] == ["1.8100", "1.7900"]
     assert [c.text for c in column(table, "residual growth")] == ["1.82", "n/m"]  # exp(0.6)
     assert [c.text for c in column(table, "turn angle")] == ["6.5", "n/m"]
-    assert [c.text for c in column(table, "dead gates")] == ["2/8", "n/m"]
+    assert [c.text for c in column(table, "updates below 5%")] == ["2/8", "n/m"]
 
 
 def test_the_lowest_is_marked_ties_included(runs, make_run):
