@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nagjax
 from benchmarks import plan_tables as tables
+from models.figures import distances, jacobians, lengths
 from nagjax.report.curve_plot import curve_plot
 from nagjax.report.depth_figures import draw_diagnosis
 from nagjax.report.diagnosis import diagnose
@@ -48,6 +49,9 @@ def excerpt(record: dict) -> dict:
         "sink_heads": max(record["attention"]["sinks"]),
         "loss_at_exit": {places: record["lens"]["loss"][places] for places in EXITS},
         "dead_modulators": sum(record["gates"]["dead"]) if record["gates"] else None,
+        "held_gates": record["held_gates"],
+        "calibration_error": record["calibration"]["error"],
+        "overconfidence": sum(share * (sure - right) for share, sure, right in record["calibration"]["bins"]),
     }
     return json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.4g}"))
 
@@ -60,7 +64,7 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
         ("loss, nats per token", lambda d: f"{d['loss']:.3f}"),
         (f"blocks whose removal alone adds {USED:g} nats or more", lambda d: f"{d['used']} of {d['depth']}"),
         ("the two blocks whose removal adds most, counted from 1", _dearest),
-        ("blocks that would give as uneven a damage if they shared it equally", lambda d: f"{d['contributing']:.1f}"),
+        ("effective number of blocks: participation ratio of the added losses", lambda d: f"{d['contributing']:.1f}"),
         (f"loss added without the last {QUARTER} blocks", lambda d: f"{d['without_a_quarter']['late']:+.3f}"),
         (f"without the {QUARTER} of least influence", lambda d: f"{d['without_a_quarter']['influence']:+.3f}"),
         (
@@ -78,7 +82,15 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
             f"loss if the head reads after block {' and '.join(map(str, EXITS))}",
             lambda d: ", ".join(f"{loss:.1f}" for loss in d["loss_at_exit"].values()),
         ),
-        ("dead modulators, of 48", lambda d: "" if d["dead_modulators"] is None else f"{d['dead_modulators']:.0f}"),
+        (
+            "modulators whose mean tangent is below 0.05, of 48",
+            lambda d: "" if d["dead_modulators"] is None else f"{d['dead_modulators']:.0f}",
+        ),
+        ("loss added with every gate at its mean, whatever the token", _held),
+        (
+            "expected calibration error; mean confidence minus accuracy",
+            lambda d: f"{d['calibration_error']:.3f}; {d['overconfidence']:+.3f}",
+        ),
     ]
     return {"models/look.py": tables.table(("", *names), [(name, *map(told, every)) for name, told in rows])}
 
@@ -86,6 +98,10 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
 def _dearest(found: dict) -> str:
     blocks = sorted(range(found["depth"]), key=lambda block: -found["added_loss"][block])[:2]
     return ", ".join(f"{block + 1}: {found['added_loss'][block]:+.2f}" for block in blocks)
+
+
+def _held(found: dict) -> str:
+    return f"{found['held_gates']['mean']['added_loss']:+.2f}" if found["held_gates"] else ""
 
 
 def write_page(summary: dict[str, dict]) -> None:
@@ -99,6 +115,13 @@ def look(names: Sequence[str]) -> dict[str, dict]:
         if name in records:
             plots = {plot.name: plot.png for plot in draw_diagnosis(records[name])}
             (FOLDER / f"damage_{name}.png").write_bytes(plots["damage"])
+    figures = {
+        "lengths": lengths({name: nagjax.log(nagjax.load(name)) for name in names}),
+        "distances": distances(records),
+        "jacobians": jacobians(records),
+    }
+    for name, figure in figures.items():
+        (FOLDER / f"{name}.png").write_bytes(figure)
     drawn = [(name, records[name]["curve"]) for name in CURVES if name in records]
     if drawn:
         (FOLDER / "curve.png").write_bytes(curve_plot(drawn))

@@ -57,9 +57,9 @@ def _used(record: dict) -> str:
     dearest = max(range(depth), key=lambda block: skips["added_loss"][block] or 0.0)
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
-        f"nats per token to a loss of {record['loss']:.3f}{told}. The damage is as uneven as if "
-        f"{skips['contributing']:.1f} blocks did everything in equal parts; the dearest is block {dearest + 1} "
-        f"(+{skips['added_loss'][dearest]:.2f})."
+        f"nats per token to a loss of {record['loss']:.3f}{told}. The effective number of "
+        f"blocks, the participation ratio of the added losses, is {skips['contributing']:.1f}; the dearest is block "
+        f"{dearest + 1} (+{skips['added_loss'][dearest]:.2f})."
     )
 
 
