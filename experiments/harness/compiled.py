@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from nagjax.runs.config import RunConfig
 from nagjax.runs.log import load_run
@@ -38,6 +39,7 @@ def _compiled(config: RunConfig) -> tuple[float, Any]:
     blueprint = Blueprint.of(config, make_mesh(config.mesh))
     cached = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()  # otherwise jax goes on with the folder that it has opened
     jax.clear_caches()
     try:
         began = time.perf_counter()
@@ -45,3 +47,4 @@ def _compiled(config: RunConfig) -> tuple[float, Any]:
         return time.perf_counter() - began, program
     finally:
         jax.config.update("jax_compilation_cache_dir", cached)
+        compilation_cache.reset_cache()
