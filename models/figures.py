@@ -6,9 +6,9 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from nagjax.report.depth_plots import Line, Lines, draw
+from nagjax.report.depth_plots import Line, Lines, color_bar, draw
 from nagjax.report.labels import count
 from nagjax.report.style import drawing, png, scheme_look
 from nagjax.runs.log import Run
@@ -75,10 +75,5 @@ def _maps(title: str, subtitle: str, maps: Sequence[Map], bar: str, log: bool = 
             ax.grid(False)
             ax.xaxis.set_major_locator(MaxNLocator(3))
             ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        edge = figure.colorbar(drawn, cax=figure.add_axes((1 - 0.8 / width, 0.16, 0.12 / width, 0.57)), label=bar)
-        edge.outline.set_visible(False)
-        if log:
-            edge.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            edge.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            edge.ax.yaxis.set_minor_locator(NullLocator())
+        color_bar(figure, drawn, (1 - 0.8 / width, 0.16, 0.12 / width, 0.57), bar, log)
         return figure, axes

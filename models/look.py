@@ -16,7 +16,7 @@ from models.figures import distances, jacobians, lengths
 from nagjax.report.curve_plot import curve_plot
 from nagjax.report.depth_figures import draw_diagnosis
 from nagjax.report.diagnosis import diagnose
-from nagjax.report.verdict_depth import USED
+from nagjax.report.verdict_depth import USED, confidence_and_accuracy
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "docs" / "diagnose", ROOT / "docs" / "looking_inside.md"
@@ -30,6 +30,7 @@ EXITS = (12, 18)  # blocks after which the head reads
 def excerpt(record: dict) -> dict:
     """The figures of a diagnosis that the page tells."""
     skips, sublayers, curve = record["skips"], record["sublayers"], record["curve"]
+    sure, right = confidence_and_accuracy(record)
     inside = lambda name, place: sublayers[name][place][0]  # noqa: E731
     first = lambda name, place: sublayers[name][place][1]  # noqa: E731
     added = {rule: {n: loss - curve["loss"] for n, loss, _ in points} for rule, points in curve["rules"].items()}
@@ -51,7 +52,7 @@ def excerpt(record: dict) -> dict:
         "dead_modulators": sum(record["gates"]["dead"]) if record["gates"] else None,
         "held_gates": record["held_gates"],
         "calibration_error": record["calibration"]["error"],
-        "overconfidence": sum(share * (sure - right) for share, sure, right in record["calibration"]["bins"]),
+        "overconfidence": sure - right,
     }
     return json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.4g}"))
 
@@ -109,14 +110,15 @@ def write_page(summary: dict[str, dict]) -> None:
 
 
 def look(names: Sequence[str]) -> dict[str, dict]:
-    records = {name: diagnose(nagjax.load(name), say=lambda text: print(text, flush=True)) for name in names}
+    models = {name: nagjax.load(name) for name in names}
+    records = {name: diagnose(model, say=lambda text: print(text, flush=True)) for name, model in models.items()}
     FOLDER.mkdir(exist_ok=True)
     for name in CURVES:
         if name in records:
             plots = {plot.name: plot.png for plot in draw_diagnosis(records[name])}
             (FOLDER / f"damage_{name}.png").write_bytes(plots["damage"])
     figures = {
-        "lengths": lengths({name: nagjax.log(nagjax.load(name)) for name in names}),
+        "lengths": lengths({name: nagjax.log(model) for name, model in models.items()}),
         "distances": distances(records),
         "jacobians": jacobians(records),
     }

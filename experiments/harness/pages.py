@@ -59,9 +59,14 @@ def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
     return {size: read_result(path) for size, path in files.items() if path.exists()}
 
 
+def all_results(home: Path = HOME) -> list[tuple[Recipe, str, dict[str, Any]]]:
+    """Recipe, size and result file."""
+    return [(recipe, size, found) for recipe in map(load, names()) for size, found in results(recipe, home).items()]
+
+
 def findings(home: Path = HOME) -> str:
     """Markdown, for the main README: how many claims are decided, which, and some of the others."""
-    every = [(recipe, size, result) for recipe in map(load, names()) for size, result in results(recipe, home).items()]
+    every = all_results(home)
     verdict = lambda result: result["summary"]["verdict"]  # noqa: E731
     tally = ", ".join(f"{sum(verdict(result) == v for *_, result in every)} {v}" for v in VERDICTS)
     decided = [one for one in every if verdict(one[2]) in DECIDED]
@@ -181,20 +186,16 @@ def write_pages() -> None:
 
 def draw_figures() -> None:
     """Of all result files."""
-    for name in names():
-        recipe = load(name)
-        for size, result in results(recipe).items():
-            settings = settings_from(recipe, result["settings"])
-            write_plot(HOME, name, size, recipe.draw, settings, result["records"])
+    for recipe, size, result in all_results():
+        settings = settings_from(recipe, result["settings"])
+        write_plot(HOME, recipe.name, size, recipe.draw, settings, result["records"])
 
 
 def summarise_again() -> None:
     """All result files, each from the runs in it."""
-    for name in names():
-        recipe = load(name)
-        for size, result in results(recipe).items():
-            settings = settings_from(recipe, result["settings"])
-            write_summary(HOME, name, size, judged(recipe, settings, result["records"], result["floors"]))
+    for recipe, size, result in all_results():
+        settings = settings_from(recipe, result["settings"])
+        write_summary(HOME, recipe.name, size, judged(recipe, settings, result["records"], result["floors"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Whether a model is as sure of its predictions as it is right (Guo et al. 2017, arXiv:1706.04599)."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.model.transformer import Transformer
@@ -36,8 +39,15 @@ def expected_calibration_error(found: Float[Array, "bins 3"]) -> Float[Array, ""
     return jnp.sum(jnp.abs(found[:, 2] - found[:, 1])) / jnp.maximum(jnp.sum(found[:, 0]), 1.0)
 
 
-def reliability_on(model: Transformer, batch: Batch, **options) -> Float[Array, "bins 3"]:
-    """`reliability` of the model's predictions of a batch's counted targets. `options` go into the model's call."""
-    output = model(batch.tokens, batch.where, **options)
-    sure, right = by_token(confidence, model, output, batch.targets)
-    return reliability(sure, right, batch.counted.astype(jnp.float32))
+def reliability_on(model: Transformer, batches: Sequence[Batch], **options) -> Float[Array, "bins 3"]:
+    """`reliability` of the model's predictions of all batches' counted targets. `options` go into the model's call."""
+    graph, params = nnx.split(model)
+
+    @jax.jit
+    def of(params, batch: Batch):
+        own = nnx.merge(graph, params)
+        output = own(batch.tokens, batch.where, **options)
+        sure, right = by_token(confidence, own, output, batch.targets)
+        return reliability(sure, right, batch.counted.astype(jnp.float32))
+
+    return sum(of(params, batch) for batch in batches)

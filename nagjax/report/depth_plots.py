@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from nagjax.report.style import REACH, axis_with_knee, drawing, label_ends, new_figure, png
@@ -150,11 +151,18 @@ def _grid(what: Grid) -> Figure:
     ax.set_ylabel(what.y)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(10, integer=True))
-    bar = figure.colorbar(drawn, cax=figure.add_axes((0.875, 0.09, 0.022, 0.76)))
-    if what.log:
+    color_bar(figure, drawn, (0.875, 0.09, 0.022, 0.76), what.bar, what.log)
+    return figure
+
+
+def color_bar(
+    figure: Figure, drawn: AxesImage, place: tuple[float, float, float, float], label: str, log: bool
+) -> None:
+    """The scale of a matrix's colours; place: left, bottom, width, height, as shares of the figure."""
+    bar = figure.colorbar(drawn, cax=figure.add_axes(place))
+    if log:
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     bar.ax.yaxis.set_minor_locator(NullLocator())
-    bar.set_label(what.bar)
+    bar.set_label(label)
     bar.outline.set_visible(False)
-    return figure

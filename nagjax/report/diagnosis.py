@@ -60,8 +60,6 @@ def diagnose(
     graph, params = nnx.split(run.model)
     slopes = jax.jit(functools.partial(_gradients, graph, options))
     felt = [slopes(params, batch) for batch in text[: effort.probes]]
-    sure = jax.jit(lambda params, batch: calibration.reliability_on(nnx.merge(graph, params), batch, **options))
-    reliability = sum(jax.device_get(sure(params, batch)) for batch in text[: effort.probes])
     say(f"leaving out each of {cutter.depth} blocks")
     skips = _skips(run, text[: effort.skips], options, Progress("left out: block", cutter.depth, tell=say))
     say(f"leaving out more and more blocks, by {len(rules)} rules")
@@ -78,7 +76,7 @@ def diagnose(
         "tokens": int(sum(np.sum(batch.counted) for batch in text[: effort.probes])),
         **_mean(seen),
         "gradients": _mean(felt),
-        "calibration": _calibration(reliability),
+        "calibration": _calibration(calibration.reliability_on(run.model, text[: effort.probes], **options)),
         "held_gates": _held_gates(run, text, data, say),
         "skips": skips,
         "curve": curve_of(run, cutter, rules, effort.curve, data),
@@ -124,9 +122,10 @@ def _gradients(graph, options, params, batch: Batch) -> dict[str, Float[Array, "
 
 def _calibration(found: Float[Array, "bins 3"]) -> dict:
     """By bin that has any: share of the tokens, mean confidence, share of right predictions."""
+    sums = np.asarray(found)
     return {
         "error": calibration.expected_calibration_error(found),
-        "bins": [[count / found[:, 0].sum(), sure / count, right / count] for count, sure, right in found if count],
+        "bins": [[count / sums[:, 0].sum(), sure / count, right / count] for count, sure, right in sums if count],
     }
 
 

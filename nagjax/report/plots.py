@@ -163,11 +163,8 @@ def _growth(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] 
 def _growth_over_training(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | None:
     curves = []
     for run, style in zip(runs, styles, strict=True):
-        log_norm = run.depth_log.log_norm
-        if log_norm.ndim < 2:  # nothing was measured
-            continue
         _, here, there = np.intersect1d(run.depth_log.step, run.evals.step, return_indices=True)
-        growth = np.exp(log_norm[here, -1] - log_norm[here, 2])
+        growth = run.depth_log.growth[here]
         if np.isfinite(growth).sum() >= 2:
             curves.append((run.evals.tokens[there], growth, style))
     if not curves:

@@ -102,9 +102,14 @@ def _held(record: dict) -> list[str]:
     return [f"Gates held at their mean, whatever the token, add {found['added_loss']:.3f} nats per token{error}."]
 
 
-def _sure(record: dict) -> str:
+def confidence_and_accuracy(record: dict) -> tuple[float, float]:
+    """Means over all tokens."""
     parts = record["calibration"]["bins"]
-    sure, right = (sum(part[0] * part[place] for part in parts) for place in (1, 2))
+    return sum(share * sure for share, sure, _ in parts), sum(share * right for share, _, right in parts)
+
+
+def _sure(record: dict) -> str:
+    sure, right = confidence_and_accuracy(record)
     return (
         f"It is right on {right:.1%} of the tokens, and the probabilities of its guesses are {sure:.1%} on the mean: "
         f"{'over' if sure > right else 'under'}confident, with an expected calibration error of "

@@ -64,9 +64,7 @@ class Boundary(NamedTuple):
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
     sublayers: Int[Array, ""] | int  # in all; for a pruned model the number before pruning
-    projected: Float[Array, "B T C"] | None = (
-        None  # the product of the scheme's `projection`, if the branch computed it
-    )
+    projected: Float[Array, "B T C"] | None = None  # the product of `projection`, if the branch computed it
 
     @property
     def blocks(self) -> Int[Array, ""] | int:

@@ -192,9 +192,9 @@ class Run:
         log = self.depth_log
         if not log.step.size:
             return None
-        log_norm, turn, ratio = log.log_norm[-1], log.turn[-1], log.ratio[-1]
+        turn, ratio = log.turn[-1], log.ratio[-1]
         return DepthFacts(
-            growth=float(np.exp(log_norm[-1] - log_norm[2])),
+            growth=float(log.growth[-1]),
             late_turn_degrees=float(np.degrees(np.mean(turn[-last_quarter(turn.size) :]))),
             dead_gates=int(np.sum(~(ratio >= DEAD_RATIO))),
         )

@@ -66,6 +66,13 @@ class DepthLog:
     closed: Float[np.ndarray, "N S"]
     """Share of tokens whose gate is below 0.05. NaN where the scheme has none."""
 
+    @property
+    def growth(self) -> Float[np.ndarray, "N"]:
+        """RMS of the residual stream behind the last block over that behind the first."""
+        if not self.step.size:
+            return np.empty(0)
+        return np.exp(self.log_norm[:, -1] - self.log_norm[:, 2])
+
 
 @dataclass(frozen=True)
 class Event:

@@ -27,7 +27,7 @@ class StateGate(nnx.Module):
 
     def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
         """Parameters with which the gate is `mean` for every token."""
-        return {"weight": 0.0 * self.weight[...], "bias": logit(mean)}
+        return {"weight": jnp.zeros_like(self.weight[...]), "bias": logit(mean)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,8 @@ class Modulator(nnx.Module):
     def held_at(self, mean: Float[Array, "*L 1"]) -> dict[str, Float[Array, "..."]]:
         """Parameters with which m is `mean` for every token."""
         mixture = mean ** (1.0 / jax.nn.softplus(self.beta[...]))[..., None]
-        return {"weight": 0.0 * self.weight[...], "bias": logit(mixture) + 0.0 * self.bias[...]}
+        bias = jnp.broadcast_to(logit(mixture), self.bias[...].shape)
+        return {"weight": jnp.zeros_like(self.weight[...]), "bias": bias}
 
 
 class Ends(nnx.Module):

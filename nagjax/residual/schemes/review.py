@@ -28,7 +28,11 @@ class DenseGate(nnx.Module):
 
     def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
         """Parameters with which the gate is `mean` for every token."""
-        return {"state": 0.0 * self.state[...], "update": 0.0 * self.update[...], "bias": logit(mean)}
+        return {
+            "state": jnp.zeros_like(self.state[...]),
+            "update": jnp.zeros_like(self.update[...]),
+            "bias": logit(mean),
+        }
 
 
 class LowRankGate(nnx.Module):
@@ -46,7 +50,7 @@ class LowRankGate(nnx.Module):
 
     def held_at(self, mean: Float[Array, "*L D"]) -> dict[str, Float[Array, "..."]]:
         """Parameters with which the gate is `mean` for every token."""
-        return {"up": 0.0 * self.up[...], "bias": logit(mean)}
+        return {"up": jnp.zeros_like(self.up[...]), "bias": logit(mean)}
 
 
 @dataclasses.dataclass(frozen=True)
