@@ -16,6 +16,7 @@ from experiments.harness.sweep import Shard, collect, work, work_in_processes
 from nagjax.arguments import help_text, options_of
 from nagjax.arguments import parse as read
 from nagjax.errors import UserError
+from nagjax.memory import keep_freed_memory
 from nagjax.options import taken
 
 SMOKE, DEFAULT = "smoke", "cpu"
@@ -37,6 +38,7 @@ class Options:
 def main(file: str, arguments: Sequence[str] | None = None) -> None:
     """Runs the recipe in `file` with the command line's arguments; exits with 2 and one line for bad input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    keep_freed_memory()
     try:
         recipe = load(Path(file).stem)
         options, settings = parse(recipe, arguments)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import say
 from nagjax.errors import UserError
+from nagjax.memory import keep_freed_memory
 from nagjax.ranges import Count, Natural, Positive
 
 
@@ -51,6 +52,7 @@ def main(
     if len(runs) != 1:
         raise UserError("runs", [str(run) for run in runs], "prune one run at a time")
     say(f"pruning {runs[0]}, into {out}")
+    keep_freed_memory()
     from nagjax.report.pruning import prune
 
     options = {"rule": rule, "count": count, "blocks": chosen, "heal_steps": heal_steps, "lr": lr}
