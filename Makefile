@@ -77,7 +77,7 @@ aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step --step nagjax.train.abstract_step:routed_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py
 
-# The plans and tables of docs/plan.md, tpu_vms.md and memory.md: what their files of results in benchmarks/results lack
+# The plans and tables of docs/plan.md, tpu_vms.md, memory.md and experiments/README.md: what their files of results in benchmarks/results lack
 # is compiled, minutes for each.
 plans: .venv-aot/.aot
 	.venv-aot/bin/python -m benchmarks.plan
@@ -85,6 +85,7 @@ plans: .venv-aot/.aot
 	.venv-aot/bin/python -m benchmarks.library_kernels
 	.venv-aot/bin/python -m benchmarks.long_context
 	.venv-aot/bin/python -m benchmarks.head_memory
+	.venv-aot/bin/python -m benchmarks.experiment_costs
 
 # nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
 bench-torch: $(VENV)/.dev .venv-torch/.torch

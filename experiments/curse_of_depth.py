@@ -46,11 +46,13 @@ PUBLISHED = (
     Shape(24, 2048, 256, 512, 100_000, 5461, 32, 5e-4, title="1B"),
 )
 GRID = (0.3, 1.0, 3.0)
+FEW_RIVALS = ("pre_ln", "mix_ln", "peri_ln", "rezero")
 SIZES = {
     "smoke": Settings((Shape(4, 16, 16, 8, 4),), 1, ("lns_on_mlp",), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings((Shape(16, 32, 64, 8, 80, title="small"),), 5, factors=GRID, eval_batches=16),
-    "h200": Settings((Shape(24, 256, 256, 64, 300),), 5, factors=GRID),
-    "paper": Settings(PUBLISHED, 5, factors=GRID, eval_batches=80),
+    "h200": Settings((Shape(24, 256, 512, 16, 512),), 5, (JUDGED, *FEW_RIVALS, "post_ln", "scaled_start"), GRID),
+    "paper": Settings(PUBLISHED[:1], 5, (JUDGED, *FEW_RIVALS), GRID, eval_batches=80),
+    "published": Settings(PUBLISHED, 5, factors=GRID, eval_batches=80),
 }
 COMPARISON = Comparison(
     ARMS,

@@ -53,8 +53,8 @@ class Settings:
 SIZES = {
     "smoke": Settings((1,), 16, 8, 3, 1, 6, 3, puzzles=(Pointers.name,), schemes=("nag",), test_batches=1),
     "cpu": Settings((2, 4, 8), 64, 64, 500, 2, nodes=8, hops=4, letters=20),
-    "h200": Settings((4, 8, 16, 32), 256, 256, 4000, 2, 48, 24, 64),
-    "paper": Settings((4, 8, 16, 32, 64), 512, 512, 20_000, 3, 96, 48, 128),
+    "h200": Settings((4, 16), 256, 256, 3600, 2, 48, 24, 64),
+    "paper": Settings((4, 8, 16, 32), 512, 512, 20_000, 3, 96, 48, 128),
 }
 
 

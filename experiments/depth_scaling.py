@@ -33,8 +33,8 @@ SIZES = {
     "smoke": Settings(crossed((2, 4), 16, 16, 8, 4), 1, ("plain", "nag"), (1.0,), eval_batches=1, looks=1),
     "cpu": CPU,
     "baselines": dataclasses.replace(CPU, arms=(*FOUR, *BASELINES)),
-    "h200": Settings(crossed(DEPTHS, 256, 512, 64, 400), 5, FOUR),
-    "paper": Settings(crossed(DEPTHS, 640, 2048, 256, 10_000), 5),
+    "h200": Settings(crossed((16, 64), 256, 512, 16, 1024), 5, ("plain", "nag")),
+    "paper": Settings(crossed((8, 16, 32, 64), 512, 1024, 64, 4096), 5, FOUR),
 }
 COMPARISON = Comparison(
     schemes(*FOUR, *BASELINES),

@@ -31,8 +31,8 @@ ARMS = {
 SIZES = {
     "smoke": Settings((Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-experts"), (1.0,), match="flops", eval_batches=1),
     "cpu": Settings((Shape(4, 64, 128, 8, 2000),), 5, ("nag", "nag-experts"), match="flops", eval_batches=64),
-    "h200": Settings(preset("60M", 64, 2000), 5, match="flops"),
-    "paper": Settings(preset("1B", 512, 20_000), 5, match="flops"),
+    "h200": Settings(preset("60M", 8, 512), 5, match="flops"),
+    "paper": Settings(preset("150M", 64, 4000), 5, match="flops"),
 }
 COMPARISON = Comparison(
     ARMS, Lowest("nag-experts", ("nag",)), "Mixture-of-Experts at equal training FLOPs", measures=COMMON

@@ -59,8 +59,8 @@ GRID = (0.3, 1.0, 3.0)
 SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4), 1, (PLAIN, JUDGED), (1.0,), eval_batches=1),
     "cpu": Settings(crossed((64, 128), 32, 32, 4, 50), 5, factors=GRID, eval_batches=12, looks=2),
-    "h200": Settings(crossed((64, 128), 256, 512, 64, 400), 5, factors=GRID, looks=2),
-    "paper": Settings(crossed((64, 128), 640, 2048, 256, 10_000), 5, factors=GRID, looks=2),
+    "h200": Settings(crossed((64,), 256, 512, 16, 1024), 1, factors=(1.0,), looks=2),
+    "paper": Settings(crossed((64,), 256, 512, 128, 2048), 5, factors=GRID, looks=2),
 }
 COMPARISON = Comparison(
     schemes(PLAIN, *OTHERS),  # plain first: with --match flops its FLOPs are everybody's

@@ -82,8 +82,8 @@ class Settings:
 SIZES = {
     "smoke": Settings((3,), 16, 16, 8, 2, 1, ("nag",), 1),
     "cpu": Settings((6, 12, 24, 48), 32, 64, 8, 120, 3),
-    "h200": Settings((6, 12, 24, 48, 96), 512, 1024, 32, 2000, 1),
-    "paper": Settings((6, 12, 24, 48, 96), 640, 2048, 256, 10_000, 3),
+    "h200": Settings((6, 12, 24, 48, 96), 512, 1024, 32, 600, 1),
+    "paper": Settings((6, 12, 24, 48, 96), 512, 1024, 64, 8000, 5),
     "models": Settings((24,), 64, 256, 4, 20_000, 1, eval_batches=16, runs=MODELS),
 }
 

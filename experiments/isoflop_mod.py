@@ -3,7 +3,7 @@
 Claim: At equal training FLOPs NAG with 20-25% of its (token, sublayer) pairs skipped matches the dense model.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (rates); Raposo et al. 2024, arXiv:2404.02258 (linear router)
 Expected: loss at rates 20% and 25% within 0.5% of rate 0 or below; a random router clearly worse than NAG's own
-Hardware: smoke and cpu: 2 CPU cores; h200, h200-350M: one H200; paper (1B): a TPU slice, one task per run
+Hardware: smoke and cpu: 2 CPU cores; h200, h200-350M: one H200; paper (150M): a TPU slice, one task per run
 Time: smoke 15 s; cpu about 35 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.isoflop_mod --processes 2
 
@@ -46,9 +46,9 @@ SHOWN = ("nag", "nag-25%", "random-25%", "blocks-25%", "plain", "plain-25%")
 SIZES = {
     "smoke": Settings((Shape(2, 16, 32, 8, 6),), 1, ("nag", "nag-25%"), (1.0,), match="flops", eval_batches=1),
     "cpu": Settings((Shape(12, 64, 128, 8, 240),), 5, FEW, (1.0,), match="flops", looks=8),
-    "h200": Settings(preset("60M", 64, 400), 5, FEW, (1.0,), match="flops"),
+    "h200": Settings(preset("60M", 8, 512), 5, FEW, (1.0,), match="flops"),
     "h200-350M": Settings(preset("350M", 64, 3000), 5, FEW, (1.0,), match="flops"),
-    "paper": Settings(preset("1B", 512, 20_000), 5, match="flops"),
+    "paper": Settings(preset("150M", 64, 4000), 5, FEW, (1.0,), match="flops"),
 }
 COMPARISON = TimedComparison(
     ARMS,

@@ -92,8 +92,8 @@ SIZES = {
     "smoke": Settings(2, 16, 16, 8, 4, 1, ("nag",), eval_batches=1),
     "cpu": Settings(12, 64, 128, 8, 200, 3),
     "long": Settings(12, 64, 128, 8, 5000, 5, ("nag",), eval_batches=32),
-    "h200": Settings(24, 512, 512, 64, 600, 3),
-    "paper": Settings(64, 640, 2048, 256, 10_000, 3, fewer=(0.5, 0.75), eval_batches=24),
+    "h200": Settings(24, 512, 512, 64, 600, 5),
+    "paper": Settings(64, 512, 1024, 64, 16_000, 5, fewer=(0.5, 0.75), eval_batches=24),
 }
 
 

@@ -84,7 +84,7 @@ SIZES = {
     "smoke": Settings(2, 16, 16, 8, (4,), 1, fitted=2, eval_batches=1),
     "cpu": Settings(12, 64, 128, 8, (200, 1000), 5),
     "long": Settings(12, 64, 128, 8, (5000,), 5, eval_batches=32),
-    "h200": Settings(24, 512, 512, 64, (600, 3000, 12_000), 5),
+    "h200": Settings(24, 512, 512, 64, (256, 2048), 5),
 }
 
 

@@ -29,7 +29,7 @@ DEPTHS = (6, 10, 14, 24)  # blocks: half of the sublayers
 SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4), 1, ("review_convex",), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings(crossed(DEPTHS, 64, 128, 8, 150), 5, eval_batches=24, looks=3),
-    "h200": Settings(crossed((6, 10, 14, 19, 24), 512, 256, 64, 1000), 5, looks=3),
+    "h200": Settings(crossed((6, 24), 512, 256, 64, 512), 5, ("review", "review_convex"), looks=3),
     "paper": Settings(crossed((6, 10, 14, 19, 24), 512, 256, 64, 8000, lr=2e-4), 5, looks=3),
 }
 COMPARISON = Comparison(

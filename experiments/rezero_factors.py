@@ -26,8 +26,8 @@ SIZES = {
         crossed((2,), 16, 16, 8, 4), 1, (JUDGED, "normed_head", "wide_gates"), (1.0,), eval_batches=1, looks=1
     ),
     "cpu": Settings(crossed((16, 64), 32, 64, 8, 240), 5, eval_batches=40),
-    "h200": Settings(crossed((16, 64), 256, 512, 64, 400), 5),
-    "paper": Settings(crossed((16, 64), 640, 2048, 256, 10_000), 5),
+    "h200": Settings(crossed((64,), 256, 512, 4, 1024), 5, eval_batches=128),
+    "paper": Settings(crossed((16, 64), 512, 1024, 64, 2048), 5),
 }
 VARIANTS = ("skip_started", "slow_gates", "normed_head", "with_gains", "wide_gates", "centred", "rezero")
 COMPARISON = Comparison(

@@ -78,7 +78,7 @@ SIZES = {
     "smoke": Settings(2, 16, 16, 8, 4, 1, ("nag",), 1),
     "cpu": Settings(16, 64, 128, 8, 180, 3, eval_batches=12),
     "h200": Settings(24, 512, 1024, 32, 600, 3),
-    "paper": Settings(64, 640, 2048, 256, 10_000, 3),
+    "paper": Settings(64, 512, 1024, 64, 16_000, 5),
 }
 
 

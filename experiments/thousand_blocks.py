@@ -26,8 +26,8 @@ SIZES = {
     "smoke": Settings(crossed((2, 4), 16, 16, 8, 4, **REMAT), 1, ("nag",), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings(crossed((64, 1000), 32, 64, 4, 300, **REMAT), 5, eval_batches=40, looks=2),
     "once": Settings(crossed((64, 1000), 32, 64, 4, 300, **REMAT), 1, factors=(1.0,), eval_batches=40, looks=2),
-    "h200": Settings(crossed((64, 1000), 128, 256, 64, 500, **REMAT), 5, looks=2),
-    "paper": Settings(crossed((64, 1000), 256, 512, 128, 10_000, **REMAT), 5, looks=2),
+    "h200": Settings(crossed((64, 1000), 128, 256, 64, 500, **REMAT), 1, factors=(1.0,), looks=2),
+    "paper": Settings(crossed((64, 1000), 256, 512, 128, 2000, **REMAT), 5, looks=2),
 }
 COMPARISON = Comparison(
     schemes("plain", "lns", "nag", "rezero_prenorm"),

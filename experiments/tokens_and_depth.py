@@ -27,8 +27,8 @@ SIZES = {
     "longer": Settings(crossed((16,), 64, 128, 4, 2048, 4096), 5, ("plain", "nag"), eval_batches=128),
     "longest": Settings(crossed((16,), 64, 128, 4, 2048, 4096, 8192), 5, ("plain", "nag"), eval_batches=128),
     "cpu64": Settings(crossed((64,), 64, 128, 4, 4096, 8192), 5, eval_batches=128),
-    "h200": Settings(crossed((64,), 256, 512, 64, 512, 4096), 5, ("plain", "lns", "nag", "rezero_prenorm")),
-    "paper": Settings(crossed((16, 32, 64), 512, 1024, 256, 3816, 15_259), 5, eval_batches=80),
+    "h200": Settings(crossed((64,), 256, 512, 16, 512, 1024), 5, ("plain", "nag")),
+    "paper": Settings(crossed((64,), 512, 1024, 64, 8192, 16_384), 5, ("plain", "nag"), eval_batches=80),
 }
 COMPARISON = Comparison(
     schemes("plain", "lns", "review", "nag", "rezero_prenorm"),

@@ -6,17 +6,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import block_bytes, head_memory, library_kernels, long_context
+from benchmarks import block_bytes, experiment_costs, head_memory, library_kernels, long_context
 from benchmarks import plan_tables as tables
 from benchmarks.compiled import results_of
 from benchmarks.library_choices import Figures
+from experiments.harness.recipe import load, names
 
 
 def results(name):
     return json.loads(results_of(name).read_text())
 
 
-MADE = {made.__name__.rpartition(".")[2]: made for made in (block_bytes, head_memory, library_kernels, long_context)}
+ALL = block_bytes, experiment_costs, head_memory, library_kernels, long_context
+MADE = {made.__name__.rpartition(".")[2]: made for made in ALL}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -25,6 +27,21 @@ def test_the_tables_are_those_of_the_results(name):
     page = made.PAGE.read_text()
     assert [tuple(one["case"]) for one in found] == made.CASES
     assert page == tables.inserted(page, made.texts(found))
+
+
+def test_the_large_sizes_of_all_experiments_fit_the_time_they_are_meant_for():
+    """And stay below a half of the bound that the compiled steps have."""
+    found = results("experiment_costs")
+    assert all(one["fits"] and 0 < one["highest_mfu"] < 1 for one in found)
+    large = [(name, size) for name in names() for size in experiment_costs.MACHINES if size in load(name).sizes]
+    told = {}
+    for name, size in large:
+        where, recipe = experiment_costs.MACHINES[size], load(name)
+        own = experiment_costs.costs(recipe, size, found)
+        if own.runs:
+            told[name, size] = own.hours
+            assert own.hours <= where.limit, (name, size)
+    assert len(told) > 30
 
 
 def test_a_long_context_with_a_large_vocabulary_fits_one_chip():
