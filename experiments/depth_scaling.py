@@ -12,7 +12,9 @@ Command: python -m experiments.depth_scaling --processes 2
 
 Width, batch and tokens are the same for all runs; parameters and FLOPs grow with depth, and schemes differ by the few
 percent their gates take. The size baselines is cpu with the baselines beside the four (`field` has every scheme at 64
-and 128 blocks). "Grows" is the slope of the lead per doubling of the depth, fitted for every seed.
+and 128 blocks). "Grows" is the slope of the lead per doubling of the depth, fitted for every seed. With `--tasks
+hellaswag`, a task of lm-evaluation-harness (extra `eval`, and its data), the table has the accuracy at every depth,
+which Figliolia & Millidge report.
 """
 
 import dataclasses

@@ -130,7 +130,7 @@ class Comparison:
             scheme,
             ModelConfig(**sizes | self.model | own.model),
             OptimizerConfig(**{"lr": rate} | self.optimizer | own.optimizer),
-            looked_at(shape.steps, shape.batch, settings.eval_batches, times=settings.looks),
+            looked_at(shape.steps, shape.batch, settings.eval_batches, settings.looks, settings.tasks),
             DataConfig(path=settings.data),
         )
         first = self.chosen(settings)[0]
@@ -164,6 +164,7 @@ class Comparison:
             "per parameter": f"{tokens / parameters:.2g}" if sound else "",
             "speed-up": self._speed_up(outcome, arm, reference, shape) if compared else "",
             **self._numbers(sound),
+            **{name: outcome.answered(name, arm, shape) for name in outcome.scores},
         }
 
     def _speed_up(self, outcome: Outcome, arm: str, reference: str, shape: Shape) -> str:

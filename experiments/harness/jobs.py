@@ -82,9 +82,9 @@ def seeded(config: RunConfig, seed: int) -> RunConfig:
     )
 
 
-def looked_at(steps: int, batch: int, eval_batches: int, times: int) -> TrainConfig:
-    """A run evaluated and saved so many times on its way, of which only the newest checkpoint stays. A batch that is
-    bad is skipped: what diverges says so by too many of them."""
+def looked_at(steps: int, batch: int, eval_batches: int, times: int, tasks: tuple[str, ...] = ()) -> TrainConfig:
+    """A run evaluated and saved so many times on its way, of which only the newest checkpoint stays; tasks are scored
+    at its end. A batch that is bad is skipped: what diverges says so by too many of them."""
     often = max(steps // times, 1)
     return TrainConfig(
         steps,
@@ -94,15 +94,18 @@ def looked_at(steps: int, batch: int, eval_batches: int, times: int) -> TrainCon
         save_every=often,
         keep=1,
         on_bad_step="skip",
+        tasks=tasks,
+        tasks_every=-(-steps // often) * often if tasks else None,
     )
 
 
 def trained_metrics(folder: Path) -> dict[str, Any]:
-    """What a finished run's folder tells: scores, costs, use of depth, and the validation curve [tokens, loss]."""
+    """What a finished run's folder tells: scores, costs, use of depth, the validation curve [tokens, loss], and scores
+    of tasks, if there are any."""
     run = load_run(folder)
     last = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if '"eval"' in line][-1]
     last = judged(last)
-    facts = run.depth_facts
+    facts, scores = run.depth_facts, run.task_scores
     return {name: value for name, value in last.items() if name not in ("kind", "step")} | {
         "steps": run.step,
         "parameters": run.info["parameters"],
@@ -112,6 +115,7 @@ def trained_metrics(folder: Path) -> dict[str, Any]:
         "late_turn_degrees": facts.late_turn_degrees,
         "dead_sublayers": facts.dead_gates,
         "curve": [[int(t), round(float(v), 5)] for t, v in zip(run.evals.tokens, run.evals.loss, strict=True)],
+        **({"tasks": scores} if scores else {}),
     }
 
 

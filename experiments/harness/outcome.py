@@ -77,6 +77,17 @@ class Outcome:
         values = [run[name] for run in self.sound(arm, shape) if name in run]
         return float(np.mean(values)) if values else math.nan
 
+    @property
+    def scores(self) -> list[str]:
+        """Of tasks, `TASK/METRIC`."""
+        return sorted({name for record in self.records for name in record.metrics.get("tasks", ())})
+
+    def answered(self, score: str, arm: str, shape: Shape) -> str:
+        """A task's score, mean over the runs that have it."""
+        found = [run.get("tasks", {}).get(score) for run in self.sound(arm, shape)]
+        values = [value for value in found if value is not None]
+        return mean_interval(values).text(3) if values else ""
+
     def order(self, shape: Shape) -> list[str]:
         """Arms, the lowest mean loss first, those with a divergence behind all without."""
         return sorted(self.arms, key=lambda arm: (self.diverged(arm, shape), self.loss(arm, shape).estimate))

@@ -56,6 +56,7 @@ class Settings:
     eval_batches: int = 24
     looks: int = 4  # evaluations and checkpoints on the way
     data: str = "stdlib"  # or a folder made by nagjax data prepare
+    tasks: tuple[str, ...] = ()  # scored at the end of every run: files of questions, names of lm-evaluation-harness
 
     def __post_init__(self):
         if len({shape.name for shape in self.shapes}) < len(self.shapes):

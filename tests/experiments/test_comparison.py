@@ -49,6 +49,22 @@ LEAD = Lead("nag", "plain", along="depth", ahead=True)
 GROWING = {("plain", 8): 3.0, ("nag", 8): 2.9, ("plain", 32): 3.0, ("nag", 32): 2.7}
 
 
+def test_tasks_are_scored_at_the_end_of_a_run_alone_and_have_a_column_each():
+    settings = dataclasses.replace(SETTINGS, tasks=("hellaswag",), looks=3)
+    own = comparison(LEAD)
+    train = own.config(settings, "nag", SHAPES[0]).train
+    assert train.tasks == ("hellaswag",) and train.eval_every == 1
+    due = [step for step in range(1, train.steps + 1) if step == train.steps or step % train.tasks_every == 0]
+    assert due == [train.steps]
+    found = records(GROWING)
+    for record in found:
+        if record.labels["arm"] == "nag" and "factor" not in record.labels:
+            record.metrics["tasks"] = {"hellaswag/acc": 0.25 + 0.01 * record.labels["seed"]}
+    columns = {(row["arm"], row["shape"]): row["hellaswag/acc"] for row in own.summarise(settings, found).table}
+    assert all(told == ("0.280 [0.260, 0.300]" if arm == "nag" else "") for (arm, _), told in columns.items())
+    assert "hellaswag/acc" not in own.summarise(settings, records(GROWING)).table[0]
+
+
 def test_a_plan_is_grids_then_tunings_then_fresh_seeds():
     jobs = comparison(LEAD).plan(SETTINGS)
     kinds = [type(job) for job in jobs]
