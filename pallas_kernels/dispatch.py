@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from pallas_kernels.launch import WIDE_ON_AMD, interpreter, interpreting, tracing_for
+from pallas_kernels.launch import WIDE_ON_AMD, interpreter, interpreting, traced_platform, tracing_for
 from pallas_kernels.placement import Placement, current_placement, on_shards, place
 
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
@@ -64,7 +64,8 @@ def _accept(*args, **constants) -> None:
 class Implementation:
     """One way to compute an op; see the head of this file. `bytes_moved(rows, width, dtype, backward=)` gives the bytes
     that a pass must read and write, if known; `reserve(*inputs)` gives the reason why this implementation is used for
-    these inputs only when it is named."""
+    these inputs only when it is named. `keeps`: trailing dimensions of further row arrays that `forward` returns behind
+    the op's `extra`, and that `backward` gets as its last residuals where no other implementation may run."""
 
     forward: Callable[..., tuple]
     backward: Callable[..., tuple]
@@ -73,6 +74,7 @@ class Implementation:
     unavailable: Callable[[str], str | None] = _accept
     bytes_moved: Callable[..., int] | None = None
     reserve: Callable[..., str | None] = _accept
+    keeps: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,9 +100,9 @@ class Op:
     integer_inputs: tuple[int, ...] = ()
 
     @property
-    def residuals(self) -> tuple[int | None, ...]:
+    def kept(self) -> tuple[int | None, ...]:
         kept = tuple(self.inputs[i] for i in self.keep_inputs)
-        return kept + tuple(self.outputs[i] for i in self.keep_outputs) + self.extra
+        return kept + tuple(self.outputs[i] for i in self.keep_outputs)
 
     @property
     def gradients(self) -> tuple[int | None, ...]:
@@ -119,6 +121,18 @@ class Choice:
 
     def on(self, platform: str) -> str | None:
         return self.names[PLATFORMS.index(platform)]
+
+    def only(self, platform: str | None) -> Choice:
+        """For programs of this platform alone; as it is if none is known, if nothing can run on it, and on an AMD GPU,
+        for which kernels are traced in their own way."""
+        name = None if platform in (None, "rocm") else self.on(platform)
+        return dataclasses.replace(self, names=(name,) * len(PLATFORMS)) if name else self
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Trailing dimensions of the row arrays that forward passes save."""
+        one = self.names[0] if len(set(self.names)) == 1 else None
+        return self.op.extra + (self.op.implementations[one].keeps if one else ())
 
     @property
     def reasons(self) -> str:
@@ -141,6 +155,7 @@ def run(
         shape, rows = _flatten(op.inputs, args)
         return _unflatten(shape, op.outputs, op.reference(*rows, **constants))
     _log(choice)
+    choice = choice.only(traced_platform())
     dtypes = tuple(jnp.dtype(a.dtype) for a in args)
     placement = current_placement()
     args = place(args, placement, _rows(len(_lead_shape(op.inputs, args)), op.inputs))
@@ -244,20 +259,25 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
     """The custom_vjp function for one choice. Choice and placement are fixed when the forward pass is traced; the
     backward pass, traced later, uses the same ones. Forward and backward each have their own `shard_map`, so that no
     `shard_map` is transposed, which would add collectives."""
-    op, constants = choice.op, dict(choice.constants)
+    op, constants, extras = choice.op, dict(choice.constants), choice.extra
+    kept_types = op.kept + extras
     real_dtypes = tuple(d for i, d in enumerate(dtypes) if i not in op.integer_inputs)
 
     # Jitted, so that a kernel is traced once per shape and not in every sublayer, program and derivative.
     @functools.partial(jax.jit, inline=True)
     def forward_rows(*rows):
-        return _switch(choice, "forward", lambda way, *a: way.forward(*a, **constants), *rows)
+        return _switch(choice, "forward", local_outputs, *rows)
 
     @functools.partial(jax.jit, inline=True)
     def backward_rows(*rows):
         return _switch(choice, "backward", local_gradients, *rows)
 
+    def local_outputs(way, *rows):
+        outputs, extra = way.forward(*rows, **constants)
+        return outputs, extra[: len(extras)]
+
     def local_gradients(way, *arrays):
-        n = len(op.residuals)
+        n = len(kept_types)
         sums = way.backward(arrays[:n], arrays[n:], **constants)
         return tuple(
             x.astype(jnp.float32 if t is None else dtype)
@@ -268,17 +288,17 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
         def shard(*local):
             shape, rows = _flatten(op.inputs, local)
             outputs, extra = forward_rows(*rows)
-            return _unflatten(shape, op.outputs + op.extra, outputs + extra)
+            return _unflatten(shape, op.outputs + extras, outputs + extra)
 
         lead = len(_lead_shape(op.inputs, args))
         with interpreting(interpret):
-            results = on_shards(shard, placement, _rows(lead, op.inputs), _rows(lead, op.outputs + op.extra))(*args)
+            results = on_shards(shard, placement, _rows(lead, op.inputs), _rows(lead, op.outputs + extras))(*args)
         outputs, extra = results[: len(op.outputs)], results[len(op.outputs) :]
         kept = tuple(args[i] for i in op.keep_inputs) + tuple(outputs[i] for i in op.keep_outputs)
         return outputs, kept + extra
 
     def backward(residuals, cotangents):
-        given = op.residuals + op.outputs
+        given = kept_types + op.outputs
 
         def shard(*local):
             shape, rows = _flatten(given, local)

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from pallas_kernels.launch import tracing_for as kernels_for
 from pallas_kernels.placement import current_placement
 
 logger = logging.getLogger("nagjax")
@@ -23,8 +24,10 @@ _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 def tracing_for(platform: str) -> Generator[None]:
     """Traces everything inside for that platform (cpu, gpu, tpu), whatever this machine is."""
     token = _platform.set(platform)
+    kernels = kernels_for(platform) if platform in ("cpu", "tpu") else contextlib.nullcontext()  # gpu: of which make?
     try:
-        yield
+        with kernels:
+            yield
     finally:
         _platform.reset(token)
 

@@ -12,7 +12,7 @@ from kernel_lowering import CUSTOM_CALL, INTERPRETERS
 from tolerance import assert_close
 
 from pallas_kernels import nag_update
-from pallas_kernels.launch import interpreting
+from pallas_kernels.launch import interpreting, tracing_for
 from pallas_kernels.shapes import COVER, COVER_SMALL, COVER_WIDE
 
 NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
@@ -22,10 +22,15 @@ def implementation(name):
     return lambda *args: nag_update(*args, implementation=name)
 
 
-@pytest.mark.parametrize("shape", COVER, ids=str)
-def test_xla_against_float64(shape):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("xla", shape) for shape in COVER] + [(None, shape) for shape in COVER_SMALL],
+    ids=str,
+)
+def test_xla_against_float64(name, shape):
+    """None: programs of other platforms, whose kernels keep nothing, are there, too."""
     primals, cotangents = nag_oracle.inputs(*shape)
-    got = nag_oracle.with_gradients(implementation("xla"), primals, cotangents)
+    got = nag_oracle.with_gradients(implementation(name), primals, cotangents)
     chex.assert_trees_all_equal_shapes_and_dtypes(tuple(got[2:]), primals)
     nag_oracle.assert_close(NAMES, got, nag_oracle.exact(nag_oracle.update, primals, cotangents), shape[1])
 
@@ -138,10 +143,12 @@ def test_geometry():
     assert_close(jnp.mean(added * r, -1), 0, terms=1, chain=16, scale=1.0)
 
 
-def test_saves_its_inputs_and_nothing_else():
+@pytest.mark.parametrize(("platform", "kept"), [(None, 0), ("tpu", 0), ("cpu", 4)])
+def test_saves_its_inputs_and_on_a_cpu_four_numbers_a_row(platform, kept):
     primals, _ = nag_oracle.inputs(16, 128, "bfloat16")
-    pull = jax.eval_shape(lambda *args: jax.vjp(implementation("xla"), *args)[1], *primals)
-    assert nag_oracle.nbytes(pull) == nag_oracle.nbytes([primals[i] for i in (0, 2, 3)])
+    with tracing_for(platform):
+        pull = jax.eval_shape(lambda *args: jax.vjp(nag_update, *args)[1], *primals)
+    assert nag_oracle.nbytes(pull) == nag_oracle.nbytes([primals[i] for i in (0, 2, 3)]) + kept * 16 * 4
 
 
 def test_scan_and_remat_change_nothing():
