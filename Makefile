@@ -87,9 +87,9 @@ plans: .venv-aot/.aot
 	.venv-aot/bin/python -m benchmarks.head_memory
 	.venv-aot/bin/python -m benchmarks.experiment_costs
 
-# nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json.
+# nagjax's training step beside PyTorch's on this CPU, in one sitting; writes benchmarks/results/step_cpu.json, docs/cpu.md.
 bench-torch: $(VENV)/.dev .venv-torch/.torch
-	$(BIN)/python benchmarks/step.py --torch .venv-torch/bin/python $(BENCH)
+	$(BIN)/python -m benchmarks.step --torch .venv-torch/bin/python $(BENCH)
 
 # nagjax's sampling beside transformers' of the same model; writes benchmarks/results/decode_cpu.json.
 bench-decode: $(VENV)/.dev .venv-torch/.torch

@@ -1,7 +1,8 @@
-"""The training step on this CPU beside PyTorch's: `make bench-torch`, which writes benchmarks/results/step_cpu.json.
+"""The training step on this CPU beside PyTorch's: `make bench-torch`.
 
 All steps of one size take turns in one sitting, so that what else the machine does meets all of them. A ratio is the
 median over rounds of that round's two times. PyTorch runs in an environment of its own (benchmarks/torch_step.py).
+benchmarks/results/step_cpu.json keeps the last sitting of every CPU, and the tables of docs/cpu.md are written from it.
 """
 
 import argparse
@@ -12,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from peer import Peer
-
-from nagjax.measure.profile import profile
+from benchmarks import plan_tables as tables
+from benchmarks.peer import Peer
+from nagjax.measure.profile import OTHER, SCOPES, profile
 from nagjax.measure.step_times import Racer, blueprint_of, race
 from nagjax.memory import keep_freed_memory
 from nagjax.train.abstract_step import abstract_batch
@@ -22,10 +23,11 @@ from nagjax.train.step import jit_train_step
 from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "step_cpu.json"
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "step_cpu.json", ROOT / "docs" / "cpu.md"
 SCHEMES = ("plain", "nag", "review")
 FIRST = "plain"
 TORCH = ("eager", "compiled")
+PARTS = tuple(part for part in (*SCOPES, OTHER) if part != "routing")  # of a dense step
 
 
 class Torch(Peer):
@@ -78,6 +80,20 @@ def measure(depth: int, width: int, batch: int, context: int, rounds: int, pytho
     return {"depth": depth, "width": width, "results": rows, "shares_of_plain": shares, "torch": sorted(versions)}
 
 
+def texts(sittings: list[dict]) -> dict[str, str]:
+    """Of docs/cpu.md: times as multiples of plain's, and the shares of plain's parts."""
+    names = ("nag", "review", *(f"torch_{how}" for how in TORCH))
+    ratios, shares = [], []
+    for sitting in sittings:
+        for size in sitting["sizes"]:
+            what, found = (sitting["cpu"], f"{size['depth']} x {size['width']}"), size["results"]
+            told = [f"{found[name]['ratio_to_plain']:.2f}" if name in found else "-" for name in names]
+            ratios.append((*what, f"1 ({found[FIRST]['milliseconds']:,.0f} ms)", *told, sitting["date"][:10]))
+            shares.append((*what, *(f"{size['shares_of_plain'].get(part, 0):.0%}" for part in PARTS)))
+    head = ("CPU", "model", "plain", "NAG", "Review", "PyTorch eager", "PyTorch compiled", "measured")
+    return {"steps": tables.table(head, ratios), "shares": tables.table(("CPU", "model", *PARTS), shares)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", help="Python of PyTorch's environment; without it nagjax is timed alone")
@@ -97,7 +113,12 @@ def main() -> None:
             print(f"{size} {name:15} {row['milliseconds']:9.1f} ms  {row['ratio_to_plain']:.3f} x plain", flush=True)
     machine = {"cores": os.cpu_count(), "load_before": load}
     result = {"bench": "step", "batch": batch, "context": context, "rounds": options.rounds, "sizes": sizes}
-    options.out.write_text(json.dumps(result | machine | origin(), indent=2) + "\n")
+    sitting = result | machine | origin()
+    known = json.loads(options.out.read_text()) if options.out.exists() else []
+    sittings = [*(one for one in known if one["cpu"] != sitting["cpu"]), sitting]
+    options.out.write_text(json.dumps(sittings, indent=2) + "\n")
+    if options.out == RESULTS:
+        PAGE.write_text(tables.inserted(PAGE.read_text(), texts(sittings)))
 
 
 if __name__ == "__main__":

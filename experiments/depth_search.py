@@ -99,7 +99,7 @@ SIZES = {
     "smoke": Settings(2, 16, 16, 8, 4, 1, 1, (JUDGED,), eval_batches=1),
     "cpu": Settings(64, 32, 64, 8, 100, 12, 3, eval_batches=10),
     "h200": Settings(64, 256, 512, 16, 512, 10, 5),
-    "paper": Settings(64, 512, 1024, 64, 4096, 30, 5),
+    "paper": Settings(64, 512, 1024, 64, 4096, 36, 5),
 }
 
 
