@@ -22,7 +22,7 @@ from benchmarks.parts.rows import measured  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "device"
 PAGES = ("README.md", "pallas_kernels/README.md", "docs/hardware.md")
-NOTHING = "Not measured on any device yet: `python benchmarks/device.py --part {part}` does it."
+NOTHING = "Not measured on any device yet: `python benchmarks/device.py --part {part} --out FOLDER` does it."
 MARKED = re.compile(r"(<!-- device: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

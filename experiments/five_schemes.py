@@ -1,6 +1,6 @@
 """Is NAG the best of five schemes, at more than one depth and budget?
 
-Claim: NAG has the lowest loss of five schemes, at 16 and 32 blocks and at 1M and 2.1M tokens.
+Claim: NAG has the lowest loss of five schemes at 16 blocks (1M and 2.1M tokens) and 32 blocks (1M).
 Source: this project's tokens_and_depth, size arms, where NAG was first on every seed; Figliolia & Millidge 2026,
   arXiv:2606.16112, has plain pre-norm as its one rival at equal depth
 Expected: NAG ahead of its nearest rival by 0.014 nats at 16 blocks and 1M tokens, as seen before the claim was fixed

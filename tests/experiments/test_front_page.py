@@ -70,7 +70,7 @@ def test_the_steps_ratios_are_in_their_file():
         by_cpu = {one["cpu"]: [ratio(size["results"]) for size in one["sizes"]] for one in measured("step_cpu")}
         return [f"{' and '.join(f'{r:.2f}' for r in own)} ({cpu})" for cpu, own in reversed(by_cpu.items())]
 
-    assert nag == "; ".join(told(lambda found: found["nag"]["ratio_to_plain"]))
+    assert nag.startswith("; ".join(told(lambda found: found["nag"]["ratio_to_plain"])))
     assert plain.startswith("; ".join(told(lambda found: 1 / found["torch_compiled"]["ratio_to_plain"])))
 
 
@@ -94,7 +94,7 @@ def test_the_ratios_to_transformers_are_in_their_file_and_both_wrote_the_same():
         ("mod_cpu", "mod --batch 4"),
         ("mod_one_row_cpu", "mod"),
         ("mod_decode_cpu", "mod --phase decode --batch 16"),
-        ("mod_prefill_cpu", "mod --phase prefill --batch 16"),
+        ("mod_prefill_cpu", "mod --phase prefill --batch 16 --depth 8"),
     ],
 )
 def test_the_benchmarks_ratios_are_in_their_files(file, command):
