@@ -125,24 +125,29 @@ def _verdict(found: dict[str, Interval]) -> str:
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
-    figure, axes = panels(2, "Loss of students by depth, relative to the shallowest")
-    for ax, loss in zip(axes, ("mse", "kl"), strict=True):
-        own = [record for record in records if REGIMES[record.labels["regime"]].loss == loss]
-        for record, color in zip(own, COLORS, strict=False):
+    titles = {"mse": "final states, mean squared error", "kl": "logits, KL"}
+    of_loss = lambda loss: [r for r in records if REGIMES[r.labels["regime"]].loss == loss]  # noqa: E731
+    shown = [loss for loss in titles if of_loss(loss)]
+    figure, axes = panels(len(shown), "Loss of students by depth, relative to the shallowest")
+    for ax, loss in zip(axes, shown, strict=True):
+        own = of_loss(loss)
+        colors = dict(zip(dict.fromkeys(record.labels["regime"] for record in own), COLORS, strict=False))
+        for record in own:
+            regime, half = record.labels["regime"], record.labels.get("half")
             depths = np.array([int(depth) for depth in record.metrics["losses"]])
             losses = np.array(list(record.metrics["losses"].values()))
             for i, t in enumerate(record.labels["temperatures"]):
                 mean = np.exp(np.mean(np.log(losses[:, :, i] / losses[0, :, i]), axis=1))
-                style = ("-", "--", ":")[i % 3]
-                name = record.labels["regime"] + (f", T = {t:.3g}" if loss == "kl" else "")
-                ax.loglog(depths, mean, style, marker="o", color=color, label=name)
+                style = "--" if half else ("-", "-.", ":")[i % 3]
+                name = regime + (f", T = {t:.3g}" if loss == "kl" else "") + (", half of the steps" if half else "")
+                ax.loglog(depths, mean, style, marker="o", color=colors[regime], label=name)
         depths = np.array(settings.depths, float)
         for power, shade in ((1, "#999999"), (3, "#cccccc")):
             ax.loglog(depths, (depths / depths[0]) ** -power, color=shade, linewidth=1, label=f"1 / depth^{power}")
         ax.set_xticks(depths, [f"{d:g}" for d in depths])
         ax.minorticks_off()
         ax.set_xlabel("blocks of the student")
-        ax.set_title({"mse": "final states, mean squared error", "kl": "logits, KL"}[loss])
+        ax.set_title(titles[loss])
         ax.legend(frameon=False, fontsize=7)
     return figure
 
