@@ -107,6 +107,15 @@ def test_interpreting_lifts_the_platform_and_ends_with_its_block():
     assert choose(OP, "pallas_triton", *ARGS).on("cpu") is None
 
 
+@pytest.mark.parametrize(("platform", "kernels"), [(None, True), ("cpu", False), ("tpu", True), ("rocm", True)])
+def test_a_program_for_one_platform_holds_no_other_s_branches(platform, kernels):
+    """But on an AMD GPU, whose branch is told from CUDA's when the program is lowered."""
+    with tracing_for(platform):
+        text = str(jax.make_jaxpr(lambda *a: nag_update(*a))(*ARGS))
+    assert ("platform_index" in text) == (platform in (None, "rocm"))
+    assert ("pallas_call" in text) == kernels
+
+
 def test_steps_are_traced_once():
     step = jax.jit(chex.assert_max_traces(lambda *a: nag_update(*a), n=1))
     for _ in range(3):
