@@ -77,8 +77,8 @@ aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step --step nagjax.train.abstract_step:routed_step $(AOT)
 	.venv-aot/bin/python -m pytest tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py
 
-# The plans and tables of docs/plan.md, tpu_vms.md, memory.md and experiments/README.md: what their files of results in benchmarks/results lack
-# is compiled, minutes for each.
+# The plans and tables of docs/plan.md, tpu_vms.md, memory.md and experiments/README.md: what their files of results in
+# benchmarks/results lack is compiled, minutes for each.
 plans: .venv-aot/.aot
 	.venv-aot/bin/python -m benchmarks.plan
 	.venv-aot/bin/python -m benchmarks.block_bytes
