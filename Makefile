@@ -41,11 +41,11 @@ test: $(VENV)/.dev
 # The tests that compute, under other instruction sets, threads and loop emitters than this machine's: four runs, or all
 # sixteen with ALL=1; TESTS=tests/mod chooses the tests. What differs by rounding alone must pass.
 test-any-cpu: $(VENV)/.dev
-	$(BIN)/python tests/any_cpu.py --jobs $(JOBS) $(if $(ALL),--all) $(TESTS)
+	$(BIN)/python -m tests.any_cpu --jobs $(JOBS) $(if $(ALL),--all) $(TESTS)
 
 # Its core, two minutes on two idle cores.
 test-any-cpu-quick: $(VENV)/.dev
-	$(BIN)/python tests/any_cpu.py --jobs $(JOBS) --quick
+	$(BIN)/python -m tests.any_cpu --jobs $(JOBS) --quick
 
 # The static type checker on the public surface: see tool.ty in pyproject.toml.
 types: $(VENV)/.dev
@@ -97,11 +97,11 @@ bench-decode: $(VENV)/.dev .venv-torch/.torch
 
 # Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
 torture: $(VENV)/.dev
-	$(BIN)/python tests/torture --faults $(FAULTS) --jobs $(JOBS) --docs docs/faults.md
+	$(BIN)/python -m tests.torture --faults $(FAULTS) --jobs $(JOBS) --docs docs/faults.md
 
 # Every file that a command reads, damaged; writes the table of docs/damaged_files.md.
 fuzz: $(VENV)/.dev
-	$(BIN)/python tests/fuzz --mutations $(MUTATIONS) --jobs $(JOBS) --docs docs/damaged_files.md
+	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS) --jobs $(JOBS) --docs docs/damaged_files.md
 
 # Trains the models of models/, four hours on two idle cores; goes on where it was stopped. MODELS="plain nag" chooses.
 models: $(VENV)/.base

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.runs.config import RunConfig
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
+from tests import tiny
+from tests.tolerance import assert_close
 
 MESHES = {"data": (8,), "fsdp": (1, 8), "tensor": (2, 2, 2), "mixed": (2, 2, 1, 2), "sequence": (1, 1, 1, 8)}
 EVERY = os.environ.get("EVERY_MESH", "") not in ("", "0")

@@ -5,8 +5,6 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from run_folders import write_run
-from tiny_models import shaken
 
 from nagjax.data import DataConfig, prepare
 from nagjax.model.config import ModelConfig
@@ -15,6 +13,8 @@ from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, to_dict
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
+from tests.run_folders import write_run
+from tests.tiny_models import shaken
 
 STEP = 30  # of 1000: NAG's alpha has risen to 60% of its value
 

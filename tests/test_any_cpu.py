@@ -2,12 +2,12 @@
 
 import itertools
 
-import any_cpu
 import numpy as np
 import pytest
-from tolerance import assert_close, close_to
 
 from pallas_kernels.origin import processor
+from tests import any_cpu
+from tests.tolerance import assert_close, close_to
 
 
 def test_four_runs_cover_every_value_and_the_pairs_of_threads_and_emitters():

@@ -7,13 +7,13 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from own_models import SUBLAYERS, WIDTH
-from streams import one_per_stream
 
 import nagjax
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme, schemes
 from nagjax.residual.module import module_of
+from tests.own_models import SUBLAYERS, WIDTH
+from tests.streams import one_per_stream
 
 
 class Mixer(nn.Module):

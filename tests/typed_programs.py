@@ -17,10 +17,7 @@ def programs(name: str, rate: float):
     """What to trace for a scheme, by name: everything for the usual ones, the training step for the others."""
     import jax
     import jax.numpy as jnp
-    import tiny
     from flax import nnx
-    from own_models import branches_of, residual_of
-    from streams import USUAL
 
     from nagjax.generate.sample import generate
     from nagjax.layers.where import Where
@@ -29,6 +26,9 @@ def programs(name: str, rate: float):
     from nagjax.residual import find_scheme
     from nagjax.train.abstract_step import abstract_batch
     from nagjax.train.step import jit_eval_step, jit_train_step
+    from tests import tiny
+    from tests.own_models import branches_of, residual_of
+    from tests.streams import USUAL
 
     scheme, mod = find_scheme(name)(), ModConfig(rate=(rate,))
     blueprint = tiny.blueprint(tiny.run_config(scheme, mod=mod))

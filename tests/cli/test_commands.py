@@ -8,10 +8,10 @@ import sys
 import time
 
 import pytest
-from tolerance import assert_close, close_to
 
 from nagjax.cli import main
 from nagjax.runs.log import load_run
+from tests.tolerance import assert_close, close_to
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-from tolerance import close_to
 
 from nagjax.cli import main
 from nagjax.runs.log import load_run
 from nagjax.train.checkpoint.store import Checkpoints
+from tests.tolerance import close_to
 
 SHAPE = "--depth 3 --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2".split()
 

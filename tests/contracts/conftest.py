@@ -1,5 +1,6 @@
 import pytest
-from variants import SCHEMES
+
+from tests.contracts.variants import SCHEMES
 
 
 @pytest.fixture(params=SCHEMES)

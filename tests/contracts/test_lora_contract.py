@@ -1,19 +1,18 @@
 """Every scheme takes adapters: the model beside which they stand is the one that they are merged into."""
 
 import jax
-import meshes
 import numpy as np
 import pytest
-import tiny
-from streams import one_per_stream
-from tolerance import assert_close
-from variants import SCHEMES
 
 from nagjax.layers.config import LoRAConfig
 from nagjax.layers.lora import merged
 from nagjax.layers.platform import tracing_for
 from nagjax.residual import find_scheme
 from nagjax.runs.trained import with_part
+from tests import meshes, tiny
+from tests.contracts.variants import SCHEMES
+from tests.streams import one_per_stream
+from tests.tolerance import assert_close
 
 LORA = LoRAConfig(rank=2, alpha=6.0)
 XLA = {"attention": "xla", "kernels": "xla"}  # what all platforms have: this CPU stands for another one

@@ -10,10 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from own_models import branches_of, residual_of, table_of
-from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
@@ -22,6 +19,9 @@ from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.residual.module import Residual
 from nagjax.residual.protocol import telemetry
 from nagjax.runs.config import RunConfig, from_dict, to_dict
+from tests import tiny
+from tests.own_models import branches_of, residual_of, table_of
+from tests.tolerance import assert_close
 
 TELEMETRY = {"turn", "ratio", "growth", "log_norm", "gate", "closed"}
 ROLES = {"matrix", "embedding", "head", "norm", "gate"}

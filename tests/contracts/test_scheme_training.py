@@ -2,20 +2,19 @@
 
 import jax
 import jax.numpy as jnp
-import meshes
 import numpy as np
 import optax
 import pytest
-import tiny
 from jax.sharding import AbstractMesh, AxisType
-from streams import one_per_stream
-from tolerance import assert_close
-from variants import SCHEMES
 
 from nagjax.residual import find_scheme
 from nagjax.train.distributed.mesh import AXES, batch_sharding
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
+from tests import meshes, tiny
+from tests.contracts.variants import SCHEMES
+from tests.streams import one_per_stream
+from tests.tolerance import assert_close
 
 
 def first_gradient(scheme, params):

@@ -3,9 +3,8 @@ environment, one scheme for every kind of stream."""
 
 import os
 
-from streams import one_per_stream
-
 from nagjax.residual import find_scheme, schemes
+from tests.streams import one_per_stream
 
 OPTIONS = {
     "review-rank_2": lambda: find_scheme("review")(rank=2),

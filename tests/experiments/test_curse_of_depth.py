@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tolerance import assert_close
 
 from experiments.harness.curse import variances
 from experiments.harness.rates import Tuning
@@ -14,6 +13,7 @@ from nagjax.model.transformer import Transformer
 from nagjax.residual import Boundary, find_scheme
 from nagjax.residual.protocol import SublayerIndex
 from tests.tiny import model_config, packed_batch
+from tests.tolerance import assert_close
 
 WIDTH, SUBLAYERS = 12, 6
 BLOCKS = [1, 1, 2, 2, 3, 3]  # of the sublayers

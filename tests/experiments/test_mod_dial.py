@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerance import close_to
 
 from experiments.harness.jobs import Record
 from experiments.harness.skipping import RUN, Point, Skipping, on_curve
@@ -15,6 +14,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.facts import model_costs
 from nagjax.runs.opening import OpenRun
 from tests import tiny
+from tests.tolerance import close_to
 
 SETTINGS = dataclasses.replace(SIZES["cpu"], seeds=2)
 DENSE = 100.0  # forward FLOPs of the planted dense run

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from tolerance import close_to
 
 from experiments.harness.jobs import Record
 from experiments.harness.signals import Seen, Signals
@@ -14,6 +13,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.facts import model_costs
 from nagjax.runs.opening import OpenRun
 from tests import tiny
+from tests.tolerance import close_to
 
 SHAPE = 2, 2, 2, 16  # blocks, sublayers, sequences, tokens
 

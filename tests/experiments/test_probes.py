@@ -2,12 +2,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from tolerance import close_to
 
 from experiments.harness.jobs import Record
 from experiments.harness.recipe import load
 from experiments.harness.statistics import Interval
 from experiments.inverse_depth_probes import Settings, between_ends, draws, exponent, middle, summarise, verdict
+from tests.tolerance import close_to
 
 RIGHT = np.pi / 2
 SETTINGS = Settings((6, 12, 24), 16, 16, 8, 4, 2)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tolerance import assert_close
 
 from experiments.harness.jobs import Record
 from experiments.sinks_and_outliers import (
@@ -30,6 +29,7 @@ from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.schemes.nag import NAG, NAGStream
 from nagjax.runs.opening import OpenRun
 from tests import tiny
+from tests.tolerance import assert_close
 
 
 @pytest.fixture(scope="module")

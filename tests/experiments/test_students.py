@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerance import assert_close
 
 from experiments.harness.jobs import Record
 from experiments.harness.recipe import load
@@ -13,6 +12,7 @@ from experiments.harness.toy import REGIMES, Student, Toy
 from experiments.inverse_depth_students import Settings, by_depth, exponents, summarise, verdict
 from nagjax.errors import UserError
 from pallas_kernels import nag_update
+from tests.tolerance import assert_close
 
 NOISE = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""`python tests/fuzz --mutations 2000 --seed 0`: damages every file that a verb reads, and runs the verb."""
+"""`python -m tests.fuzz --mutations 2000 --seed 0`: damages every file that a verb reads, and runs the verb."""
 
 import argparse
 import json
@@ -9,7 +9,6 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
@@ -23,13 +22,12 @@ def main() -> int:
     parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
     return work(args) if args.worker else lead(args)
 
 
 def work(args) -> int:
-    from fuzz_walk import walk
-    from fuzz_world import build
+    from tests.fuzz.fuzz_walk import walk
+    from tests.fuzz.fuzz_world import build
 
     share, scratch = int(args.worker[0]), Path(args.worker[1])
     targets = [t for t in build(scratch / f"world-{share}", trained=True) if args.only in t.name]
@@ -41,10 +39,10 @@ def work(args) -> int:
 
 
 def lead(args) -> int:
-    from fuzz_walk import Outcome, page, table
+    from tests.fuzz.fuzz_walk import Outcome, page, table
 
-    began, command = time.monotonic(), [sys.executable, str(HERE), "--only", args.only, "--jobs", str(args.jobs)]
-    command += ["--mutations", str(args.mutations), "--seed", str(args.seed)]
+    began, command = time.monotonic(), [sys.executable, "-m", "tests.fuzz", "--only", args.only]
+    command += ["--jobs", str(args.jobs), "--mutations", str(args.mutations), "--seed", str(args.seed)]
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         workers = [subprocess.Popen([*command, "--worker", str(share), scratch]) for share in range(args.jobs)]
         if any([worker.wait() for worker in workers]):

@@ -4,11 +4,11 @@ import random
 from collections import Counter
 
 import pytest
-from fuzz_mutations import mutate, mutated_bytes, mutated_json, places
-from fuzz_walk import Outcome, once, table, walk
-from fuzz_world import Target, build, function
 
 from nagjax.errors import UserError
+from tests.fuzz.fuzz_mutations import mutate, mutated_bytes, mutated_json, places
+from tests.fuzz.fuzz_walk import Outcome, once, table, walk
+from tests.fuzz.fuzz_world import Target, build, function
 
 SEED, MUTATIONS = 3, 48
 

@@ -1,1 +1,1 @@
-from run_fixtures import corpus, run_folder  # noqa: F401
+from tests.run_fixtures import corpus, run_folder  # noqa: F401

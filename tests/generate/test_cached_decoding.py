@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-import tiny
-from streams import one_per_stream
-from tiny_models import full_logits, make_model, stepwise_logits
-from tolerance import assert_close
 
 from nagjax.generate.sample import generate
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.residual import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
+from tests import tiny
+from tests.streams import one_per_stream
+from tests.tiny_models import full_logits, make_model, stepwise_logits
+from tests.tolerance import assert_close
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 ROWS = np.random.default_rng(0).integers(0, 61, (3, 13)).tolist()

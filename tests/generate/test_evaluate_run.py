@@ -6,7 +6,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from tolerance import close_to
 
 from nagjax.data import open_dataset, prepare, train_bpe
 from nagjax.data.rows import Rows
@@ -14,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.layers.attention import Where
 from nagjax.runs.opening import open_run
+from tests.tolerance import close_to
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_models import full_logits, make_model
 
 from nagjax.errors import UserError
 from nagjax.generate import batching, decode
@@ -13,6 +12,7 @@ from nagjax.generate.sample import cut, generate
 from nagjax.residual.schemes.plain import Plain
 from nagjax.runs.config import MeshConfig
 from nagjax.train.distributed.mesh import make_mesh, replicated
+from tests.tiny_models import full_logits, make_model
 
 PROMPTS = [[5, 1, 60], [9]]
 

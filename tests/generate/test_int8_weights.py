@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from streams import one_per_stream
-from tiny_models import full_logits, make_model
 
 from nagjax.errors import UserError
 from nagjax.generate.sample import complete, generate
@@ -18,6 +16,8 @@ from nagjax.layers.ragged import ragged_product
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.opening import open_run
+from tests.streams import one_per_stream
+from tests.tiny_models import full_logits, make_model
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 

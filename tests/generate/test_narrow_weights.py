@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from streams import one_per_stream
-from tiny_models import full_logits, make_model
 
 from nagjax.generate import batching
 from nagjax.generate.sample import generate
@@ -14,6 +12,8 @@ from nagjax.generate.weights import int8_model, narrow_model
 from nagjax.layers.config import BlockConfig, MoEConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from tests.streams import one_per_stream
+from tests.tiny_models import full_logits, make_model
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 CASES = {name: (name, {}) for name in one_per_stream()} | {

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tiny_models import make_model
-from tolerance import assert_close
 
 from nagjax.generate.sample import generate
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, ragged
 from nagjax.residual import find_scheme
+from tests import tiny
+from tests.tiny_models import make_model
+from tests.tolerance import assert_close
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 CASES = {

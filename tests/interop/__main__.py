@@ -1,4 +1,4 @@
-"""`python tests/interop --docs docs/import.md` measures how far logits are from transformers' and writes the table."""
+"""`python -m tests.interop --docs docs/import.md` measures how far logits are from transformers'."""
 
 import argparse
 import functools
@@ -6,18 +6,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+import numpy as np
 
-import numpy as np  # noqa: E402
-from conftest import Reference, reference_python  # noqa: E402
-from parity import logits_of  # noqa: E402
-from reference_cases import CASES, SHORTER  # noqa: E402
-from test_export import ADAPTED, PLAIN, TOKENS, run_of  # noqa: E402
-
-from nagjax.interop.exporting import export  # noqa: E402
-from nagjax.interop.source import read_source  # noqa: E402
-from nagjax.residual import find_scheme  # noqa: E402
+from nagjax.interop.exporting import export
+from nagjax.interop.source import read_source
+from nagjax.residual import find_scheme
+from tests.interop.conftest import Reference, reference_python
+from tests.interop.parity import logits_of
+from tests.interop.reference_cases import CASES, SHORTER
+from tests.interop.test_export import ADAPTED, PLAIN, TOKENS, run_of
 
 BEGIN, END = "<!-- parity: begin -->", "<!-- parity: end -->"
 

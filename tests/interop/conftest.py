@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-HERE = Path(__file__).parent
-OWN = HERE.parents[1] / ".venv-torch" / "bin" / "python"  # made by `make test-hf`
+ROOT = Path(__file__).parents[2]
+OWN = ROOT / ".venv-torch" / "bin" / "python"  # made by `make test-hf`
 
 
 def _has_torch(python: str) -> bool:
@@ -32,8 +32,9 @@ class Reference:
         self.folder = folder
         self.errors = (folder / "stderr.txt").open("w+")
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(folder / "modules")}
+        environment["PYTHONPATH"] = str(ROOT)
         self.process = subprocess.Popen(
-            [python, str(HERE / "reference.py"), str(folder)],
+            [python, "-m", "tests.interop.reference", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

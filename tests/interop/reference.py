@@ -1,8 +1,8 @@
 """The other side of the interop tests: tiny random models of each family by transformers, and logits by PyTorch.
 
-Run by a Python that has torch and transformers (no nagjax): `python reference.py FOLDER` saves each of the cases as
-FOLDER/CASE with logits.npz in it and prints `ready`; then each line `MODEL<tab>TOKENS.npz<tab>OUT.npz` of its input is
-answered with `done`, or with the error, once that model's logits are written.
+Run by a Python that has torch and transformers (no nagjax): `python -m tests.interop.reference FOLDER` saves each case
+as FOLDER/CASE with logits.npz in it and prints `ready`; then each line `MODEL<tab>TOKENS.npz<tab>OUT.npz` of its input
+is answered with `done`, or with the error, once that model's logits are written.
 """
 
 import pathlib
@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import torch
 import transformers
-from reference_cases import BATCH, CASES, SHARDED, TOKENS, VOCAB
+
+from tests.interop.reference_cases import BATCH, CASES, SHARDED, TOKENS, VOCAB
 
 
 def randomise(model: torch.nn.Module) -> None:

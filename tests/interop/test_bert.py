@@ -8,10 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from parity import TOLERANCE, logits_of
-from test_export import PLAIN, run_of
-from test_sources import configured, rewritten
 
 import nagjax
 from nagjax import cli
@@ -31,6 +27,10 @@ from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch, cross_entropy
 from nagjax.train.score import continuation_scores
 from nagjax.train.step import train_step
+from tests import tiny
+from tests.interop.parity import TOLERANCE, logits_of
+from tests.interop.test_export import PLAIN, run_of
+from tests.interop.test_sources import configured, rewritten
 
 SCHEME, SHAPE = PLAIN["bert"]
 

@@ -7,8 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-import tiny
-from parity import TOLERANCE, logits_of
 
 import nagjax
 from nagjax.data import ByteTokenizer
@@ -20,6 +18,8 @@ from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme, schemes
 from nagjax.runs.opening import OpenRun, open_run
+from tests import tiny
+from tests.interop.parity import TOLERANCE, logits_of
 
 BIASED = BlockConfig(biases=("qkv", "out", "mlp"))
 CAPPED = BlockConfig(softcap=2.0, window=5, others=OtherBlocks((1,)))

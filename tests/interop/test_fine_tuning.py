@@ -6,13 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
-from parity import TOLERANCE, logits_of
-from reference_cases import VOCAB
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 import nagjax
 from nagjax.cli import main
 from nagjax.runs.log import load_run
+from tests.interop.parity import TOLERANCE, logits_of
+from tests.interop.reference_cases import VOCAB
 
 CASE = "qwen3"  # 3 blocks x 32
 LETTERS = "abcdefghijklmnopqrstuvwxyz ?\n"

@@ -6,7 +6,6 @@ import types
 
 import numpy as np
 import pytest
-from test_export import run_of
 
 import nagjax
 from nagjax.cli import main
@@ -14,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.interop.exporting import export
 from nagjax.interop.hub import cache_folder, find_model
 from nagjax.residual import find_scheme
+from tests.interop.test_export import run_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

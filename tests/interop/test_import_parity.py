@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from parity import TOLERANCE, logits_of
-from reference_cases import CASES, SHORTER
 
 from nagjax.interop.source import read_source
+from tests.interop.parity import TOLERANCE, logits_of
+from tests.interop.reference_cases import CASES, SHORTER
 
 
 @pytest.mark.parametrize("case", CASES)

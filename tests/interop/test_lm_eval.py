@@ -7,9 +7,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from parity import logits_of
-from test_export import run_of
-from tolerance import close_to
 
 from nagjax.data import load_tokenizer
 from nagjax.errors import UserError
@@ -17,6 +14,9 @@ from nagjax.interop.importing import write_run
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.train.score import continuation_scores
+from tests.interop.parity import logits_of
+from tests.interop.test_export import run_of
+from tests.tolerance import close_to
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_export import run_of
 
 import nagjax
 from nagjax.cli import main
@@ -20,6 +19,7 @@ from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.residual import find_scheme
 from nagjax.runs.config import TrainConfig
+from tests.interop.test_export import run_of
 
 CARDS = sorted(hub.SHIPPED.glob("*/README.md"))
 

@@ -7,9 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-from parity import logits_of
-from test_export import run_of
-from tolerance import assert_close
 
 import nagjax
 from nagjax.cli import main
@@ -22,6 +19,9 @@ from nagjax.interop.importing import import_model
 from nagjax.interop.safetensors import Lazy, read_folder, read_tensors, write_folder
 from nagjax.interop.source import read_source
 from nagjax.residual import find_scheme
+from tests.interop.parity import logits_of
+from tests.interop.test_export import run_of
+from tests.tolerance import assert_close
 
 WIDE = np.dtype(np.float32)
 

@@ -4,9 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close, close_to
 
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
@@ -14,6 +12,8 @@ from nagjax.layers.attention import Attention, Where
 from nagjax.layers.cache import CachedLayer, KVCache, attend_cached
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import rotary
+from tests import tiny
+from tests.tolerance import assert_close, close_to
 
 
 def rotated(x, position, base=10_000.0):

@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from meshes import check_losses
-from tolerance import assert_close, close_to
 
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
@@ -21,6 +18,9 @@ from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import frequencies, rotary
 from nagjax.layers.where import Where, causal_mask
 from nagjax.residual import find_scheme
+from tests import tiny
+from tests.meshes import check_losses
+from tests.tolerance import assert_close, close_to
 
 
 def shaken(module):

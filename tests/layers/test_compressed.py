@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from meshes import check_losses
-from streams import one_per_stream
-from tiny_models import full_logits, make_model, stepwise_logits
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.generate.sample import generate
@@ -24,6 +19,11 @@ from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme, schemes
 from nagjax.train.state import factors
+from tests import tiny
+from tests.meshes import check_losses
+from tests.streams import one_per_stream
+from tests.tiny_models import full_logits, make_model, stepwise_logits
+from tests.tolerance import assert_close
 
 CCA = BlockConfig(cca=True, head_width=4)
 SHAPE = dict(depth=1, width=24, heads=4, kv_heads=2, context=16, dtype="float32", block=CCA)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.balance import auxiliary_loss, balance_of, moved_biases
@@ -18,6 +17,7 @@ from nagjax.layers.mlp import SwiGLU
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.ragged import ragged_product
+from tests.tolerance import assert_close
 
 WIDTH, HIDDEN = 16, 24
 X = np.random.default_rng(0).standard_normal((3, 20, WIDTH)).astype(np.float32)

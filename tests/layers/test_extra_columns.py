@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_cpu import ROUNDED, draw
-from tolerance import assert_close
 
 from nagjax.layers.attention import Attention
 from nagjax.layers.branch import Update, narrowed
@@ -27,6 +25,8 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import Boundary, find_scheme
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.sublayer import run
+from tests.layers.test_cpu import ROUNDED, draw
+from tests.tolerance import assert_close
 
 BATCH, TOKENS, WIDTH, HIDDEN, GATES = 2, 64, 8, 12, 4  # more rows than any branch's first product has columns
 NAG = find_scheme("nag")(directions=GATES, ramp=0.0)

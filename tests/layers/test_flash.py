@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,6 +23,7 @@ from nagjax.residual.rows import take
 from nagjax.runs.config import MeshConfig
 from nagjax.train.distributed.mesh import make_mesh
 from pallas_kernels.placement import shard_rows
+from tests import tiny
 
 BATCH, TOKENS = 8, 24
 

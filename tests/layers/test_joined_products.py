@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from test_cpu import ROUNDED, branch_and_gradients, draw
 
 from nagjax.layers.config import BlockConfig
 from nagjax.layers.linear import linears_then
@@ -23,6 +21,8 @@ from nagjax.residual import find_scheme
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
 from pallas_kernels.hlo import parse
+from tests import tiny
+from tests.layers.test_cpu import ROUNDED, branch_and_gradients, draw
 
 ROWS, WIDTH, HIDDEN = 64, 8, 12  # more rows than columns of two weights
 

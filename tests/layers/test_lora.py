@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.config import LoRAConfig, MoEConfig
@@ -12,6 +10,8 @@ from nagjax.layers.lora import LowRank, merged, summed
 from nagjax.mod import ModConfig, adaptive
 from nagjax.residual import find_scheme
 from nagjax.runs.weights import without_adapters
+from tests import tiny
+from tests.tolerance import assert_close
 
 NOISE = np.random.default_rng(0)
 RANK2 = LoRAConfig(rank=2, alpha=6.0)

@@ -4,14 +4,14 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.layers.embedding import Embedding, Head, unembed
 from nagjax.layers.mlp import GELU, SwiGLU
 from nagjax.layers.parameters import Scales, matrix
+from tests import tiny
+from tests.tolerance import assert_close
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
 

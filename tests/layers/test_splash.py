@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.sharding import NamedSharding
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.attend import attend
@@ -27,6 +25,8 @@ from nagjax.residual.rows import take
 from nagjax.runs.config import MeshConfig
 from nagjax.train.distributed.mesh import make_mesh, row_axes
 from pallas_kernels import shard_rows
+from tests import tiny
+from tests.tolerance import assert_close
 
 BATCH, TOKENS, HEADS, KEY_HEADS, WIDTH = 2, 384, 4, 2, 16  # in three blocks
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
 from jax.sharding import PartitionSpec as P
-from tolerance import assert_close
 
 from nagjax.layers.attend import attend
 from nagjax.layers.where import Where
 from nagjax.runs.config import MeshConfig
 from nagjax.train.distributed.mesh import make_mesh, row_axes
 from pallas_kernels import shard_rows
+from tests.tolerance import assert_close
 
 TOKENS, HEADS, KEYS, WIDTH = 256, 2, 2, 128
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerance import assert_close
 
 from nagjax.measure.calibration import confidence, expected_calibration_error, reliability
+from tests.tolerance import assert_close
 
 TOKENS, VOCAB = 20_000, 8
 

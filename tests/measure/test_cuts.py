@@ -3,15 +3,15 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 from nagjax.measure.cuts import choose, forward_without
 from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from tests import tiny
 from tests.tiny import model_config, packed_batch
+from tests.tolerance import assert_close
 
 
 @pytest.mark.parametrize("name", ["plain", "lns", "nag"])

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 from nagjax.measure.held_gates import gate_means, held, held_losses, holds
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from tests import tiny
 from tests.tiny import blueprint, moved, packed_batch, run_config
+from tests.tolerance import assert_close
 
 GATED = ("nag", "review", "review_low_rank", "highway")
 BATCHES = [packed_batch(seed) for seed in (0, 1)]

@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.measure.damage import skip_effect
 from nagjax.measure.interventions import erased, rebuilt, residual, skipping, tapped, through, without
 from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.train.loss import cross_entropy
+from tests import tiny
 from tests.tiny import blueprint, moved, packed_batch, run_config
+from tests.tolerance import assert_close
 
 SKIPPED = 1
 

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerance import assert_close, close_to
 
 from nagjax.measure import angles, damage, gradients, jacobian, lens, modulators, norms, outliers, similarity
 from nagjax.measure.streams import composite_gain
+from tests.tolerance import assert_close, close_to
 
 
 @pytest.fixture

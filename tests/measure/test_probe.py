@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close, close_to
 
 from nagjax.measure import angles, norms, outliers
 from nagjax.measure.probe import _probe, probe
@@ -18,7 +16,9 @@ from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.blueprint import build_model
 from nagjax.train.distributed.mesh import batch_sharding
+from tests import tiny
 from tests.tiny import blueprint, moved, packed_batch, run_config
+from tests.tolerance import assert_close, close_to
 
 SOME = 12
 

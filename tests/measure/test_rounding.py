@@ -3,10 +3,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tolerance import assert_close, close_to
 
 from nagjax.measure import outliers
 from nagjax.measure.rounding import float8_round_trip, integer_round_trip
+from tests.tolerance import assert_close, close_to
 
 
 @pytest.fixture

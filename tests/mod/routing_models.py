@@ -5,13 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tiny
 from flax import nnx
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, kept
 from nagjax.model.transformer import Transformer
 from nagjax.residual import Boundary
+from tests import tiny
 
 HIDDEN = -1
 

@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from routing_models import make
-from tolerance import assert_close, close_to
 
 from nagjax.data import DataConfig, batches, open_dataset
 from nagjax.errors import UserError
@@ -20,6 +17,9 @@ from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from nagjax.train.loss import Batch
 from nagjax.train.step import jit_train_step
+from tests import tiny
+from tests.mod.routing_models import make
+from tests.tolerance import assert_close, close_to
 
 CASES = {
     "probabilities": ("plain", ModConfig(rate=(0.5,), capacity="adaptive", router="skip_class")),

@@ -7,10 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from routing_models import make
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.where import Where
@@ -19,6 +16,9 @@ from nagjax.mod.cache import with_room, with_room_by_document
 from nagjax.mod.deciders import deciders, find_decider
 from nagjax.mod.routers import find_router, routers
 from nagjax.residual import find_scheme
+from tests import tiny
+from tests.mod.routing_models import make
+from tests.tolerance import assert_close
 
 
 def fits(find, *what) -> bool:

@@ -5,7 +5,6 @@ import functools
 
 import jax
 import pytest
-import tiny
 
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks
 from nagjax.measure.routing_times import RoutingTimes, compiled_flops
@@ -15,6 +14,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.facts import model_costs, parameters_by_part, run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import train_step
+from tests import tiny
 
 SEQUENCES, TOKENS = 32, 128  # so many that the optimizer's work does not count; nothing is run
 SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=64)

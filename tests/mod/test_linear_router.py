@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
 from nagjax.mod import ModConfig
 from nagjax.mod.routers import find_router
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, from_dict, to_dict
+from tests import tiny
 
 SCORES = jax.random.normal(jax.random.key(0), (64, 256))  # as at the start: of unit variance
 

@@ -1,7 +1,6 @@
 """Bad input is named, with the fix."""
 
 import pytest
-import tiny
 from flax import nnx
 
 from nagjax.errors import UserError
@@ -10,6 +9,7 @@ from nagjax.mod.deciders import deciders
 from nagjax.mod.routers import routers
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from tests import tiny
 
 
 @pytest.mark.parametrize(

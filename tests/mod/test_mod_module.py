@@ -6,10 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from own_models import WIDTH, branches_of, residual, residual_of, stacked
-from routing_models import make
 
 from nagjax.errors import UserError
 from nagjax.layers.branch import Mixing
@@ -17,6 +14,9 @@ from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
 from nagjax.mod.module import MixtureOfDepths
 from nagjax.residual import find_scheme
+from tests import tiny
+from tests.mod.routing_models import make
+from tests.own_models import WIDTH, branches_of, residual, residual_of, stacked
 
 TOKENS = 8
 

@@ -7,9 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny
-from routing_models import make, masked_reference, run
-from tolerance import assert_close, close_to
 
 from nagjax.mod import ModConfig, kept
 from nagjax.residual import find_scheme
@@ -18,6 +15,9 @@ from nagjax.train.loss import Batch
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
 from nagjax.train.step import Cuts, _averaged, jit_eval_step, train_step
+from tests import tiny
+from tests.mod.routing_models import make, masked_reference, run
+from tests.tolerance import assert_close, close_to
 
 HALF = ModConfig(rate=(0.5,))
 K = kept(0.5, tiny.TOKENS)

@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from routing_models import make, masked_reference, run
-from streams import one_per_stream
-from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, kept
 from nagjax.residual import find_scheme, schemes
+from tests import tiny
+from tests.mod.routing_models import make, masked_reference, run
+from tests.streams import one_per_stream
+from tests.tolerance import assert_close
 
 SOME = {
     "half": ModConfig(rate=(0.5,)),

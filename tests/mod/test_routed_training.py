@@ -4,15 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import meshes
 import numpy as np
 import optax
 import pytest
-import tiny
 from flax import nnx
-from routing_models import make
-from streams import one_per_layout
-from tolerance import assert_close
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
@@ -22,6 +17,10 @@ from nagjax.residual import Boundary, find_scheme, schemes
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_eval_step, jit_train_step
+from tests import meshes, tiny
+from tests.mod.routing_models import make
+from tests.streams import one_per_layout
+from tests.tolerance import assert_close
 
 HALF = ModConfig(rate=(0.5,))
 

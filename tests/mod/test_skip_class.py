@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny
 
 from nagjax.mod import ModConfig
 from nagjax.mod.deciders import find_decider
 from nagjax.mod.routers import find_router
 from nagjax.residual import find_scheme
+from tests import tiny
 
 ROUTER = find_router("skip_class", find_scheme("plain")())
 BALANCE = find_decider("balance", ROUTER)

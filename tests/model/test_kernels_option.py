@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from tests import tiny
+from tests.tolerance import assert_close
 
 
 def jaxpr_and_hidden(scheme, kernels):

@@ -2,13 +2,13 @@
 
 import jax
 import pytest
-import tiny
 
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
+from tests import tiny
 
 
 @pytest.mark.parametrize(

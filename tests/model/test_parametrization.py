@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny
 from flax import nnx
 
 import nagjax
@@ -18,6 +17,7 @@ from nagjax.residual import find_scheme, schemes
 from nagjax.runs.config import OptimizerConfig, RatesConfig
 from nagjax.train.optimizer import make_optimizer
 from nagjax.train.state import factors
+from tests import tiny
 
 WIDE = {"width": 32, "base_width": 8}  # m = 4
 PLAIN, NAG = find_scheme("plain")(), find_scheme("nag")()

@@ -2,13 +2,13 @@
 
 import flax.linen
 import pytest
-import tiny
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from nagjax.train.distributed.mesh import SHARDING_RULES
+from tests import tiny
 
 
 def specs(scheme: str) -> dict:

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
 
 from nagjax.layers.mlp import SwiGLU
@@ -12,6 +11,7 @@ from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.plan.saved import saved_bytes
 from nagjax.residual import find_scheme, schemes
+from tests import tiny
 
 TOKENS = jax.random.randint(jax.random.key(0), (4, tiny.TOKENS), 0, tiny.VOCAB)
 MIXED = {"dtype": "bfloat16", "residual_dtype": "float32"}

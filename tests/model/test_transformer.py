@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 import nagjax
 from nagjax.errors import UserError
@@ -16,6 +14,8 @@ from nagjax.layers.attention import Where
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from nagjax.train.loss import cross_entropy
+from tests import tiny
+from tests.tolerance import assert_close
 
 NAG = find_scheme("nag")()
 

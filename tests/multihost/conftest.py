@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 
 from nagjax.data import DataConfig, prepare
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig
 from nagjax.train.distributed.hosts import HostsConfig
+from tests import tiny
 
 ROOT = Path(__file__).parents[2]
 SPIKE = 1.5
@@ -60,7 +60,7 @@ def hosts(tmp_path_factory):
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "4",
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+            "PYTHONPATH": str(ROOT),
             "HOST_LIMIT": str(LIMIT),
         }
         processes = []

@@ -19,9 +19,8 @@ SILENCE = 10  # seconds: here the hosts are neighbours
 
 
 def connect(job: dict) -> None:
-    from host_programs import share_programs
-
     from nagjax.train.distributed import hosts
+    from tests.host_programs import share_programs
 
     share_programs()
     hosts.HEARTBEAT, hosts.FAREWELL = SILENCE, SILENCE
@@ -32,13 +31,13 @@ def losses(scheme, start, steps: int = 3) -> list[tuple[float, float]]:
     """Loss and gradient norm of a few steps; this host holds half of each batch."""
     import jax
     import numpy as np
-    import tiny
 
     from nagjax.runs.config import MeshConfig
     from nagjax.train.distributed.mesh import batch_share, make_mesh
     from nagjax.train.evaluator import put
     from nagjax.train.host_votes import Ballot, VotingStep
     from nagjax.train.state import Blueprint
+    from tests import tiny
 
     blueprint = Blueprint.of(tiny.run_config(scheme), make_mesh(MeshConfig(data=2, fsdp=4)))
     place = lambda leaf, sharding: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])  # noqa: E731

@@ -12,8 +12,6 @@ import signal
 import jax
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.residual import find_scheme
 from nagjax.runs.metrics import comparable
@@ -24,6 +22,8 @@ from nagjax.train.facts import resolve
 from nagjax.train.loop import Loop, train
 from nagjax.train.safety.guard import WINDOW
 from nagjax.train.state import Blueprint
+from tests import tiny
+from tests.tolerance import assert_close
 
 SCHEMES = ("plain", "review", "highway_convex")  # no gate, gates in a kernel, gates in the model
 

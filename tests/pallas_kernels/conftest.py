@@ -1,7 +1,8 @@
 import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-from kernel_lowering import CUSTOM_CALL as CUSTOM_CALL
+
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL as CUSTOM_CALL
 
 
 @pytest.fixture(scope="session")

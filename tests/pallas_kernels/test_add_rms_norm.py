@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import row_oracles
-from kernel_lowering import STRICT
-from tolerance import assert_close
 
 from pallas_kernels import add_rms_norm
 from pallas_kernels.launch import interpreting, tpu
 from pallas_kernels.ops.add_rms_norm import BACKWARD
 from pallas_kernels.shapes import COVER
+from tests.pallas_kernels import row_oracles
+from tests.pallas_kernels.kernel_lowering import STRICT
+from tests.tolerance import assert_close
 
 
 def by(*names):

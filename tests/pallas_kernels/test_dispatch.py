@@ -9,12 +9,10 @@ import types
 import chex
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tolerance import assert_close
 
 from pallas_kernels import (
     add_rms_norm,
@@ -32,6 +30,8 @@ from pallas_kernels.dispatch import choose
 from pallas_kernels.launch import gpu, interpreting, raw_triton, tracing_for
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.nag_update import OP
+from tests.pallas_kernels import nag_oracle
+from tests.tolerance import assert_close
 
 ARGS = (jnp.ones((4, 64)), jnp.zeros(4), jnp.ones((4, 64)), jnp.ones(4))
 TOO_WIDE = tuple(jax.ShapeDtypeStruct((4, 10**6) if i in (0, 2) else (4,), jnp.float32) for i in range(len(ARGS)))

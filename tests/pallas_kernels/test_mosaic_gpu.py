@@ -4,9 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import pytest
-import row_oracles
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
@@ -16,6 +14,7 @@ from pallas_kernels.launch import gpu, interpreting, mosaic_gpu
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.add_rms_norm import BACKWARD, FORWARD
 from pallas_kernels.shapes import sample
+from tests.pallas_kernels import nag_oracle, row_oracles
 
 H200 = AbstractDevice("NVIDIA H200", 132, "gpu")
 # (rows, width, dtype, values of a thread, KiB of shared memory for all programs): one step; narrow rows that share a

@@ -5,15 +5,15 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import numpy as np
 import pytest
-from kernel_lowering import CUSTOM_CALL, INTERPRETERS
-from tolerance import assert_close
 
 from pallas_kernels import nag_update
 from pallas_kernels.launch import interpreting, tracing_for
 from pallas_kernels.shapes import COVER, COVER_SMALL, COVER_WIDE
+from tests.pallas_kernels import nag_oracle
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS
+from tests.tolerance import assert_close
 
 NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
 

@@ -5,17 +5,17 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from kernel_lowering import CUSTOM_CALL, INTERPRETERS, STRICT
-from tolerance import assert_close
 
 from pallas_kernels import nag_update, nag_update_modulated, shard_rows
 from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER, COVER_WIDE
+from tests.pallas_kernels import nag_oracle
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS, STRICT
+from tests.tolerance import assert_close
 
 ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "beta", "alpha")
 NAMES = ("direction", "log_norm", "turn", *(f"d_{name}" for name in ARGUMENTS))

@@ -9,11 +9,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import pytest
-import row_oracles
-import test_nag_update_modulated as modulated_tests
-from kernel_lowering import CUSTOM_CALL
 
 from pallas_kernels import (
     add_rms_norm,
@@ -25,6 +21,9 @@ from pallas_kernels import (
     take_rows,
 )
 from pallas_kernels.launch import raw_triton
+from tests.pallas_kernels import nag_oracle, row_oracles
+from tests.pallas_kernels import test_nag_update_modulated as modulated_tests
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL
 
 CHOSEN = jnp.arange(0, 9, 2, dtype=jnp.int32)
 NAG, ROWS = nag_oracle.inputs(9, 640, "bfloat16"), nag_oracle.inputs(5, 640, "bfloat16")[0]
@@ -44,7 +43,7 @@ CALLS = {"put_rows": 3}  # forward, and backward a take and a put of zeros; the 
 def test_kernels_interpreted(kernels):
     pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
     script = pathlib.Path(__file__).with_name("triton_interpreted.py")
-    paths = filter(None, (str(script.parents[1]), str(script.parents[2]), os.environ.get("PYTHONPATH")))
+    paths = filter(None, (str(script.parents[2]), os.environ.get("PYTHONPATH")))
     env = os.environ | {"TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(script), kernels]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)

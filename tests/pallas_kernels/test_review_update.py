@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import row_oracles
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tolerance import assert_close
 
 from pallas_kernels import review_update, shard_rows
 from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER
+from tests.pallas_kernels import row_oracles
+from tests.tolerance import assert_close
 
 
 def by(*names):

@@ -3,12 +3,12 @@
 import functools
 
 import pytest
-import row_oracles
-from kernel_lowering import CUSTOM_CALL, INTERPRETERS, PLATFORM
 
 from pallas_kernels import add_rms_norm, review_update
 from pallas_kernels.launch import interpreting
 from pallas_kernels.shapes import COVER_SMALL, COVER_WIDE
+from tests.pallas_kernels import row_oracles
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS, PLATFORM
 
 OPS = {  # the op, and its number of row and of vector arguments
     "add_rms_norm": (add_rms_norm, 2, 1),

@@ -4,16 +4,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from kernel_lowering import CUSTOM_CALL, INTERPRETERS
-from tolerance import assert_close
 
 from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows, using
 from pallas_kernels.launch import interpreting
+from tests.pallas_kernels import nag_oracle
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS
+from tests.tolerance import assert_close
 
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
 NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")

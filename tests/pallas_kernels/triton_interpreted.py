@@ -6,14 +6,13 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import nag_oracle
 import numpy as np
-import row_oracles
-import test_nag_update_modulated as modulated_tests
 
 from pallas_kernels.launch import gpu, raw_triton
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops import nag_update_modulated_gpu as modulated_gpu
+from tests.pallas_kernels import nag_oracle, row_oracles
+from tests.pallas_kernels import test_nag_update_modulated as modulated_tests
 
 STEPS = {name: op.implementations["triton"] for name, op in all_ops().items()}
 

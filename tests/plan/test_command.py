@@ -5,7 +5,6 @@ import sys
 
 import jax
 import pytest
-import tiny
 
 from nagjax.cli import main
 from nagjax.files import write_json
@@ -14,6 +13,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 from nagjax.runs.names import CONFIG
 from nagjax.train.abstract_step import training_step
+from tests import tiny
 
 ANSWER = {
     "mesh": {"data": 1, "fsdp": 16, "tensor": 1},

@@ -2,12 +2,12 @@ import json
 
 import jax.numpy as jnp
 import pytest
-from run_fixtures import make_run  # noqa: F401
 
 from nagjax.data import DataConfig, prepare
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig, to_dict
 from nagjax.train.checkpoint.store import Checkpoints
+from tests.run_fixtures import make_run  # noqa: F401
 from tests.tiny import blueprint, model_config, moved
 
 

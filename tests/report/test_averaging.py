@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerance import assert_close, close_to
 
 from nagjax import cli
 from nagjax.data import DataConfig, prepare
@@ -21,6 +20,7 @@ from nagjax.runs.config import RunConfig, TrainConfig, to_dict
 from nagjax.runs.opening import open_run
 from nagjax.train.checkpoint.store import Checkpoints
 from tests import tiny
+from tests.tolerance import assert_close, close_to
 
 STEPS = (10, 20, 30)
 

@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from run_folders import final_lines
 
 import nagjax
 from nagjax.errors import UserError
 from nagjax.options import read_options
 from nagjax.residual.schemes.nag import NAG
+from tests.run_folders import final_lines
 
 
 def test_the_package_alone_imports_no_jax():

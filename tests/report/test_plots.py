@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
-from run_folders import SUBLAYERS, depth_line, eval_line, final_lines, train_line, write_run
 
 from nagjax.report.plots import draw_plots, smooth
 from nagjax.report.style import _spread, run_styles
 from nagjax.runs.log import load_run
+from tests.run_folders import SUBLAYERS, depth_line, eval_line, final_lines, train_line, write_run
 
 NAMES = ["loss", "gap", "growth", "growth_over_training", "turn", "gate"]
 

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close, close_to
 
 from nagjax import cli
 from nagjax.commands.prune import block_list
@@ -25,7 +23,9 @@ from nagjax.report.pruning import prune, without
 from nagjax.report.verdict_depth import ranges, removable
 from nagjax.residual import find_scheme
 from nagjax.runs.opening import OpenRun, open_run
+from tests import tiny
 from tests.tiny import blueprint, model_config, moved, packed_batch, run_config
+from tests.tolerance import assert_close, close_to
 
 DEPTH, STEP = 4, 30  # of the run in `run_folder`
 

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 from rich.console import Console
-from run_folders import eval_line, final_lines, train_line, write_run
 
 from nagjax.errors import UserError
 from nagjax.report import report
@@ -14,6 +13,7 @@ from nagjax.report.compare import compare
 from nagjax.report.plots import Plot
 from nagjax.report.report import write_report
 from nagjax.runs.log import load_run
+from tests.run_folders import eval_line, final_lines, train_line, write_run
 
 VOID = {"meta", "img", "br", "link"}
 NASTY = '<script>alert("x")</script> & `ticks` ```\n# not a heading'

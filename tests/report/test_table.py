@@ -2,11 +2,11 @@ import io
 
 import pytest
 from rich.console import Console
-from run_folders import eval_line, final_lines, train_line
 
 from nagjax.report.labels import count, number, run_labels
 from nagjax.report.table import comparison_table, to_html, to_markdown, to_rich
 from nagjax.runs.log import load_run
+from tests.run_folders import eval_line, final_lines, train_line
 
 
 @pytest.fixture

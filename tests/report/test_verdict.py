@@ -2,11 +2,11 @@ import json
 import math
 
 import pytest
-from run_folders import eval_line, final_lines
 
 from nagjax.errors import UserError
 from nagjax.report.verdict import differences, learning_rates, verdict
 from nagjax.runs.log import load_run
+from tests.run_folders import eval_line, final_lines
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from tolerance import relative
 
 from nagjax.residual import Boundary, Scheme
 from nagjax.residual.protocol import SublayerIndex
+from tests.tolerance import relative
 
 
 class Stack(NamedTuple):

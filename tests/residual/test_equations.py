@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stack import assert_rows_close, build, normal, streams
-from tolerance import assert_close
 
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
 from nagjax.residual.schemes.review import Review
+from tests.residual.stack import assert_rows_close, build, normal, streams
+from tests.tolerance import assert_close
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
 

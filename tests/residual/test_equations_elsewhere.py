@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stack import assert_rows_close, build, normal, streams
 
 from nagjax.errors import UserError
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
+from tests.residual.stack import assert_rows_close, build, normal, streams
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 6, 11
 

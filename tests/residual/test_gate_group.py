@@ -2,10 +2,10 @@
 
 import jax
 import pytest
-import tiny
 
 from nagjax.residual import find_scheme
 from nagjax.residual.schemes.review import Review
+from tests import tiny
 
 SUBLAYER = "['blocks']['{}']['gate']['{}']"
 

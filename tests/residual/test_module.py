@@ -12,15 +12,15 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from own_models import SUBLAYERS, WIDTH, residual, stacked
-from stack import normal
-from streams import one_per_stream
 
 from nagjax.errors import UserError
 from nagjax.residual import schemes
 from nagjax.residual.module import Residual, as_scheme, module_of, modules, start_factors
 from nagjax.residual.schemes.nag import NAG
 from pallas_kernels import shard_rows, using
+from tests.own_models import SUBLAYERS, WIDTH, residual, stacked
+from tests.residual.stack import normal
+from tests.streams import one_per_stream
 
 STREAMS = pytest.mark.parametrize("name", one_per_stream())
 

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from stack import boundary, build, normal, streams
-from tolerance import assert_close
 
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual.schemes.nag import NAG, NAGStream
+from tests.residual.stack import boundary, build, normal, streams
+from tests.tolerance import assert_close
 
 WIDTH = 48
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from stack import assert_rows_close, build, normal, streams
 
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme, schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.review import Review
+from tests.residual.stack import assert_rows_close, build, normal, streams
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 3, 24, 6
 

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from tolerance import assert_close
 
 import nagjax
 from nagjax import residual
@@ -21,6 +19,8 @@ from nagjax.residual.module import Residual
 from nagjax.residual.protocol import Nothing, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.plain import Plain
 from nagjax.train.own_model import describe
+from tests import tiny
+from tests.tolerance import assert_close
 
 PLACE = SublayerIndex(3, 48)
 VERBS = ("open", "read", "advance", "close", "lanes")

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from stack import assert_rows_close, build, normal, streams
 
 from nagjax.errors import UserError
 from nagjax.layers.embedding import unembed
 from nagjax.residual import find_scheme
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.schemes.mhc import sinkhorn
+from tests.residual.stack import assert_rows_close, build, normal, streams
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
 
@@ -160,7 +160,7 @@ def test_a_source_nobody_wrote_to_has_no_weight():
     scheme = find_scheme("block_attn_res")(blocks=2)
     stack = build(scheme, width=WIDTH, sublayers=4)
     embedding, updates, _ = inputs()
-    from stack import boundary
+    from tests.residual.stack import boundary
 
     opened = scheme.open(jnp.asarray(embedding), boundary(stack, 0), stack.ends)
     skipped = scheme.skip(opened, boundary(stack, 1))

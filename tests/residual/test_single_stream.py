@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from stack import assert_rows_close, boundary, build, normal, streams
 
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from nagjax.residual.protocol import SublayerIndex, telemetry
+from tests.residual.stack import assert_rows_close, boundary, build, normal, streams
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 3, 24, 8
 

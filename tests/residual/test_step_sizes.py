@@ -6,9 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from stack import assert_rows_close, boundary, build, normal, streams
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig
@@ -17,6 +14,9 @@ from nagjax.residual import find_scheme
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import batch_sharding
+from tests import tiny
+from tests.residual.stack import assert_rows_close, boundary, build, normal, streams
+from tests.tolerance import assert_close
 
 BATCH, TOKENS, WIDTH, SUBLAYERS, VOCAB = 2, 3, 24, 8, 11
 

@@ -74,7 +74,7 @@ def test_no_link_out_is_read(folder, secret, name, where):
 
 @pytest.mark.parametrize("name", [names.SAMPLE, names.METRICS, names.INFO])
 def test_a_comparison_publishes_nothing(make_run, secret, name):
-    from run_folders import eval_line, train_line
+    from tests.run_folders import eval_line, train_line
 
     run = make_run("run", [train_line(1, 2.0), eval_line(1, 2.0)])
     load_run(run)
@@ -225,7 +225,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("name", [names.CONFIG, names.INFO, names.METRICS])
 def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys, name):
-    from run_folders import final_lines, write_run
+    from tests.run_folders import final_lines, write_run
 
     runs = [str(write_run(tmp_path / run, final_lines(3.0))) for run in "ab"]
     (tmp_path / "b" / name).unlink()

@@ -3,10 +3,10 @@ import math
 
 import numpy as np
 import pytest
-from run_folders import depth_line, eval_line, final_lines, train_line
 
 from nagjax.errors import UserError
 from nagjax.runs.log import load_run
+from tests.run_folders import depth_line, eval_line, final_lines, train_line
 
 
 def test_derived_facts_are_the_known_ones(make_run):

@@ -7,12 +7,12 @@ import chex
 import jax
 import numpy as np
 import pytest
-from tiny_models import full_logits, shaken
 
 from nagjax.data import train_bpe
 from nagjax.errors import UserError
 from nagjax.generate.sample import complete, generate
 from nagjax.runs.opening import open_run
+from tests.tiny_models import full_logits, shaken
 
 STEP = 30  # as the run folder has it
 

@@ -1,4 +1,4 @@
-"""Kills and faults by the hundred: `python tests/torture --faults 200 --seed 0`.
+"""Kills and faults by the hundred: `python -m tests.torture --faults 200 --seed 0`.
 
 Trains tiny models with the real command, `nagjax train`, in forks of a process that has imported it but used nothing,
 so that a start costs seconds. Each configuration is trained once in peace, then again and again under faults; whatever
@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 OF_TWO = 0.1
-HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "1",
@@ -41,7 +40,6 @@ def main() -> int:
     parser.add_argument("--worker", nargs=2, default=None, help=argparse.SUPPRESS)  # share, scratch folder
     args = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE.parent / "fuzz")]
     return work(args) if args.worker else lead(args)
 
 
@@ -50,7 +48,7 @@ def lead(args) -> int:
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
         scratch = Path(scratch)
         make_corpus(scratch)
-        command = [sys.executable, str(HERE), "--seed", str(args.seed), "--faults", str(args.faults)]
+        command = [sys.executable, "-m", "tests.torture", "--seed", str(args.seed), "--faults", str(args.faults)]
         command += ["--variants", str(args.variants)] if args.variants else []
         command += ["--jobs", str(args.jobs)]
         command += ["--minutes", str(args.minutes)] if args.minutes else []
@@ -68,7 +66,7 @@ def lead(args) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     if args.docs:
-        from torture_report import page
+        from tests.torture.torture_report import page
 
         args.docs.write_text(page(result))
     total = sum(result["injected"].values())
@@ -92,9 +90,8 @@ def make_corpus(scratch: Path) -> None:
 def variants() -> list:
     """Every scheme, with and without Mixture-of-Depths, on one host and on two; and on one bad batches under the two
     policies that go on."""
-    from torture_history import Variant
-
     from nagjax.residual import schemes
+    from tests.torture.torture_history import Variant
 
     found = [
         Variant("nag, bad batches skipped", ("--scheme", "nag", "--on-bad-step", "skip"), (6, 7, 21)),
@@ -113,10 +110,9 @@ def work(args) -> int:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(scratch / f"programs-{share}")
     import logging
 
-    from torture_history import History
-    from torture_hosts import TwoHosts
-
     import nagjax.train.loop  # noqa: F401 - what the forks need is imported once
+    from tests.torture.torture_history import History
+    from tests.torture.torture_hosts import TwoHosts
 
     logging.disable(logging.WARNING)
     began = time.monotonic()
@@ -134,7 +130,7 @@ def work(args) -> int:
 
 def faults_of_each(args) -> list[tuple]:
     """The configurations, each with the kinds of its faults; `OF_TWO` of all faults are of two hosts."""
-    import torture_faults as faults
+    from tests.torture import torture_faults as faults
 
     both, found, all_variants = int(OF_TWO * args.faults), [], variants()
     for hosts, count in ((2, both), (1, args.faults - both)):

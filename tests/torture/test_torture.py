@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from torture_faults import DAMAGE, KINDS, draw
-from torture_report import page
+
+from tests.torture.torture_faults import DAMAGE, KINDS, draw
+from tests.torture.torture_report import page
 
 SEED, FAULTS = 1917, 6
 
@@ -16,7 +16,7 @@ SEED, FAULTS = 1917, 6
 def tortured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torture")
     out, docs = folder / "result.json", folder / "faults.md"
-    command = [sys.executable, str(Path(__file__).parent), "--seed", str(SEED), "--faults", str(FAULTS)]
+    command = [sys.executable, "-m", "tests.torture", "--seed", str(SEED), "--faults", str(FAULTS)]
     command += ["--variants", "1", "--jobs", "1", "--out", str(out), "--docs", str(docs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
@@ -64,15 +64,12 @@ def test_the_page_says_what_was_lost():
 
 
 def test_pieces_are_added():
-    import importlib.util
+    from tests.torture.__main__ import added
 
-    spec = importlib.util.spec_from_file_location("torture_main", Path(__file__).with_name("__main__.py"))
-    torture = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(torture)
     old = {"injected": {"a": 1, "b": 2}, "variants": {"nag": 3}, "seconds": 1.5, "processes": 2}
     old |= {"runs_finished": 1, "problems": ["p"], "seed": 0, "commit": "x", "date": "d", "longest_stop_seconds": 2.0}
     new = old | {"injected": {"b": 1, "c": 4}, "seed": 1, "problems": [], "longest_stop_seconds": 1.0}
-    both = torture.added(torture.added(old, new), new | {"seed": 2})
+    both = added(added(old, new), new | {"seed": 2})
     assert both["injected"] == {"a": 1, "b": 4, "c": 8} and both["variants"] == {"nag": 9}
     assert (both["seed"], both["commit"], both["problems"]) == ("0 and 1 and 2", "x", ["p"])
     assert both["seconds"] == 4.5 and both["longest_stop_seconds"] == 2.0

@@ -1,11 +1,11 @@
 """A small corpus, and run configs that share their compiled programs."""
 
 import pytest
-import tiny
 
 from nagjax.data import DataConfig, prepare
 from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig, RunConfig
+from tests import tiny
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ import json
 import jax
 import numpy as np
 import pytest
-import tiny
-from tolerance import close_to
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
@@ -16,6 +14,8 @@ from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.runs.opening import open_run
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train
+from tests import tiny
+from tests.tolerance import close_to
 
 OPTIONS = TrainConfig(steps=2, batch=8, eval_batches=2, eval_every=2, save_every=2)
 

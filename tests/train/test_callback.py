@@ -5,14 +5,14 @@ import json
 import jax
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close
 
 import nagjax
 from nagjax.runs import names
 from nagjax.runs.metrics import comparable
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.logging.metrics import Writers
+from tests import tiny
+from tests.tolerance import assert_close
 
 TEXT = "the quick brown"
 

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,6 +15,7 @@ from nagjax.residual import find_scheme
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.step import jit_train_step
 from pallas_kernels.hlo import parse
+from tests import tiny
 
 # Executions in one step of two blocks by XLA for CPUs, which knows no reduce-scatter: what a TPU scatters is here
 # all-reduced and cut (tests/aot counts it there). Of a block, fsdp gathers 9 parameters forward and the same 9

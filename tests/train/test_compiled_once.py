@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax._src import monitoring
 
 from nagjax.generate.evaluate import evaluate
@@ -22,6 +21,7 @@ from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loop import train
 from nagjax.train.step import jit_train_step
+from tests import tiny
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

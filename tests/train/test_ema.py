@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
@@ -21,6 +19,8 @@ from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.facts import state_bytes
 from nagjax.train.loop import train
 from nagjax.train.step import jit_train_step
+from tests import tiny
+from tests.tolerance import assert_close
 
 DECAY = 0.5
 

@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-import tiny
 from flax import nnx
 
 from nagjax.layers.attention import Where
@@ -14,6 +13,7 @@ from nagjax.residual import Boundary, find_scheme
 from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts
 from nagjax.train.facts import state_bytes
 from pallas_kernels.origin import versions
+from tests import tiny
 
 BATCH, TOKENS = 2, 64
 SHAPE = dict(width=512, heads=8, kv_heads=2, context=TOKENS, vocab=1000)

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import tiny
 
 from nagjax.errors import UserError
 from nagjax.mod.costs import costs
@@ -13,6 +12,7 @@ from nagjax.train.announce import least_bytes
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.facts import state_bytes
 from nagjax.train.step import jit_train_step
+from tests import tiny
 
 FROZEN = ("embedding", "blocks.mlp.branch.*")
 

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.mod.config import ModConfig
@@ -19,6 +17,8 @@ from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loop import train
 from nagjax.train.safety.guard import WINDOW, Guard, guarded, is_good, new_guard, remember, spike_limit
 from nagjax.train.step import jit_train_step
+from tests import tiny
+from tests.tolerance import assert_close
 
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
 

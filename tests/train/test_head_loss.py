@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.layers.embedding import unembed
 from nagjax.mod.config import ModConfig
@@ -25,6 +23,8 @@ from nagjax.train.loss import cross_entropy
 from nagjax.train.step import jit_eval_step, jit_train_step
 from pallas_kernels import hlo
 from pallas_kernels.placement import shard_rows
+from tests import tiny
+from tests.tolerance import assert_close
 
 WIDTH, BATCH, TOKENS = 16, 8, 8
 

@@ -7,7 +7,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from tolerance import close_to
 
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
@@ -22,6 +21,7 @@ from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.loop import train
 from nagjax.train.setup import set_up
 from nagjax.train.warm_start import begin
+from tests.tolerance import close_to
 
 SUM = {"terms": 64, "chain": 100}
 

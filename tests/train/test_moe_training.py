@@ -5,12 +5,8 @@ import functools
 import shutil
 
 import jax
-import meshes
 import numpy as np
 import pytest
-import tiny
-from streams import one_per_stream
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.layers.balance import moved_biases
@@ -26,6 +22,9 @@ from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.loop import train
 from nagjax.train.setup import set_up
 from nagjax.train.step import jit_train_step
+from tests import meshes, tiny
+from tests.streams import one_per_stream
+from tests.tolerance import assert_close
 
 # An even load per sequence of 8 tokens is 4; room for 3 drops some.
 CONFIGS = {

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
@@ -13,6 +12,7 @@ from nagjax.model.parametrization import Factors
 from nagjax.residual import find_scheme
 from nagjax.runs.config import OptimizerConfig
 from nagjax.train.optimizer import make_optimizer, schedule
+from tests.tolerance import assert_close
 
 ROLES = {"up": "matrix", "down": "matrix", "table": "embedding", "gain": "norm", "alpha": "gate", "review": "gate"}
 SHAPES = {"up": (3, 8, 16), "down": (3, 16, 8), "table": (9, 8), "gain": (3, 8), "alpha": (3,), "review": (3, 8, 8)}

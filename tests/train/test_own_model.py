@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny
 from flax import linen as nn
 from flax import nnx
-from own_models import WIDTH, residual, residual_of, stacked, table_of
 
 import nagjax.linen
 from nagjax.errors import UserError
@@ -21,6 +19,8 @@ from nagjax.runs.config import OptimizerConfig
 from nagjax.train.loss import Batch
 from nagjax.train.own_model import constrain, decays, describe, optimizer
 from nagjax.train.step import jit_train_step
+from tests import tiny
+from tests.own_models import WIDTH, residual, residual_of, stacked, table_of
 
 STEPS, SIDE, CLASSES = 20, 2, 5
 

@@ -5,8 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tiny
-from tolerance import assert_close
 
 from nagjax.errors import UserError
 from nagjax.mod.config import ModConfig
@@ -15,6 +13,8 @@ from nagjax.runs.config import MeshConfig, RunConfig, differences, from_dict, to
 from nagjax.train.distributed.mesh import batch_sharding, make_mesh, parameter_sharding
 from nagjax.train.loss import cross_entropy
 from nagjax.train.step import jit_train_step
+from tests import tiny
+from tests.tolerance import assert_close
 
 NAG, PLAIN = find_scheme("nag")(), find_scheme("plain")()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tolerance import close_to
 
 from nagjax.cli import main
 from nagjax.config_file import read_config_file
@@ -34,6 +33,7 @@ from nagjax.train.safety.stop import Stopper
 from nagjax.train.score import score_padded
 from nagjax.train.state import Blueprint
 from nagjax.train.tasks import Questions, open_tasks
+from tests.tolerance import close_to
 
 ROWS = [
     {"context": "the quick", "choices": [" brown", " zebra", " of"], "answer": 0},

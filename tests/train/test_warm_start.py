@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
 from nagjax.residual import find_scheme, schemes
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.evaluator import put
 from nagjax.train.loss import Batch, cross_entropy
 from nagjax.train.step import jit_train_step
+from tests import tiny
 
 VOCAB, BATCH, TOKENS = 257, 4, 32
 
