@@ -26,8 +26,8 @@ def main() -> int:
 
 
 def work(args) -> int:
-    from tests.fuzz.fuzz_walk import walk
-    from tests.fuzz.fuzz_world import build
+    from tests.fuzz.walk import walk
+    from tests.fuzz.world import build
 
     share, scratch = int(args.worker[0]), Path(args.worker[1])
     targets = [t for t in build(scratch / f"world-{share}", trained=True) if args.only in t.name]
@@ -39,7 +39,7 @@ def work(args) -> int:
 
 
 def lead(args) -> int:
-    from tests.fuzz.fuzz_walk import Outcome, page, table
+    from tests.fuzz.walk import Outcome, page, table
 
     began, command = time.monotonic(), [sys.executable, "-m", "tests.fuzz", "--only", args.only]
     command += ["--jobs", str(args.jobs), "--mutations", str(args.mutations), "--seed", str(args.seed)]

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from nagjax.errors import UserError
-from tests.fuzz.fuzz_mutations import mutate, mutated_bytes, mutated_json, places
-from tests.fuzz.fuzz_walk import Outcome, once, table, walk
-from tests.fuzz.fuzz_world import Target, build, function
+from tests.fuzz.mutations import mutate, mutated_bytes, mutated_json, places
+from tests.fuzz.walk import Outcome, once, table, walk
+from tests.fuzz.world import Target, build, function
 
 SEED, MUTATIONS = 3, 48
 

@@ -66,7 +66,7 @@ def lead(args) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     if args.docs:
-        from tests.torture.torture_report import page
+        from tests.torture.report import page
 
         args.docs.write_text(page(result))
     total = sum(result["injected"].values())
@@ -91,7 +91,7 @@ def variants() -> list:
     """Every scheme, with and without Mixture-of-Depths, on one host and on two; and on one bad batches under the two
     policies that go on."""
     from nagjax.residual import schemes
-    from tests.torture.torture_history import Variant
+    from tests.torture.history import Variant
 
     found = [
         Variant("nag, bad batches skipped", ("--scheme", "nag", "--on-bad-step", "skip"), (6, 7, 21)),
@@ -111,8 +111,8 @@ def work(args) -> int:
     import logging
 
     import nagjax.train.loop  # noqa: F401 - what the forks need is imported once
-    from tests.torture.torture_history import History
-    from tests.torture.torture_hosts import TwoHosts
+    from tests.torture.history import History
+    from tests.torture.hosts import TwoHosts
 
     logging.disable(logging.WARNING)
     began = time.monotonic()
@@ -130,7 +130,7 @@ def work(args) -> int:
 
 def faults_of_each(args) -> list[tuple]:
     """The configurations, each with the kinds of its faults; `OF_TWO` of all faults are of two hosts."""
-    from tests.torture import torture_faults as faults
+    from tests.torture import faults
 
     both, found, all_variants = int(OF_TWO * args.faults), [], variants()
     for hosts, count in ((2, both), (1, args.faults - both)):

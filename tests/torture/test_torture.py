@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.torture.torture_faults import DAMAGE, KINDS, draw
-from tests.torture.torture_report import page
+from tests.torture.faults import DAMAGE, KINDS, draw
+from tests.torture.report import page
 
 SEED, FAULTS = 1917, 6
 

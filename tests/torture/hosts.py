@@ -11,9 +11,9 @@ import socket
 import time
 
 from tests.host_programs import share_programs
-from tests.torture import torture_faults as faults
-from tests.torture.torture_history import LIMIT, History, read_metrics, run_in_fork, wait
-from tests.torture.torture_mesh import other_losses, two_devices
+from tests.torture import faults
+from tests.torture.history import LIMIT, History, read_metrics, run_in_fork, wait
+from tests.torture.mesh import other_losses, two_devices
 
 PATIENCE = 5.0  # seconds a host is given to end by itself once the other has; then the launcher ends it
 DISAGREED = -1000  # exit code where the hosts ended in different ways

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nagjax.runs.names import MANIFEST
-from tests.torture import torture_faults as faults
-from tests.torture import torture_trust as trust
+from tests.torture import faults, trust
 
 STEPS, SAVE_EVERY, EVAL_EVERY = 40, 5, 8
 TINY = f"--depth 2 --width 16 --context 16 --batch 4 --eval-batches 2 --mesh.data 1 --dtype float32 --steps {STEPS} "

@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from nagjax.runs import names
-from tests.torture import torture_faults as faults
-from tests.torture.torture_mesh import other_losses, two_devices
+from tests.torture import faults
+from tests.torture.mesh import other_losses, two_devices
 
 DAMAGED = (names.CONFIG, names.CORPUS, names.IDENTITY, names.INFO)
 LINKED = (names.METRICS, names.CONFIG, names.CORPUS, names.IDENTITY, names.INFO)
@@ -127,7 +127,7 @@ def other_corpus(history) -> None:
 
 def damaged_json(history) -> None:
     """One field, or bytes, of a JSON file of the run: refused in one line with everything as it was, or harmless."""
-    from tests.fuzz.fuzz_mutations import mutated_bytes, mutated_json
+    from tests.fuzz.mutations import mutated_bytes, mutated_json
 
     step = under_way(history)
     name = history.rng.choice([*DAMAGED, f"{names.CHECKPOINTS}/{step}/{names.MANIFEST}"])

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.fuzz_mutations import mutate
-from tests.fuzz.fuzz_world import Target, quietly
+from tests.fuzz.mutations import mutate
+from tests.fuzz.world import Target, quietly
 
 LIMIT = 60  # seconds that one verb may take
 MOST = 1 << 20  # KiB by which one verb may raise the memory ever used

@@ -1,6 +1,6 @@
 """The page of docs that a torture run writes."""
 
-from tests.torture.torture_faults import KINDS
+from tests.torture.faults import KINDS
 
 HEAD = """# Faults injected, and what was lost
 
