@@ -91,7 +91,7 @@ class Comparison:
     def plan(self, settings: Settings) -> list[Job]:
         """All first grids, then their widening, then seed by seed all arms at their best."""
         pairs = [(arm, shape) for shape in settings.shapes for arm in self.chosen(settings)]
-        seeds = range(1, settings.seeds + 1)
+        seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
         if len(settings.factors) == 1:
             at = settings.factors[0]
             return [self._training(settings, *pair, at, seed, tried=False) for seed in seeds for pair in pairs]

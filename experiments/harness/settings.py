@@ -45,7 +45,8 @@ def brief(count: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A size of a comparison. The rates are tried on seed 0; what is compared are the fresh seeds 1, 2, ..."""
+    """A size of a comparison. The rates are tried on seed 0; what is compared are fresh seeds, from `first_seed` on:
+    those below it were looked at while the arms were chosen."""
 
     shapes: tuple[Shape, ...]
     seeds: int  # fresh ones
@@ -56,6 +57,7 @@ class Settings:
     eval_batches: int = 24
     looks: int = 4  # evaluations and checkpoints on the way
     data: str = "stdlib"  # or a folder made by nagjax data prepare
+    first_seed: int = 1
     tasks: tuple[str, ...] = ()  # scored at the end of every run: files of questions, names of lm-evaluation-harness
 
     def __post_init__(self):
@@ -63,6 +65,8 @@ class Settings:
             raise UserError("shapes", [shape.name for shape in self.shapes], "give each a title of its own")
         if self.seeds < 0:
             raise UserError("seeds", self.seeds, "give a number of at least 0")
+        if self.first_seed < 1:
+            raise UserError("first_seed", self.first_seed, "give a number of at least 1: rates are tried on seed 0")
         if not self.factors or min(self.factors) <= 0:
             raise UserError("factors", self.factors, "give at least one, all above 0")
         if self.looks < 1:

@@ -76,6 +76,15 @@ def test_a_plan_is_grids_then_tunings_then_fresh_seeds():
     assert fresh.optimizer.lr == pytest.approx(2 * jobs[-1].at(1.0).run_config.optimizer.lr)
 
 
+@pytest.mark.parametrize("factors", [(0.5, 1.0, 2.0), (1.0,)])
+def test_seeds_that_were_looked_at_before_are_not_run_again(factors):
+    jobs = comparison(LEAD).plan(dataclasses.replace(SETTINGS, factors=factors, first_seed=3))
+    compared = [job for job in jobs if "factor" not in job.labels and "seed" in job.labels]
+    assert {job.labels["seed"] for job in compared} == {3, 4, 5, 6, 7}
+    with pytest.raises(UserError, match="rates are tried on seed 0"):
+        dataclasses.replace(SETTINGS, first_seed=0)
+
+
 def test_one_factor_is_no_tuning():
     jobs = comparison(LEAD).plan(dataclasses.replace(SETTINGS, factors=(1.0,)))
     assert {type(job) for job in jobs} == {Training} and len(jobs) == 20
