@@ -5,8 +5,8 @@ Source: Figliolia & Millidge 2026, arXiv:2606.16112, whose step size of sublayer
 Expected: at 32 blocks x 64 and 1M tokens on seeds 0 and 1: power 0.25 1.508 and 1.514, 0.5 1.456 and 1.493, 0.75 1.447
   and 1.476, 1 1.450 and 1.467; Review 1.456 and 1.450; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 20 s; cpu half an hour with --processes 2, after --reuse of what five_schemes has (estimated); h200 and paper
-  not measured
+Time: smoke 20 s; cpu half an hour with --processes 2, after --reuse of what five_schemes has (estimated); h200 and
+  paper not measured
 Command: nice python -m experiments.nag_start --reuse five_schemes.cpu --processes 2
 
 The step size alpha of a sublayer bounds the tangent of its rotation; it is learned, and starts at l ** -power. The

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.harness.evidence import budget
 from experiments.harness.pages import findings, front
-from experiments.harness.recipe import HOME
+from experiments.harness.recipe import HOME, names
 
 ROOT = HOME.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -105,6 +105,11 @@ def test_the_benchmarks_ratios_are_in_their_files(file, command):
         told = f"time {found['time_ratio']:.2f}, FLOPs {found['flops_ratio']:.2f}"
     line = next(line for line in README.splitlines() if f"`nagjax bench {command}`" in line and line.startswith("|"))
     assert told in line
+
+
+def test_every_recipe_is_in_the_guide():
+    guide = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert [name for name in names() if f"`{name}`" not in guide] == []
 
 
 def test_every_result_file_named_exists():
