@@ -51,7 +51,9 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
         style = look(line.arm, line.arm in named)
         at = [i for i, own in enumerate(line.values) if len(own)]
         means = [float(np.mean(line.values[i])) for i in at]
-        ax.plot([line.x[i] for i in at], means, **style | {"marker": ""}, label=line.arm if line.arm in named else None)
+        ax.plot([line.x[i] for i in at], means, **style | {"marker": ""})
+        if line.arm in named:
+            ax.plot([], [], **style, label=line.arm)
         for i, mean in zip(at, means, strict=True):
             fill = "white" if line.edges[i] else style["color"]
             ax.plot(line.x[i], mean, markerfacecolor=fill, linestyle="", **style)

@@ -16,6 +16,7 @@ from nagjax.files import write_text
 from nagjax.report.style import RC
 from nagjax.runs.config import flatten, nested
 
+SHORT = 30  # options of a config that is written whole
 LISTS = ',\n "floors": ['  # in a result file, behind everything that is no list of runs
 
 
@@ -91,7 +92,8 @@ def _told(
     summary: dict[str, Any],
 ) -> str:
     """A line for each run; what all runs have in common is written once."""
-    shared_config, configs = _split_common([flatten(record.config) for record in records])
+    shared_config, own_configs = _split_common([flatten(record.config) for record in records])
+    configs = _by_difference([record.name for record in records], own_configs)
     shared_origin, origins = _split_common([record.origin for record in records])
     head = {
         "recipe": name,
@@ -104,7 +106,7 @@ def _told(
         "config": shared_config,
     }
     runs = [
-        {"name": r.name, "labels": r.labels, "config": config, "metrics": r.metrics, "seconds": r.seconds} | own
+        {"name": r.name, "labels": r.labels} | config | {"metrics": r.metrics, "seconds": r.seconds} | own
         for r, config, own in zip(records, configs, [{"origin": o} if o else {} for o in origins], strict=True)
     ]
     lines = ",\n  ".join(json.dumps(run) for run in runs)
@@ -116,11 +118,16 @@ def read_result(path: Path) -> dict[str, Any]:
     """A result file; `records` holds its runs as `Record`s, with flat configs, `floors` those of the n-gram tables."""
     values = json.loads(path.read_text(encoding="utf-8"))
     values["floors"] = [Record(**floor) for floor in values.get("floors", ())]
+    configs: dict[str, dict[str, Any]] = {}
+    for run in values["runs"]:
+        like = configs.get(run.get("like"), values["config"])
+        kept = {key: value for key, value in like.items() if key not in run.get("without", ())}
+        configs[run["name"]] = kept | run["config"]
     values["records"] = [
         Record(
             run["name"],
             run["labels"],
-            values["config"] | run["config"],
+            configs[run["name"]],
             run["metrics"],
             run["seconds"],
             values["origin"] | run.get("origin", {}),
@@ -175,3 +182,22 @@ def _split_common(dictionaries: Sequence[dict]) -> tuple[dict, list[dict]]:
     first = dictionaries[0] if dictionaries else {}
     common = {k: v for k, v in first.items() if all(k in d and d[k] == v for d in dictionaries)}
     return common, [{k: v for k, v in d.items() if k not in common} for d in dictionaries]
+
+
+def _by_difference(names: Sequence[str], configs: Sequence[dict]) -> list[dict[str, Any]]:
+    """Each as `config`; a long one, most of which is that of an earlier run, as `like` that run, with what is changed
+    or added in `config`, and `without` the keys that it lacks."""
+    whole: dict[str, dict] = {}
+    told = []
+    for name, config in zip(names, configs, strict=True):
+        changed = {
+            other: {k: v for k, v in config.items() if k not in own or own[k] != v} for other, own in whole.items()
+        }
+        nearest = min(changed, key=lambda other: len(changed[other]), default=None)
+        if len(config) < SHORT or nearest is None or len(changed[nearest]) > len(config) / 2:
+            whole |= {name: config} if len(config) >= SHORT else {}
+            told.append({"config": config})
+        else:
+            gone = [key for key in whole[nearest] if key not in config]
+            told.append({"like": nearest, "config": changed[nearest]} | ({"without": gone} if gone else {}))
+    return told

@@ -31,7 +31,7 @@ from nagjax.errors import UserError
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
-from nagjax.runs.config import RunConfig
+from nagjax.runs.config import RunConfig, flatten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +147,22 @@ def test_result_files_come_back_whole(tmp_path):
         (r.name, r.labels, r.metrics, r.origin) for r in records
     ]
     assert found["config"] == {"pair": [1, 2]} and [r.config["value"] for r in found["records"]] == [1, 2]
+
+
+def test_long_configs_are_written_by_their_differences_and_come_back(tmp_path):
+    def record(name, **changed):
+        return Record(name, {}, {"model": {f"option{i}": i for i in range(40)} | changed}, {"loss": 1.0})
+
+    short = Record("short", {}, {"model": {"option1": 1}}, {"loss": 1.0})
+    fewer = Record("fewer", {}, {"model": {f"option{i}": i for i in range(38)}}, {"loss": 1.0})
+    other = Record("other", {}, {f"at 1.{i}": [i] for i in range(40)}, {"loss": 1.0})
+    records = [record("a"), other, short, record("b", option3="x", more=[1]), fewer]
+    path = write_result(tmp_path, "x", "cpu", "python", Count("a", 1), records, Summary("one | two", "undecided"))
+    lines = {run["name"]: run for run in json.loads(path.read_text())["runs"]}
+    assert [len(lines[name]["config"]) for name in ("a", "other", "short", "b", "fewer")] == [40, 40, 1, 2, 0]
+    assert lines["b"]["like"] == lines["fewer"]["like"] == "a" and "like" not in lines["other"]
+    assert lines["fewer"]["without"] == ["model.option38", "model.option39"]
+    assert [r.config for r in read_result(path)["records"]] == [flatten(r.config) for r in records]
 
 
 def test_settings_survive_json():
