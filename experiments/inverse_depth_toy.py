@@ -126,11 +126,10 @@ def _verdict(found: dict[str, Interval]) -> str:
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     titles = {"mse": "final states, mean squared error", "kl": "logits, KL"}
-    of_loss = lambda loss: [r for r in records if REGIMES[r.labels["regime"]].loss == loss]  # noqa: E731
-    shown = [loss for loss in titles if of_loss(loss)]
+    by_loss = {loss: [r for r in records if REGIMES[r.labels["regime"]].loss == loss] for loss in titles}
+    shown = {loss: own for loss, own in by_loss.items() if own}
     figure, axes = panels(len(shown), "Loss of students by depth, relative to the shallowest")
-    for ax, loss in zip(axes, shown, strict=True):
-        own = of_loss(loss)
+    for ax, (loss, own) in zip(axes, shown.items(), strict=True):
         colors = dict(zip(dict.fromkeys(record.labels["regime"] for record in own), COLORS, strict=False))
         for record in own:
             regime, half = record.labels["regime"], record.labels.get("half")

@@ -190,12 +190,15 @@ def _by_difference(names: Sequence[str], configs: Sequence[dict]) -> list[dict[s
     whole: dict[str, dict] = {}
     told = []
     for name, config in zip(names, configs, strict=True):
+        if len(config) < SHORT:
+            told.append({"config": config})
+            continue
         changed = {
             other: {k: v for k, v in config.items() if k not in own or own[k] != v} for other, own in whole.items()
         }
         nearest = min(changed, key=lambda other: len(changed[other]), default=None)
-        if len(config) < SHORT or nearest is None or len(changed[nearest]) > len(config) / 2:
-            whole |= {name: config} if len(config) >= SHORT else {}
+        if nearest is None or len(changed[nearest]) > len(config) / 2:
+            whole[name] = config
             told.append({"config": config})
         else:
             gone = [key for key in whole[nearest] if key not in config]
