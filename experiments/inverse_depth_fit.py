@@ -159,6 +159,7 @@ def _row(record: Record) -> dict:
         "a_D": data,
         "L_0": round(law["irreducible"], 4),
         "risk": f"{law['risk']:.6f}",
+        "without depth": f"{record.metrics['parameters_and_data']['risk']:.6f}",
     }
 
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from experiments.harness.figures import look, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
-from experiments.harness.statistics import mean_interval
+from experiments.harness.statistics import Interval, mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
@@ -94,16 +94,25 @@ def cut_blocks(folder: Path) -> dict:
     }
 
 
-def damage(records: Sequence[Record], scheme: str, way: str, share: float) -> dict[int, float]:
-    """By seed: what removing this share of the blocks adds to the loss."""
+def damage(records: Sequence[Record], scheme: str, way: str, share: float) -> dict[int, float | None]:
+    """By seed: what removing this share of the blocks adds to the loss; None: diverged."""
     found = {}
     for record in records:
-        if record.labels["scheme"] == scheme and record.metrics["loss"] is not None:
-            cuts = record.metrics["cuts"][way]
-            most = max(n for n, _, _ in cuts) * 2
-            at = min(cuts, key=lambda cut: abs(cut[0] - share * most))
-            found[record.labels["seed"]] = at[1] - cuts[0][1]
+        if record.labels["scheme"] != scheme:
+            continue
+        if record.metrics["loss"] is None:
+            found[record.labels["seed"]] = None
+            continue
+        cuts = record.metrics["cuts"][way]
+        most = max(n for n, _, _ in cuts) * 2
+        at = min(cuts, key=lambda cut: abs(cut[0] - share * most))
+        found[record.labels["seed"]] = at[1] - cuts[0][1]
     return found
+
+
+def _mean(added: dict[int, float | None]) -> Interval:
+    """Over the seeds that came through."""
+    return mean_interval([value for value in added.values() if value is not None])
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
@@ -112,12 +121,10 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         whole = [r.metrics["loss"] for r in records if r.labels["scheme"] == scheme and r.metrics["loss"] is not None]
         row = {"scheme": scheme, "loss": str(mean_interval(whole))}
         for way in WAYS:
-            row[f"{way}, {CUT:.0%} cut"] = str(mean_interval(list(damage(records, scheme, way, CUT).values())))
-        rows.append(
-            row | {"late, 50% cut": mean_interval(list(damage(records, scheme, "late", 0.5).values())).estimate}
-        )
+            row[f"{way}, {CUT:.0%} cut"] = str(_mean(damage(records, scheme, way, CUT)))
+        rows.append(row | {"late, 50% cut": _mean(damage(records, scheme, "late", 0.5)).estimate})
     late = {scheme: damage(records, scheme, "late", CUT) for scheme in settings.schemes}
-    told = ", ".join(f"{scheme} +{mean_interval(list(own.values()))}" for scheme, own in late.items())
+    told = ", ".join(f"{scheme} +{_mean(own)}" for scheme, own in late.items())
     text = (
         f"loss added without the last {CUT:.0%} of the blocks: {told} nats per token (95% over {settings.seeds} seeds)"
     )

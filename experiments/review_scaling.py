@@ -148,6 +148,11 @@ def losses(records: Sequence[Record]) -> dict[str, dict[str, dict[int, float]]]:
     return {size: dict(sorted(found[size].items(), key=lambda item: item[0] != "review")) for size in order}
 
 
+def diverged(records: Sequence[Record]) -> set[tuple[str, str]]:
+    """Sizes and variants of which a run trained here did."""
+    return {(r.labels["size"], r.labels["variant"]) for r in records if r.labels and r.metrics["loss"] is None}
+
+
 def calibration_errors(records: Sequence[Record]) -> dict[tuple[str, str], float]:
     """By size and variant, means over the seeds; of runs trained here."""
     found: dict[tuple[str, str], list[float]] = {}
@@ -180,10 +185,12 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
         tests = [f"t {row['t']:.1f} p {row['p']:.2g}" for row in here if row["t"] != ""]
         told.append(f"{size}: {means}" + (f" ({'; '.join(tests)})" if tests else ""))
     last = [row for row in rows if row["size"] == list(found)[-1] and row["t"] != ""]
+    lost = diverged(records)
+    sound = lambda row, variant: (row["size"], variant) not in lost  # noqa: E731
     verdict = "undecided"
-    if last and all(row["t"] > 0 and row["p"] < 0.05 for row in last):
+    if last and all(row["t"] > 0 and row["p"] < 0.05 and sound(row, "review") for row in last):
         verdict = "supported"
-    elif any(row["t"] < 0 and row["p"] < 0.05 for row in last):
+    elif any(row["t"] < 0 and row["p"] < 0.05 and sound(row, row["variant"]) for row in last):
         verdict = "not supported"
     least = min(last, key=lambda row: row["t"], default=None)
     head = f"{least['variant']} minus Review at {least['size']}: {least['minus review, by seed']}" if least else ""

@@ -222,10 +222,16 @@ MEASURES = {  # what the claim is judged by, less of each being better; ratios b
 }
 
 
-def measured(records: Sequence[Record], scheme: str, of) -> dict[int, float]:
+def measured(records: Sequence[Record], scheme: str, of) -> dict:
     """By seed; runs that diverged are missing."""
     own = [r for r in records if r.labels["scheme"] == scheme and r.metrics["loss"] is not None]
     return {record.labels["seed"]: of(record.metrics) for record in own}
+
+
+def _judged(records: Sequence[Record], scheme: str, of) -> dict[int, float | None]:
+    """By seed; None: diverged."""
+    lost = {r.labels["seed"]: None for r in records if r.labels["scheme"] == scheme and r.metrics["loss"] is None}
+    return lost | measured(records, scheme, of)
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
@@ -233,15 +239,17 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     told = f"{'; '.join(_told(row) for row in rows)} (nats per token, mean over {settings.seeds} seeds)"
     gaps = _gaps(records) if {PLAIN, JUDGED} <= set(settings.schemes) else {}
     if gaps:
-        told += f"; plain minus NAG: {', '.join(f'{name} {gap.interval}' for name, gap in gaps.items())}"
-    parts = {name: dataclasses.asdict(gap.interval) | {"p": gap.p} for name, gap in gaps.items()}
-    found = f"{SHOWN}, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in gaps else ""
+        told += f"; plain minus NAG: {', '.join(f'{name} {gap.interval or gap}' for name, gap in gaps.items())}"
+    known = {name: gap for name, gap in gaps.items() if gap.interval}
+    parts = {name: dataclasses.asdict(gap.interval) | {"p": gap.p} for name, gap in known.items()}
+    found = f"{SHOWN}, plain minus NAG: {gaps[SHOWN].interval.text(4)}" if SHOWN in known else ""
     return Summary(told, ahead_of_all(list(gaps.values())), rows, {"plain_minus_nag": parts}, found)
 
 
 def _gaps(records: Sequence[Record]) -> dict[str, Gap]:
-    sides = {name: [measured(records, scheme, of) for scheme in (PLAIN, JUDGED)] for name, of in MEASURES.items()}
-    return {name: Gap.of(name, plain, nag) for name, (plain, nag) in sides.items() if plain.keys() & nag.keys()}
+    sides = {name: [_judged(records, scheme, of) for scheme in (PLAIN, JUDGED)] for name, of in MEASURES.items()}
+    gaps = {name: Gap.of(name, plain, nag) for name, (plain, nag) in sides.items()}
+    return {name: gap for name, gap in gaps.items() if gap.values}
 
 
 def _row(records: Sequence[Record], scheme: str) -> dict:

@@ -129,11 +129,12 @@ class Matches:
         gaps = [(outcome.gap(arm, self.judged, shape), shape) for shape in outcome.shapes for arm in own]
         worst = max(gaps, key=lambda pair: pair[0].middle)[0]
         head = f"{worst.name} minus {self.judged}: {outcome.gap_text(worst)} nats"
-        if any(gap.won for gap, _ in gaps):  # an arm diverged where the one to be matched did not
+        if any(math.inf in gap.values.values() for gap, _ in gaps):  # it diverged where the one to be matched did not
             return Decision("not supported", head, outcome.ranking())
         limit = lambda shape: self.margin * outcome.loss(self.judged, shape).estimate  # noqa: E731
         checks = [(gap.interval, (-math.inf, limit(shape))) for gap, shape in gaps if gap.interval]
-        return Decision(within(checks) if len(checks) == len(gaps) else "undecided", head, outcome.ranking())
+        known = len(checks) == len(gaps) and not any(gap.won for gap, _ in gaps)
+        return Decision(within(checks) if known else "undecided", head, outcome.ranking())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.jobs import Record
-from experiments.harness.ngram import JUDGED_ORDER, key
+from experiments.harness.ngram import JUDGED_ORDER, KEY, key
 from experiments.harness.settings import brief
 from experiments.harness.verdicts import barred
 from nagjax.runs.config import flatten
@@ -70,15 +70,22 @@ def _tables(floors: Sequence[Record]) -> dict[str, float]:
 
 
 def _above(sound: Sequence[Record], floors: Sequence[Record]) -> tuple[int, int]:
-    """Shapes (of model, text and length) whose best run is not below its floor on some seed, of how many."""
+    """Shapes (by label; without one: depth, width and steps) whose best run is not below the table of the very text it
+    has read, on some seed, of how many."""
     table = {key(flatten(f.config)): f.metrics["ngram"][str(JUDGED_ORDER)] for f in floors}
-    margins: dict[tuple, dict[tuple, float]] = {}
+    margins: dict[tuple, dict[int | None, float]] = {}
     for record in sound:
         config = flatten(record.config)
-        if (text := key(config)) in table:
-            model = (config.get("model.depth"), config.get("model.width"), config.get("train.steps"))
-            own = margins.setdefault(model, {})
-            own[text] = min(own.get(text, np.inf), record.metrics["loss"] - table[text])
+        text = dict(zip(KEY, key(config), strict=True))
+        steps = text["train.steps"]
+        floor = record.metrics.get("ngram", {}).get(str(JUDGED_ORDER))  # measured with the run, for its own steps
+        if floor is None and record.metrics.get("steps", steps) == steps:
+            floor = table.get(tuple(text.values()))
+        if floor is not None:
+            labelled = record.labels.get("shape")
+            shape = (labelled,) if labelled else (config.get("model.depth"), config.get("model.width"), steps)
+            own, seed = margins.setdefault(shape, {}), text["data.seed"]
+            own[seed] = min(own.get(seed, np.inf), record.metrics["loss"] - floor)
     return sum(max(own.values()) >= 0 for own in margins.values()), len(margins)
 
 

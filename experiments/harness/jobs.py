@@ -52,7 +52,7 @@ class Record:
 @dataclasses.dataclass(frozen=True)
 class Training:
     """A training run; the seed is that of its start values and of its data order. `after` measures the run's folder
-    once it is trained."""
+    once it is trained; a dataclass where it has options."""
 
     name: str
     labels: dict[str, Any]
@@ -60,7 +60,8 @@ class Training:
     after: Callable[[Path], dict[str, Any]] | None = None
 
     def config(self) -> dict[str, Any]:
-        return to_dict(self.run_config)
+        options = dataclasses.asdict(self.after) if dataclasses.is_dataclass(self.after) else {}
+        return to_dict(self.run_config) | ({"after": options} if options else {})
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Scores at the end of training; `diverged` and no loss if training broke down."""

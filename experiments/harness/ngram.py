@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from nagjax.data import DataConfig, batches, open_dataset
+from nagjax.runs.config import RunConfig
 
 ORDERS = (2, 3, 4, 5)
 JUDGED_ORDER = 4  # a loss above this table's does not count (harness/verdicts.py)
@@ -131,10 +132,9 @@ def key(config: dict[str, Any]) -> tuple:
 def floors(jobs: Sequence[Any]) -> list[Floor]:
     """One for every text the jobs' runs read; jobs without a `run_config` read none."""
     configs = [config for job in jobs if (config := getattr(job, "run_config", None)) is not None]
-    own = [
-        Floor(
-            dataclasses.replace(c.data, workers=0), c.model.context, c.train.batch, c.train.steps, c.train.eval_batches
-        )
-        for c in configs
-    ]
-    return list(dict.fromkeys(own))
+    return list(dict.fromkeys(map(floor_of, configs)))
+
+
+def floor_of(config: RunConfig) -> Floor:
+    data, train = dataclasses.replace(config.data, workers=0), config.train
+    return Floor(data, config.model.context, train.batch, train.steps, train.eval_batches)

@@ -48,7 +48,10 @@ class Outcome:
         if runs := self.runs(arm, shape):
             return [run for run in runs.values() if run["loss"] is not None]
         factor, own = self.tried(arm, shape).factor, self._by_pair.get((arm, shape.name), [])
-        return [r.metrics for r in own if factor is not None and r.labels.get("factor") == factor]
+        if factor is None:
+            return []
+        widened = [r.metrics["widened"][at] for r in own if (at := f"{factor:g}") in r.metrics.get("widened", ())]
+        return [r.metrics for r in own if r.labels.get("factor") == factor] or widened
 
     def losses(self, arm: str, shape: Shape) -> dict[int, float | None]:
         return {seed: run["loss"] for seed, run in self.runs(arm, shape).items()}

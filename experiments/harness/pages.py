@@ -6,6 +6,7 @@ it first summarises all result files again, from the runs in them, by today's ru
 """
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,32 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any]) -> list
     parts += [found["measured"][:1].upper() + found["measured"][1:] + "."] if found["measured"] else []
     parts += [markdown(found["table"])] if found["table"] else []
     file = result_file(home, recipe.name, size).relative_to(home).as_posix()
-    return [*parts, f"`{result['command']}`: [numbers](../{file})"]
+    return [*parts, f"`{result['command']}`: [numbers](../{file}){_since(recipe, size, result)}{_unclean(result)}"]
+
+
+def _since(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
+    """Where the size's settings are no longer those of the file, and the command did not set them."""
+    made, now = settings_from(recipe, result["settings"]), recipe.sizes[size]
+    pairs = {field.name: (getattr(made, field.name), getattr(now, field.name)) for field in dataclasses.fields(now)}
+    told = [
+        f"{name} {_brief(then)} (today {_brief(today)})"
+        for name, (then, today) in pairs.items()
+        if then != today and f"--{name.replace('_', '-')}" not in result["command"]
+    ]
+    return f". Made with other settings than the recipe has today: {', '.join(told)}" if told else ""
+
+
+def _unclean(result: dict[str, Any]) -> str:
+    """How many runs are from code that no commit holds."""
+    commits = [record.origin.get("commit", "") for record in result["records"]]
+    count = sum(commit.endswith("-dirty") for commit in commits)
+    return f". {count} of {len(commits)} jobs were done with uncommitted changes in the working copy" if count else ""
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) if 0 < len(value) <= 4 else str(len(value)) if value else "all"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def short(reason: str) -> str:

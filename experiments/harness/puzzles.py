@@ -97,7 +97,8 @@ class Solve:
     test_batches: int = 8
 
     def config(self) -> dict[str, Any]:
-        return to_dict(self.how) | {"puzzle": {"name": self.puzzle.name} | dataclasses.asdict(self.puzzle)}
+        puzzle = {"name": self.puzzle.name} | dataclasses.asdict(self.puzzle)
+        return to_dict(self.how) | {"puzzle": puzzle, "test_batches": self.test_batches}
 
     def batch(self, number: int) -> dict[str, np.ndarray]:
         """Batch `number` of the seed's questions; numbers from the number of steps on are for testing."""

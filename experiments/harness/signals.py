@@ -11,6 +11,7 @@ gradient stands for (the empirical Fisher: Molchanov et al. 2019, arXiv:1906.107
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -110,10 +111,14 @@ class Signals:
         """Of the gains, nats^2."""
         return _mean([s.gains**2 for s in seen])
 
-    def least(self, seen: Sequence[Seen], rate: float) -> Float[np.ndarray, "L 2"]:
-        """1 for the sublayers of least mean squared gain per FLOP, so many as make up the rate."""
+    def counts(self, rate: float) -> range:
+        """Of whole sublayers, from one to as many as make up the rate."""
+        return range(1, max(round(rate * math.prod(self.shape)), 1) + 1)
+
+    def least(self, seen: Sequence[Seen], count: int) -> Float[np.ndarray, "L 2"]:
+        """1 for so many sublayers of least mean squared gain per FLOP."""
         ranks = np.argsort(np.argsort(self.worth(self.mean_square(seen)), axis=None)).reshape(self.shape)
-        return (ranks < round(rate * ranks.size)).astype(float)
+        return (ranks < count).astype(float)
 
     def turned(self) -> Signal:
         """The angle."""

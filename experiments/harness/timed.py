@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.harness.jobs import Training
 from experiments.harness.matching import step_seconds, with_steps
+from experiments.harness.ngram import floor_of
 from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, to_dict
 
@@ -17,7 +18,8 @@ MEASURED = "step_times.json"
 @dataclasses.dataclass(frozen=True)
 class TimeMatched:
     """`run_config`, trained for as many steps as take the time that `like` takes; both step times are measured where
-    it runs, once, and kept in the job's folder. `after` is that of `Training`."""
+    it runs, once, and kept in the job's folder; among its metrics are the n-gram losses of what it read. `after` is
+    that of `Training`."""
 
     name: str
     labels: dict[str, Any]
@@ -36,5 +38,6 @@ class TimeMatched:
             write_text(path, json.dumps(seconds))
         seconds = json.loads(path.read_text(encoding="utf-8"))
         steps = round(self.like.train.steps * seconds["other"] / seconds["own"])
-        training = Training(self.name, self.labels, with_steps(self.run_config, steps), self.after)
-        return training.run(folder) | {"step_times": seconds}
+        config = with_steps(self.run_config, steps)
+        found = Training(self.name, self.labels, config, self.after).run(folder)
+        return found | {"step_times": seconds} | {"ngram": floor_of(config).run(folder)["ngram"]}

@@ -186,6 +186,16 @@ def test_without_fresh_seeds_the_tuning_s_own_are_shown_and_decide_nothing():
     assert found.verdict == "undecided" and "(tuning seed)" in found.measured and found.headline.endswith("+0.100 nats")
 
 
+def test_a_best_rate_that_only_the_widened_grid_has_is_shown_with_its_run():
+    first, *_ = SHAPES
+    tried = [r for r in runs("nag", first, 2.0) if "factor" in r.labels]
+    losses = [[0.25, 1.9], *([r.labels["factor"], r.metrics["loss"]] for r in tried)]
+    widened = {"losses": losses, "widened": {"0.25": COSTS | {"loss": 1.9}}}
+    tuning = Record("", {"arm": "nag", "shape": first.name}, {}, widened)
+    found = comparison(LEAD).outcome(dataclasses.replace(SETTINGS, seeds=0), [*tried, tuning])
+    assert found.tried("nag", first).factor == 0.25 and found.loss("nag", first).estimate == 1.9
+
+
 def test_profiles_and_figures():
     measures = {"variance": Measure("variance", lambda run: run["variance"], log=True, profile=True)}
     found = dataclasses.replace(comparison(LEAD), measures=measures)

@@ -57,6 +57,34 @@ def test_the_seed_of_the_trials_is_none_of_the_fresh_ones():
     assert alone.seeds == 0 and "one seed, on which rates were chosen" in alone.flags
 
 
+def test_arms_at_one_shape_may_read_more_or_less_and_one_of_them_has_to_be_below():
+    """As where training FLOPs are matched. Each is held to the table of its own text."""
+
+    def arm(seed, steps, loss, **metrics):
+        own = config(seed) | {"train": TEXT["train"] | {"steps": steps}}
+        labels = {"seed": seed, "arm": str(steps), "shape": "one"}
+        return Record("", labels, own, COSTS | {"loss": loss, "steps": steps} | metrics)
+
+    def table(seed, steps, loss):
+        own = config(seed) | {"train": TEXT["train"] | {"steps": steps}}
+        return Record("", {"floor": True, "seed": seed}, own, {"ngram": {"4": loss}})
+
+    tables = [table(seed, steps, loss) for seed in SEEDS for steps, loss in ((120, 2.0), (150, 1.8))]
+    runs = [arm(seed, 150, 1.9) for seed in SEEDS]
+    assert verdict(runs, tables)[1] == ["above the 4-gram table"]
+    found = evidence([*runs, *(arm(seed, 120, 1.95) for seed in SEEDS)], tables)
+    assert (found.above_floor, found.shapes) == (0, 1)
+
+
+def test_a_run_of_as_many_steps_as_its_time_allowed_is_held_to_the_table_measured_with_it():
+    def timed(**metrics):
+        return [Record("", {"seed": s}, config(s), COSTS | {"loss": 1.9, "steps": 150} | metrics) for s in SEEDS]
+
+    assert evidence(timed(ngram={"4": 1.8}), FLOORS).above_floor == 1
+    assert evidence(timed(ngram={"4": 1.95}), FLOORS).above_floor == 0
+    assert evidence(timed(), FLOORS).shapes == 0  # the plan's table is of another text
+
+
 def test_a_divergence_is_a_flag():
     assert "diverged: 1 of 5" in evidence([*RUNS[:4], run(5, None)], FLOORS).flags
 

@@ -82,7 +82,7 @@ def test_a_linear_gain_is_found(signals, text):
     np.testing.assert_allclose(found.offsets, 0.5 - np.log(saved), atol=0.1)
     assert signals.correlation(found, roots) > 0.99
     worth = signals.mean_square(seen) / saved
-    assert signals.least(seen, 0.25).sum() == 1 and signals.least(seen, 0.25).ravel()[np.argmin(worth)] == 1
+    assert signals.least(seen, 1).sum() == 1 and signals.least(seen, 1).ravel()[np.argmin(worth)] == 1
     np.testing.assert_allclose(signals.scaled(seen).turns, np.sqrt(worth))
 
 

@@ -6,7 +6,18 @@ import re
 
 import pytest
 
-from experiments.harness.pages import NOT_MEASURED, _one_below, log_entries, page, readme, short, table
+from experiments.harness.jobs import Record
+from experiments.harness.pages import (
+    NOT_MEASURED,
+    _one_below,
+    _since,
+    _unclean,
+    log_entries,
+    page,
+    readme,
+    short,
+    table,
+)
 from experiments.harness.recipe import HOME, judged, load, names
 from experiments.harness.results import Summary, plot_file, read_result, write_summary
 from experiments.harness.sweep import settings_from
@@ -45,6 +56,24 @@ def test_the_summary_of_a_result_file_follows_from_its_runs(path):
     again = judged(recipe, settings_from(recipe, result["settings"]), result["records"], result["floors"])
     assert json.loads(json.dumps(dataclasses.asdict(again))) == result["summary"]
     assert plot_file(HOME, result["recipe"], result["size"]).exists()
+
+
+def test_a_page_says_what_today_s_command_would_do_otherwise():
+    recipe = load("review_depth")
+    result = read_result(HOME / "results" / "review_depth.cpu.json")
+    assert "seeds 1 (today 5)" in _since(recipe, "cpu", result) and "arms" in _since(recipe, "cpu", result)
+    given = result | {"command": result["command"] + " --seeds 1"}
+    assert "seeds" not in _since(recipe, "cpu", given)
+    today = result | {"settings": dataclasses.asdict(recipe.sizes["cpu"])}
+    assert _since(recipe, "cpu", today) == ""
+
+
+def test_a_page_says_how_many_jobs_were_done_with_uncommitted_changes():
+    def of(*commits):
+        return {"records": [Record("", {}, {}, {}, origin={"commit": commit}) for commit in commits]}
+
+    assert _unclean(of("abc", "abc-dirty", "abc-dirty")).startswith(". 2 of 3 jobs ")
+    assert _unclean(of("abc", "")) == ""
 
 
 def test_without_result_files_nothing_is_measured(tmp_path):

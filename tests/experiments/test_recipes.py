@@ -1,14 +1,16 @@
 """Every recipe, found by its file: its docstring is complete, and its smoke size runs to the end."""
 
+import contextlib
 import dataclasses
 import json
 
 import jax
 import pytest
 
+from experiments import prune, sinks_and_outliers
 from experiments.harness import command
 from experiments.harness.comparison import Comparison
-from experiments.harness.jobs import finished
+from experiments.harness.jobs import Record, finished
 from experiments.harness.pages import NOT_MEASURED, table
 from experiments.harness.recipe import FIELDS, HOME, judged, load, names, planned, read_header
 from experiments.harness.results import read_result, result_file
@@ -115,6 +117,66 @@ def test_a_verdict_is_there_where_all_runs_of_an_arm_diverged(name, label, value
         records = [dataclasses.replace(r, metrics=lost) if r.labels[label] in gone else r for r in result["records"]]
         assert judged(recipe, settings, records, result["floors"]).verdict == "undecided"
         recipe.draw(settings, records)
+
+
+def cut(scheme, seed, added):
+    """A record of `prune`; None: diverged."""
+    curve = [[0, 1.0, []], [2, 1.0 + (added or 0), []], [4, 1.0 + 2 * (added or 0), []]]
+    metrics = {"loss": None} if added is None else {"loss": 1.0, "cuts": dict.fromkeys(prune.WAYS, curve)}
+    return Record("", {"scheme": scheme, "seed": seed}, {}, metrics)
+
+
+def test_a_scheme_that_diverged_is_not_the_one_that_is_pruned_best():
+    settings = dataclasses.replace(prune.SIZES["cpu"], schemes=(prune.PLAIN, *prune.OTHERS))
+    added = {prune.PLAIN: 0.1} | dict.fromkeys(prune.OTHERS, 0.3)
+    records = [cut(scheme, seed, base + 0.01 * (seed % 2)) for scheme, base in added.items() for seed in range(1, 6)]
+    records[0] = cut(prune.PLAIN, 1, 0.1)
+    assert prune.summarise(settings, records).verdict == "supported"
+    records[0] = cut(prune.PLAIN, 1, None)
+    found = prune.summarise(settings, records)
+    assert found.verdict == "undecided" and "1 diverged" in found.measured
+
+
+def test_outliers_are_not_compared_without_the_runs_that_diverged():
+    result = read_result(result_file(HOME, "sinks_and_outliers", "cpu"))
+    first = next(r for r in result["records"] if r.labels["scheme"] == sinks_and_outliers.JUDGED)
+    lost = dataclasses.replace(first, metrics={"loss": None})
+    gaps = sinks_and_outliers._gaps([lost if r is first else r for r in result["records"]])
+    assert gaps and all(gap.lost == 1 for gap in gaps.values())
+
+
+def changed(value):
+    """Another value of an option; None where none is known."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return type(value)(value + 1)
+    if isinstance(value, tuple) and value and isinstance(value[0], int | float) and not isinstance(value[0], bool):
+        return (type(value[0])(value[0] + 1), *value[1:])
+    return value[:-1] if isinstance(value, tuple) and len(value) > 1 else None
+
+
+WITHOUT_EFFECT = {("isoflop_mod", "widest"), ("inverse_depth_toy", "temperatures")}  # in these two sizes
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "inverse_depth_fit"])
+def test_a_job_of_other_options_has_another_name_or_config(name):
+    """Or a result would be taken up, or reused, that was made with other options."""
+    recipe = load(name)
+
+    def told(settings):
+        return {(job.name, json.dumps(job.config(), sort_keys=True)) for job in recipe.plan(settings)}
+
+    same = None
+    for settings in (recipe.sizes["smoke"], recipe.sizes["cpu"]):
+        base, here = told(settings), set()
+        for field in dataclasses.fields(settings):
+            if (value := changed(getattr(settings, field.name))) is not None:
+                with contextlib.suppress(UserError):
+                    if told(dataclasses.replace(settings, **{field.name: value})) == base:
+                        here.add(field.name)
+        same = here if same is None else same & here
+    assert {(name, field) for field in same} <= WITHOUT_EFFECT
 
 
 def test_unknown_recipe_and_size_name_the_known_ones():

@@ -53,6 +53,17 @@ def test_a_divergence_is_a_loss():
     assert Gap.of("", dict.fromkeys(SURE), dict.fromkeys(SURE)).p == 1.0
 
 
+@pytest.mark.parametrize("together", (range(5, 6), range(2, 6), range(1, 6)), ids=("once", "four times", "always"))
+def test_an_arm_that_diverged_is_not_ahead_of_one_that_diverged_too(together):
+    """Nor is the other, whatever the seeds say on which both, or one of them, came through."""
+    lost = dict.fromkeys(together)
+    judged, rival = dict.fromkeys(SURE, 2.0) | lost, {s: 2.0 + gap for s, gap in SURE.items()}
+    for other in (rival | lost, dict.fromkeys(SURE)):
+        for gap in (Gap.of("rival", other, judged), Gap.of("rival", judged, other)):
+            assert ahead_of_all([gap]) == "undecided" and sides([gap]) == [0]
+            assert gap.lost >= len(lost) and gap.won >= len(lost)
+
+
 def test_slopes_bounds_and_parts():
     up, flat = Interval(0.1, 0.05, 0.15), Interval(0.0, -0.1, 0.1)
     assert same_sign(up, 1) == "supported" and same_sign(up, -1) == "not supported"
