@@ -32,7 +32,8 @@ def prepare(
         inputs: .txt, .md, .jsonl (also .gz, .xz, .zst) and .parquet files, folders of them, or hub:OWNER/NAME.
         out: the corpus folder to make.
         tokenizer: bytes, or the path of a tokenizer.json.
-        validation: share of the documents held out, chosen by their hash; a text file is one document.
+        validation: share of the documents held out, chosen by their hash; a text file is on one side, but of a lone one
+            the end is held out.
         held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
         field: where JSON lines and table rows keep their text.
         longest: characters that one such line or row may have.

@@ -148,7 +148,8 @@ def prepare_on_beam(
     shard_tokens: int = 1 << 25,
     options: Sequence[str] = (),
 ) -> Manifest:
-    """`prepare`, on a Beam runner; the same arguments, and Beam's own `options` (`--runner=DataflowRunner` ...).
+    """`prepare`, on a Beam runner: its arguments but for `progress` and `chat`, and Beam's own `options`
+    (`--runner=DataflowRunner` ...).
 
     Without options it runs in this process. A worker holds one round and the lengths of one input file; files are
     the unit of parallel work. On several machines `inputs` and `out` are paths that all of them see (`gs://`,

@@ -2,12 +2,15 @@
 
 A template is a Jinja program in the dialect of transformers, usually somebody else's. It runs in Jinja's sandbox, which
 keeps it from files and from Python; a template and its text have a largest size, and what pads a text to any width is
-turned off. How long it runs, and what it puts together inside, is not limited.
+turned off. How long it runs, and what it puts together inside, is not limited. `strftime_now` tells when the template
+was read, so that all renderings of a conversation agree.
 
 Answers are what stands between {% generation %} and {% endgeneration %}. In a template without these, an answer is what
 the text has from where the assistant is asked to speak up to where its message ends.
 """
 
+import json
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,7 @@ DEFAULT = """\
 
 _OPEN, _CLOSE = MARKS  # around answers
 _SAID = "\ufdd2"  # no character by Unicode: stands for what somebody says
+_WIDEST = 8  # indent and separators of JSON
 _GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr", "urlize", "pprint")
 
@@ -70,8 +74,9 @@ class ChatTemplate:
 
     def _rendered(self, messages: list[Message], ask: bool) -> str:
         parts, size = [], 0
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": ask, **self.tokens}
         try:
-            for part in self._program.generate(messages=messages, add_generation_prompt=ask, **self.tokens):
+            for part in self._program.generate(given):
                 part.encode()  # half a surrogate pair is no text
                 parts.append(part)
                 if (size := size + len(part)) > LONGEST:
@@ -213,16 +218,23 @@ def _environment() -> Any:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        wide = [indent if isinstance(indent, int) else len(indent or ""), *map(len, separators or ())]
+        if max(wide) > _WIDEST:
+            raise jinja2.sandbox.SecurityError(f"tojson takes up to {_WIDEST} characters between two values")
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
     extensions = [Generation, jinja2.ext.loopcontrols]
     made = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     made.filters = {name: one for name, one in made.filters.items() if name not in _GROWING_FILTERS}
-    made.filters["tojson"] = _to_json
+    made.filters["tojson"] = to_json
     made.globals = {name: one for name, one in made.globals.items() if name != "lipsum"}
     made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = datetime.now().strftime
     return made
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False, indent=indent if indent is None else min(indent, 8))

@@ -14,7 +14,7 @@ from nagjax.data.rows import DocumentRows, Rows, WholeRows
 from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
 from nagjax.data.stdlib import STDLIB, open_stdlib
 from nagjax.data.storage import storage_path
-from nagjax.data.store import SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
+from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
 from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
@@ -96,7 +96,7 @@ class Dataset:
         """
         if self.stream.exact:
             if (table := self.tokenizer.token_bytes) is None:
-                fix = "says that the tokenizer's bytes are exact, which they are not: prepare the corpus again"
+                fix = f"says that the tokenizer's bytes are exact, which they are not: {ANEW}"
                 raise UserError("data.path", self.config.path, fix)
             return table.astype(np.float32)
         table = np.full(self.tokenizer.vocab_size, self.byte_count, np.float32)
@@ -173,7 +173,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
         template, tokens = str(manifest.source.get("template") or ""), manifest.source.get("template_tokens") or {}
         verify_small(folder, manifest, split)
     if not len(stream):
-        fix = "holds no documents (a text file is one): prepare it again with more, another --validation, or --held-out"
+        fix = "holds no documents: prepare it again with more of them or files, another --validation, or --held-out"
         raise UserError("split", f"{config.path}/{split}", fix)
     return Dataset(config, split, tokenizer, stream, content, template, tokens)
 

@@ -40,6 +40,9 @@ from nagjax.data.store import (
     Manifest,
     ShardRecord,
     cannot_write,
+    check_files,
+    open_stream,
+    open_tokenizer,
     read_manifest,
     read_own,
     verify_small,
@@ -50,6 +53,8 @@ from nagjax.data.store import (
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.errors import UserError
 from nagjax.json_reader import build, parse_json
+
+_INPUTS = ("inputs", "held_out")
 
 
 @dataclass
@@ -72,19 +77,23 @@ class Request(NamedTuple):
     states: dict[Path, tuple[int, ...]]  # of the inputs on this machine, when their content was noted in `source`
 
     def finished(self) -> Manifest | None:
-        """The corpus of this very request, if it is there. Raises UserError for another one in its place."""
+        """The corpus of this very request, if it is there. Raises UserError for another one in its place, and for one
+        of which a file is missing or damaged."""
         if not (self.folder / MANIFEST).exists():
             return None
         manifest = read_manifest(self.folder)
         if other := _difference(manifest.source, self.source):
             raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
+        open_tokenizer(self.folder, manifest)
         for split in manifest.splits:
+            open_stream(self.folder, manifest, split)
             verify_small(self.folder, manifest, split)
         _remove_leftovers(self.folder)
         return manifest
 
     def progress(self, runner: str) -> "Progress | None":
-        """The record of an unfinished run of the same request by the same runner; None in a folder without one."""
+        """The record of an unfinished run of the same request by the same runner; None in a folder without one. Raises
+        UserError for another one, and for one of which a shard is missing or cut."""
         try:
             found = build(Progress, parse_json(read_own(self.folder / PROGRESS)))
         except FileNotFoundError:
@@ -100,6 +109,8 @@ class Request(NamedTuple):
         if found.runner != runner:
             fix = f"was begun with --runner {found.runner}: go on with that, or delete it"
             raise UserError("out", str(self.folder), fix)
+        for shards in found.splits.values():
+            check_files(self.folder, shards)
         return found
 
     def check_inputs(self) -> None:
@@ -127,7 +138,7 @@ def prepare(
 
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
     `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
-    documents held out, chosen by hash; a text file counts as one, however long.
+    documents held out, chosen by hash; a text file is on one side, but of a lone one the end is held out.
     held_out: further inputs that go to validation whole, and whose documents are left out where they stand in `inputs`,
     too, so that none is trained on; with them `validation` may be 0. field: where JSON lines, Parquet rows and hub rows
     keep their text. longest: characters that one such line or row may have. shard_tokens: tokens in one round, which
@@ -136,7 +147,7 @@ def prepare(
     and of which only the answers count as targets.
 
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
-    `out` that holds something else, and when it cannot be written.
+    `out` that holds something else or whose files are missing or damaged, and when it cannot be written.
     """
     inputs, held_out = as_names(inputs), as_names(held_out)
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens, chat)
@@ -199,6 +210,7 @@ def describe_request(
         raise UserError("out", str(out), fix)
     states: dict[Path, tuple[int, ...]] = {}
     source = {
+        "order": "given",  # of the inputs: see _difference
         "inputs": _described(inputs, states),
         "held_out": _described(held_out, states),
         "tokenizer": encoder.fingerprint,
@@ -214,9 +226,12 @@ def describe_request(
 
 
 def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
-    """Write the manifest, and remove what only an unfinished corpus needs. Raises UserError for changed inputs."""
+    """Write the manifest, and remove what only an unfinished corpus needs. Raises UserError for changed inputs, and for
+    a shard that is missing or cut."""
     request.check_inputs()
     folder = request.folder
+    for shards in splits.values():
+        check_files(folder, shards)
     dtype = COUNTED_TYPE if "template" in request.source else None
     manifest = write_manifest(folder, request.tokenizer, request.source, splits, dtype)
     _remove_leftovers(folder)
@@ -240,11 +255,15 @@ def _labelled(
 
 
 def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> list[list]:
-    """Every input file with its size and its SHA-256 (in an object store: when it was changed); `states` gets those of
-    this machine."""
-    hub = [[name, None, None] for name in inputs if name.startswith(HUB_PREFIX)]
-    files = find_files([name for name in inputs if not name.startswith(HUB_PREFIX)])
-    return hub + [[path.as_posix(), size_of(path), _content(path, states)] for path in files]
+    """Every input file with its size and its SHA-256 (in an object store: when it was changed), in the order in which
+    they are read; `states` gets those of this machine."""
+    found = []
+    for name in inputs:
+        if name.startswith(HUB_PREFIX):
+            found.append([name, None, None])
+        else:
+            found += [[path.as_posix(), size_of(path), _content(path, states)] for path in find_files([name])]
+    return found
 
 
 def _content(path: StoragePath, states: dict[Path, tuple[int, ...]]) -> str:
@@ -260,12 +279,19 @@ def _state(path: Path) -> tuple[int, ...]:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
+def _hub_first(described: list[list]) -> list[list]:
+    return sorted(described, key=lambda entry: not entry[0].startswith(HUB_PREFIX))
+
+
 def _difference(old: dict, new: dict) -> str:
     """In what two requests differ, in words; "" where in nothing. Inputs may have moved, if their content is the same;
-    of those that older versions noted only path and size are known."""
+    of those that older versions noted only path and size are known, and all data sets of the hub before all files."""
+    if "order" not in old:
+        new = {field: _hub_first(value) if field in _INPUTS else value for field, value in new.items()}
+        del new["order"]
     for field in new:
         was, now = old.get(field), new[field]
-        if field not in ("inputs", "held_out"):
+        if field not in _INPUTS:
             if was != now:
                 return f"{field} was {was!r} and is now {now!r}"
             continue

@@ -11,6 +11,7 @@ from pathlib import Path
 from nagjax.data.documents import split_name
 from nagjax.data.encode import encode_documents
 from nagjax.data.store import (
+    MANIFEST,
     SPLITS,
     Document,
     in_memory,
@@ -107,23 +108,27 @@ def _cached(folder: Path, split: str) -> TokenStream | None:
         stream = open_stream(folder, manifest, split)
         verify_small(folder, manifest, split)
         return stream
-    except UserError:
+    except (OSError, UserError):
         return None
 
 
 def _fill_cache(folder: Path, by_split: dict[str, list[Document]], tokenizer: Tokenizer) -> None:
-    """Build beside the final name and rename: other processes see all of it or nothing."""
+    """Build beside the final name and rename: other processes see all of it or nothing. A damaged folder is mended file
+    by file: other processes may be about to map the files in it, whose names are therefore never absent."""
     building = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         splits = {n: [write_shard(building, n, 0, docs, tokenizer)] for n, docs in by_split.items() if docs}
         write_manifest(building, tokenizer, {"inputs": [STDLIB], "validation": VALIDATION}, splits)
-        if any(_cached(folder, split) is None for split in SPLITS):
-            shutil.rmtree(folder, ignore_errors=True)  # a damaged one would stand in the way for ever
+        try:
             building.rename(folder)
+        except OSError:  # something stands there: damaged, or by another process that was first
+            if any(_cached(folder, split) is None for split in SPLITS):
+                for made in sorted(building.iterdir(), key=lambda path: path.name == MANIFEST):
+                    made.replace(folder / made.name)
     except (OSError, UserError):
-        pass  # no cache here, or another process was first: neither changes the result
+        pass  # no cache here, which does not change the result
     finally:
         if building is not None:
             shutil.rmtree(building, ignore_errors=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import numpy as np
 
@@ -27,7 +28,9 @@ HUB = "hub:"
 
 @dataclass(frozen=True)
 class RemotePath:
-    """`scheme://key`; what of `pathlib.Path` the data package needs. Copies carry the name, not the connection."""
+    """`scheme://key`; what of `pathlib.Path` the data package needs. Copies carry the name, not the connection.
+
+    The key is the name itself: a space in it is a space, and `%20` in it is these three characters."""
 
     scheme: str
     key: str
@@ -60,7 +63,11 @@ class RemotePath:
         from pyarrow import fs
 
         if self.scheme not in OF_FSSPEC:
-            return fs.FileSystem.from_uri(str(self))[0]
+            try:
+                return fs.FileSystem.from_uri(f"{self.scheme}://{quote(self.key)}")[0]
+            except ValueError as error:
+                fix = f"names no file or folder ({error}): use gs://BUCKET/NAME, s3://BUCKET/NAME or file:///NAME"
+                raise UserError("path", str(self), fix) from None
         try:
             import fsspec
 
@@ -137,7 +144,8 @@ StoragePath = Path | RemotePath
 
 
 def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
-    """A path of this machine, or of an object store by its URL. Raises UserError for an unknown store."""
+    """A path of this machine, or of an object store by its URL, in which nothing is quoted. Raises UserError
+    for an unknown store."""
     if isinstance(name, RemotePath):
         return name
     if str(name).startswith(HUB):
@@ -150,6 +158,8 @@ def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
         return Path(name)
     if scheme not in SCHEMES or not key.strip("/"):
         raise UserError("path", str(name), f"use a path, or a URL of {', '.join(f'{s}://' for s in SCHEMES)}")
+    if scheme == "file" and not key.startswith("/"):
+        raise UserError("path", str(name), "begin the path at the root: file:///FOLDER, with three slashes")
     return RemotePath(scheme, key.rstrip("/"))
 
 

@@ -36,6 +36,7 @@ MANIFEST, PROGRESS = "manifest.json", "progress.json"
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
 COUNTED_TYPE = "<i4"  # of a corpus in which not all targets count
+ANEW = "delete the folder and prepare the corpus again"  # over a finished one nothing is prepared
 LARGEST = 1 << 28  # bytes of a manifest: a million shards
 SMALL = 1 << 26  # bytes of a split that are hashed whenever it is opened: a fraction of a second
 
@@ -149,8 +150,10 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
             state = "is not a corpus folder" if folder.exists() else "does not exist"
             fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use path = "stdlib"'
         raise UserError("path", str(folder), fix) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
+    except ValueError as error:
+        raise UserError("path", str(folder / MANIFEST), f"cannot be read ({error}): copy it again, or {ANEW}") from None
     except UserError:
         raise
     except Exception as error:  # of the hub's client, which raises many unrelated types
@@ -159,7 +162,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         fix = f"cannot be read ({type(error).__name__}: {error}): check the name, the network and the credentials"
         raise UserError("path", str(folder), fix) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise UserError("path", str(folder), f"its format is not {FORMAT}: prepare the corpus again")
+        raise UserError("path", str(folder), f"its format is not {FORMAT}: {ANEW}")
     try:
         manifest = Manifest.from_json(data)
         if manifest.dtype not in (*TOKEN_TYPES, COUNTED_TYPE):
@@ -167,7 +170,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     except (ValueError, UserError) as error:
         if isinstance(error, UserError) and error.field == "path":
             raise
-        raise UserError("path", str(folder / MANIFEST), f"is damaged ({error}): prepare the corpus again") from None
+        raise UserError("path", str(folder / MANIFEST), f"is damaged ({error}): {ANEW}") from None
     return manifest
 
 
@@ -179,29 +182,39 @@ def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
         try:
             tokenizer = JsonTokenizer(read_own(path, LARGEST_TOKENIZER).decode(), name=manifest.tokenizer_name)
         except (OSError, UnicodeDecodeError):
-            raise UserError("path", str(path), "is missing or unreadable: prepare the corpus again") from None
+            raise UserError("path", str(path), f"is missing or unreadable: copy it again, or {ANEW}") from None
+        except UserError as error:
+            if error.field != "tokenizer":
+                raise
+            raise UserError("path", str(path), f"is damaged ({error.fix}): copy it again, or {ANEW}") from None
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
-        raise UserError("path", str(folder), "its tokenizer.json is not the one its tokens were made with")
+        fix = f"its tokenizer.json is not the one its tokens were made with: bring it back, or {ANEW}"
+        raise UserError("path", str(folder), fix)
     return tokenizer
 
 
+def check_files(folder: StoragePath, shards: Sequence[ShardRecord]) -> None:
+    """Raises UserError naming the first file of the shards whose size is not the recorded one."""
+    sizes = {} if isinstance(folder, Path) else folder.sizes()
+    for record in (record for shard in shards for record in (shard.tokens, shard.documents)):
+        path = folder / record.name
+        if isinstance(path, Path):
+            size = size_of(inside(path)) if path.exists() else None
+        else:
+            size = sizes.get(record.name)
+        if size != record.size:
+            what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
+            raise UserError("path", str(path), f"{what}: copy it again, or {ANEW}")
+
+
 def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStream:
-    """Map a split's shards. Raises UserError naming the first file whose size is not the recorded one."""
-    shards, sizes = [], {} if isinstance(folder, Path) else folder.sizes()
+    """Map a split's shards. Raises UserError as `check_files` does, and for a damaged manifest."""
+    check_files(folder, manifest.splits.get(split, ()))
+    shards = []
     for shard in manifest.splits.get(split, ()):
-        for record in (shard.tokens, shard.documents):
-            path = folder / record.name
-            if isinstance(path, Path):
-                size = size_of(inside(path)) if path.exists() else None
-            else:
-                size = sizes.get(record.name)
-            if size != record.size:
-                what = "is missing" if size is None else f"has {size} bytes instead of {record.size}"
-                fix = f"{what}: copy it again, or delete the folder and prepare the corpus again"
-                raise UserError("path", str(path), fix)
         counts = shard.token_count * np.dtype(manifest.dtype).itemsize, shard.document_count * 16
         if counts != (shard.tokens.size, shard.documents.size):
-            raise UserError("path", str(folder / MANIFEST), "is damaged (counts and sizes differ): prepare it again")
+            raise UserError("path", str(folder / MANIFEST), f"is damaged (counts and sizes differ): {ANEW}")
         shards.append(
             (
                 ArrayFile(folder / shard.tokens.name, manifest.dtype, (shard.token_count,)),
@@ -245,8 +258,7 @@ def _hash_of(path: Path, *state: int) -> str:
 
 
 def _changed(path: StoragePath) -> UserError:
-    fix = "its content changed since it was prepared: bring it back, or prepare the corpus again"
-    return UserError("path", str(path), fix)
+    return UserError("path", str(path), f"its content changed since it was prepared: bring it back, or {ANEW}")
 
 
 @contextmanager

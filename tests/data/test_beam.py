@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import inspect
 import json
 from pathlib import Path
 
@@ -109,6 +110,11 @@ def test_a_bad_input_is_named_and_mended(inputs, tmp_path):
 def test_without_beam_the_error_says_what_to_install(inputs, tmp_path, capsys):
     assert main(["data", "prepare", *inputs[0], "--out", str(tmp_path / "out"), "--runner", "beam"]) == 2
     assert "constraints-beam.txt" in capsys.readouterr().err
+
+
+def test_what_else_prepare_takes_is_said():
+    missing = inspect.signature(prepare).parameters.keys() - inspect.signature(beam.prepare_on_beam).parameters.keys()
+    assert all(f"`{name}`" in beam.prepare_on_beam.__doc__ for name in missing)
 
 
 def test_only_beam_takes_further_options(inputs, tmp_path, capsys):

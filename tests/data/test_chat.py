@@ -1,6 +1,7 @@
 """Conversations: their text by a template, which tokens count, and the rows they are packed into."""
 
 import json
+from datetime import datetime
 
 import numpy as np
 import pyarrow.parquet
@@ -78,12 +79,53 @@ def test_answers_of_a_template_without_marks():
         ("{{ 'x' | truncate(-9) }}", "expected length"),
         ("{{ '\\ud800' }}", "surrogates"),
         ("\ud800", "surrogate"),
+        ("{{ messages | tojson(indent=1000000000) }}", "up to 8 characters"),
+        ("{{ messages | tojson(indent='x' ~ 10 ** 2) }}", "for small numbers"),
+        ("{{ messages | tojson(indent=messages[0].role ~ messages[1].role) }}", "up to 8 characters"),
+        ("{{ messages | tojson(separators=(messages | string, ':')) }}", "up to 8 characters"),
+        ("{{ messages | tojson(separators=(',', messages | string)) }}", "up to 8 characters"),
+        ("{{ strftime_now() }}", "argument"),
+        ("{{ strftime_now.__self__.__class__.now() }}", "unsafe"),
         ("{% generation %}a{% generation %}b{% endgeneration %}c{% endgeneration %}", "inside of another"),
     ],
 )
 def test_templates_that_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         ChatTemplate(text, name="bad").render(TALK)
+
+
+@pytest.mark.parametrize(
+    "options, want",
+    [
+        ("", '[{"b": "é<", "a": 1}]'),
+        ("ensure_ascii=True", '[{"b": "\\u00e9<", "a": 1}]'),
+        ("ensure_ascii=False", '[{"b": "é<", "a": 1}]'),
+        ("True", '[{"b": "\\u00e9<", "a": 1}]'),  # first by place, too
+        ("indent=1", '[\n {\n  "b": "é<",\n  "a": 1\n }\n]'),
+        ("indent='\\t'", '[\n\t{\n\t\t"b": "é<",\n\t\t"a": 1\n\t}\n]'),
+        ("separators=(',', ':')", '[{"b":"é<","a":1}]'),
+        ("sort_keys=True", '[{"a": 1, "b": "é<"}]'),
+    ],
+)
+def test_json_as_transformers_writes_it(options, want):
+    called = f"({options})" if options else ""
+    talk = [{"role": "user", "content": "hi", "calls": [{"b": "é<", "a": 1}]}]
+    assert ChatTemplate(f"{{{{ messages[0].calls | tojson{called} }}}}", name="json").render(talk)[0] == want
+
+
+def test_what_else_templates_of_transformers_find():
+    known = "{{ tools is none and documents is none and (tools is defined) and not bos_token is defined }}"
+    assert ChatTemplate(known, name="known").render(TALK[:1])[0] == "True"
+    today = {datetime.now().strftime("%d %b %Y")}
+    shown = ChatTemplate("{{ strftime_now('%d %b %Y') }}", name="date").render(TALK[:1])[0]
+    assert shown in today | {datetime.now().strftime("%d %b %Y")}
+
+
+def test_a_template_without_marks_may_tell_the_time():
+    """Answers are found by comparing texts, in which it must be the same time."""
+    timed = ChatTemplate("{{ strftime_now('%H:%M:%S.%f') }} " + CHATML, name="timed")
+    plain = marked(ChatTemplate(CHATML, name="plain"), TALK)
+    assert marked(timed, TALK).partition(" ")[2] == plain
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
 import errno
 import json
 import os
+import sys
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import nagjax.data.documents
 from nagjax.cli import main
 from nagjax.data import DataConfig, load_tokenizer, open_dataset, prepare, read_manifest, verify
 from nagjax.data.beam import prepare_on_beam
 from nagjax.errors import UserError
 from tests.data.test_beam import in_this_process
+
+PREPARE = sys.modules["nagjax.data.prepare"]  # the function has its name
 
 
 def raw_documents(folder, split):
@@ -160,6 +164,127 @@ def test_cut_missing_and_changed_shards_are_named(copied):
     shard.unlink()
     with pytest.raises(UserError, match="train-00001.tokens.*missing"):
         open_dataset(DataConfig(path=str(copied)))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+@pytest.mark.parametrize("runner", ["local", "beam"])
+@pytest.mark.parametrize("prefix", ["", "file://"])
+@pytest.mark.parametrize(
+    "name, damage",
+    [
+        ("train-00001.tokens", Path.unlink),
+        ("train-00001.documents", Path.unlink),
+        ("validation-00000.tokens", cut),
+        ("validation-00000.documents", cut),
+        ("tokenizer.json", Path.unlink),
+        ("tokenizer.json", cut),
+        ("tokenizer.json", lambda path: path.write_text(path.read_text().replace('"dropout": null', '"dropout": 0.1'))),
+        ("manifest.json", cut),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"exact": true', '"exact": "true"'))),
+        ("manifest.json", lambda path: path.write_text(path.read_text().replace('"format": 1', '"format": 99'))),
+    ],
+)
+def test_a_finished_corpus_that_is_no_longer_whole(
+    bpe_corpus, jsonl, bpe, tmp_path, monkeypatch, name, damage, prefix, runner
+):
+    """The same command names the file, and says what else to do than the same command again."""
+    in_this_process(monkeypatch)
+    for path in Path(bpe_corpus).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    make = {"local": prepare, "beam": prepare_on_beam}[runner]
+    arguments = [jsonl], f"{prefix}{tmp_path}"
+    given = dict(tokenizer=bpe, validation=0.2, shard_tokens=3000)
+    made = make(*arguments, **given)
+    assert made == read_manifest(bpe_corpus)
+    damage(tmp_path / name)
+    with pytest.raises(UserError, match="path = .*delete the folder and prepare") as error:
+        make(*arguments, **given)
+    assert name in str(error.value) or "format" in str(error.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
+def test_a_recorded_shard_of_an_unfinished_corpus_is_gone(jsonl, tmp_path, monkeypatch, damage, prefix):
+    """Before anything is read again."""
+    rounds = []
+
+    def stopping(*args):
+        rounds.append(write_shard(*args))
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+        return rounds[-1]
+
+    write_shard = PREPARE.write_shard
+    monkeypatch.setattr(PREPARE, "write_shard", stopping)
+    arguments = [jsonl], f"{prefix}{tmp_path}/out"
+    with pytest.raises(KeyboardInterrupt):
+        prepare(*arguments, validation=0.2, shard_tokens=3000)
+    damage(tmp_path / "out" / "train-00000.tokens")
+    monkeypatch.setattr(PREPARE, "split_documents", None)
+    with pytest.raises(UserError, match="train-00000.tokens.*delete the folder"):
+        prepare(*arguments, validation=0.2, shard_tokens=3000)
+
+
+@pytest.mark.parametrize("make", [prepare, prepare_on_beam])
+def test_no_manifest_names_a_shard_that_is_gone(jsonl, tmp_path, monkeypatch, make):
+    in_this_process(monkeypatch)
+    module = sys.modules[make.__module__]
+
+    def late(request, splits):
+        (tmp_path / "train-00001.documents").unlink()
+        return finish(request, splits)
+
+    finish = module.finish
+    monkeypatch.setattr(module, "finish", late)
+    with pytest.raises(UserError, match="train-00001.documents.*missing.*delete the folder"):
+        make([jsonl], tmp_path, validation=0.2, shard_tokens=3000)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A data set `hub:x` of two documents."""
+    monkeypatch.setattr(
+        nagjax.data.documents, "_hub_documents", lambda name, field, longest: iter(["of the hub", "also"])
+    )
+
+
+@pytest.mark.parametrize("which", ["inputs", "held_out"])
+def test_the_order_of_inputs_is_part_of_the_request(hub, jsonl, tmp_path, which):
+    """A run that was stopped goes on behind the documents it has read, in this order."""
+    orders = [["hub:x", jsonl], [jsonl, "hub:x"]]
+    others = {"inputs": ["hub:x"], "held_out": []}
+    for number, order in enumerate(orders):
+        made = prepare(out=tmp_path / str(number), validation=0.0, **others | {which: order})
+        assert [entry[0] for entry in made.source[which]] == order
+        assert prepare(out=tmp_path / str(number), validation=0.0, **others | {which: order}) == made
+    for number, order in enumerate(reversed(orders)):
+        with pytest.raises(UserError, match=f"another corpus already .*{which}"):
+            prepare(out=tmp_path / str(number), validation=0.0, **others | {which: order})
+
+
+@pytest.mark.parametrize("state, key", [("manifest.json", "source"), ("progress.json", "request")])
+def test_a_record_of_inputs_as_older_versions_had_it(hub, jsonl, tmp_path, monkeypatch, state, key):
+    """They noted data sets of the hub first, in whatever order all were read."""
+    arguments = [jsonl, "hub:x"], tmp_path / "out"
+    with monkeypatch.context() as patch:
+        if state == "progress.json":
+            patch.setattr(PREPARE, "finish", lambda request, splits: None)
+        prepare(*arguments, shard_tokens=3000)
+    record = json.loads((tmp_path / "out" / state).read_text())
+    source = record[key]
+    del source["order"]
+    source["inputs"].reverse()
+    (tmp_path / "out" / state).write_text(json.dumps(record))
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tokens")}
+    found = prepare(*arguments, shard_tokens=3000)
+    assert sum(found.total(split, "document_count") for split in found.splits) == 62
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tokens")}
+    with pytest.raises(UserError, match="other files"):
+        prepare([jsonl], tmp_path / "out", shard_tokens=3000)
 
 
 def test_damaged_manifest_and_tokenizer(copied, bpe_corpus, tmp_path_factory):

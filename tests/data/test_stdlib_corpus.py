@@ -1,10 +1,13 @@
+import multiprocessing
 import os
+import shutil
 import time
+from pathlib import Path
 
 import chex
 import pytest
 
-from nagjax.data import DataConfig, load_tokenizer, open_dataset, stdlib_documents
+from nagjax.data import ByteTokenizer, DataConfig, load_tokenizer, open_dataset, stdlib, stdlib_documents, store
 from nagjax.data.stdlib import cache_root
 from nagjax.errors import UserError
 
@@ -65,6 +68,98 @@ def test_cache_is_used_repaired_and_optional(tmp_path, monkeypatch):
     dataset = open_dataset(DataConfig(), split="validation")
     chex.assert_trees_all_equal(first, whole(dataset))
     assert dataset.stream.exact and os.listdir(cache_root().parent.parent) == ["nagjax", "a file"][::-1] or True
+
+
+def few_documents():
+    return [f"print({number})\n" for number in range(200)]
+
+
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    """A cold cache for a small library; returns what opens a split of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(stdlib, "stdlib_documents", few_documents)
+    return lambda split="train": stdlib.open_stdlib(split, ByteTokenizer())[0]
+
+
+@pytest.mark.parametrize("when", ["read_manifest", "open_stream", "size_of", "verify_small", "_hash_of"])
+def test_a_cache_that_vanishes_while_it_is_opened(few, tmp_path, monkeypatch, when):
+    first = few()
+    want = first.read(0, len(first))
+    module = stdlib if hasattr(stdlib, when) else store
+    real = getattr(module, when)
+
+    def vanishing(*args):
+        shutil.rmtree(tmp_path / "nagjax", ignore_errors=True)
+        return real(*args)
+
+    monkeypatch.setattr(module, when, vanishing)
+    store._hash_of.cache_clear() if when != "_hash_of" else real.cache_clear()
+    chex.assert_trees_all_equal(few().read(0, len(first)), want)
+
+
+def wait_for(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, f"no {path.name}"
+        time.sleep(0.01)
+
+
+def fill_with_pauses(folder):
+    """In a process of its own: fills the cache, and waits before and after it removes anything."""
+    rmtree = shutil.rmtree
+
+    def pausing(path, **options):
+        (folder / "before").touch()
+        wait_for(folder / "remove")
+        rmtree(path, **options)
+        (folder / "after").touch()
+        wait_for(folder / "end")
+
+    shutil.rmtree = pausing
+    stdlib.stdlib_documents = few_documents
+    stream = stdlib.open_stdlib("train", ByteTokenizer())[0]
+    assert len(stream.read(0, len(stream))) == len(stream)
+
+
+def test_two_processes_that_find_no_cache(few, tmp_path):
+    """The one that is later removes nothing that the other has opened, and is about to map."""
+    other = multiprocessing.get_context("spawn").Process(target=fill_with_pauses, args=(tmp_path,))
+    other.start()
+    try:
+        wait_for(tmp_path / "before")
+        stream = few()
+        (tmp_path / "remove").touch()
+        wait_for(tmp_path / "after")
+        assert stream.read(0, len(stream)).any()
+    finally:
+        (tmp_path / "remove").touch()
+        (tmp_path / "end").touch()
+        other.join(60)
+    assert other.exitcode == 0
+    assert len(list(cache_root().iterdir())) == 1, "something was left beside the cache"
+
+
+def test_a_damaged_cache_is_mended_under_its_name(few, monkeypatch):
+    """Another process may have opened what is whole of it."""
+    few()
+    (folder,) = cache_root().iterdir()
+    shard, rmtree, rename = folder / "validation-00000.tokens", shutil.rmtree, Path.rename
+    shard.write_bytes(shard.read_bytes()[:-2])
+
+    def there(real):
+        def checked(path, *args, **options):
+            assert Path(path) != folder
+            found = real(path, *args, **options)
+            assert (folder / "train-00000.tokens").exists()
+            return found
+
+        return checked
+
+    monkeypatch.setattr(shutil, "rmtree", there(rmtree))
+    monkeypatch.setattr(Path, "rename", there(rename))
+    few("validation")
+    assert shard.stat().st_size == 2 * len(few("validation"))
 
 
 def test_starts_fast(tmp_path, monkeypatch):

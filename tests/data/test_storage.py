@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import pyarrow.fs
 import pytest
 
 from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, verify
@@ -52,6 +53,43 @@ def test_cut_and_missing_shards_are_named(corpus, tmp_path):
         open_dataset(DataConfig(path=f"file://{tmp_path}"))
     with pytest.raises(UserError, match="not a corpus folder|does not exist"):
         open_dataset(DataConfig(path=f"file://{tmp_path}/nowhere"))
+
+
+NAMES = ["part 1", "part%201", "100%", "a#b", "a?b=c", "a+b&c", "[é 日本]"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_taken_as_it_is(jsonl, corpus, tmp_path, name):
+    source = tmp_path / name
+    source.mkdir()
+    (source / f"{name}.jsonl").write_bytes(Path(jsonl).read_bytes())
+    prepare([f"file://{source}"], f"file://{source}/out", validation=0.2, shard_tokens=7000)
+    here, there = (open_dataset(DataConfig(path)) for path in (corpus, f"file://{source}/out"))
+    assert here.content == there.content == verify(source / "out").content
+    np.testing.assert_array_equal(here.stream.read(0, 99), there.stream.read(0, 99))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_arrow_is_asked_for_the_name_that_is_meant(monkeypatch, scheme, name):
+    """Arrow asks the network for the region of a bucket, but where the URL tells it."""
+    asked, real = [], pyarrow.fs.FileSystem
+
+    class Recording:
+        @staticmethod
+        def from_uri(uri):
+            asked.append(real.from_uri(uri + ("?region=us-east-1" if scheme == "s3" else ""))[1])
+            return None, asked[-1]
+
+    monkeypatch.setattr(pyarrow.fs, "FileSystem", Recording)
+    _ = storage_path(f"{scheme}://bucket/{name}/in.txt")._store
+    assert asked == [f"bucket/{name}/in.txt"]
+
+
+@pytest.mark.parametrize("url", ["file://folder/in.txt", "gs:///in.txt", "s3:///in.txt", "gs://bucket/\udcff"])
+def test_urls_that_name_nothing(url):
+    with pytest.raises(UserError, match="path = .*file:///"):
+        storage_path(url).exists()
 
 
 def test_urls():
