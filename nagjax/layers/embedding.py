@@ -57,7 +57,7 @@ def unembed(
 ) -> Float[Array, "B T V"]:
     """Logits `exp(log_scale) * hidden rows^T`, limited by `softcap`: float32, from a product in hidden's dtype."""
     if isinstance(rows, Quantized):
-        logits = rows.product(hidden, 1)
+        logits = rows.product(hidden, 1, jnp.float32)
     else:
         logits = jnp.einsum("btd,vd->btv", hidden, rows.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return softcap(jnp.exp(log_scale)[..., None] * logits, cap)

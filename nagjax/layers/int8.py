@@ -4,7 +4,7 @@
 
 Symmetric, rounded to the nearest: every weight moves by at most s / 2. Activations are not quantised: the integers are
 widened to the dtype of x where they are multiplied (Dettmers et al. 2022, arXiv:2208.07339, Section 2, for the scales).
-Numerics: sums and the product with the scale in float32, rounded once to x's dtype.
+Numerics: sums and the product with the scale in float32, rounded once, to x's dtype unless another one is asked for.
 """
 
 import dataclasses
@@ -49,15 +49,15 @@ class Quantized:
     def __rmatmul__(self, x: Float[Array, "*B i"]) -> Float[Array, "*B o"]:
         return self.product(x, 0)
 
-    def product(self, x: Float[Array, "*B i"], over: int) -> Float[Array, "*B o"]:
-        """x's last axis with one matrix's axis `over`."""
+    def product(self, x: Float[Array, "*B i"], over: int, dtype: Any = None) -> Float[Array, "*B o"]:
+        """x's last axis with one matrix's axis `over`, as `dtype` (None: that of x)."""
         sums = jax.lax.dot_general(
             x,
             self.values.astype(x.dtype),
             (((x.ndim - 1,), (over,)), ((), ())),
             preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
         )
-        return (sums * self.scale.squeeze(over)).astype(x.dtype)
+        return (sums * self.scale.squeeze(over)).astype(x.dtype if dtype is None else dtype)
 
 
 def quantized(weight: Float[Array, "*n i o"], over: int = -2) -> Quantized:

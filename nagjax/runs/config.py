@@ -57,7 +57,7 @@ class OptimizerConfig:
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # of the learning rate after the warm-up
     warmup: Share = 0.1  # share of the steps over which the rate rises linearly
     cooldown: Share = 0.2  # share of the steps over which wsd falls linearly
-    final: Share = 0.1  # last learning rate relative to the peak
+    final: Share = 0.1  # share of the peak that cosine and wsd fall to: one step after the last, which is just above it
     rates: RatesConfig = RatesConfig()  # learning rates by role
     weight_decay: NonNegative = 0.1  # times the learning rate, of the roles in decay
     decay: tuple[Role, ...] = ("matrix",)  # roles with weight decay

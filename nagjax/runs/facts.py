@@ -1,4 +1,4 @@
-"""The content of a run's info.json: facts about its model, and the machine and versions it runs on."""
+"""The content of a run's info.json: facts about its model, how its steps are judged, and its machine and versions."""
 
 from pathlib import Path
 
@@ -8,27 +8,38 @@ from nagjax.files import read_json
 from nagjax.mod.costs import Costs, costs, mod_rates
 from nagjax.mod.routed import MoD
 from nagjax.runs.blueprint import ModelBlueprint
+from nagjax.runs.identity import JUDGEMENT
 from nagjax.runs.names import INFO
 from nagjax.runs.trained import count_trained
 from pallas_kernels.origin import commit, now, processor, versions
 
-# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets; other devices have no MFU.
+# Dense bfloat16 peak per device, FLOP/s, from the vendors' data sheets, by what its name begins with; of several the
+# longest counts. Other devices have no MFU, and neither has a part of a GPU (MIG).
 PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA B200": 2250e12,
     "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5p": 459e12,
+    "TPU v4 lite": 138e12,
     "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v5e": 197e12,
+    "TPU v5 lite": 197e12,
+    "TPU v6e": 918e12,
     "TPU v6 lite": 918e12,
 }
 
 
 def peak_flops(device_kind: str) -> float | None:
     """Peak dense bfloat16 FLOP/s of one device, or None if not known."""
-    return next((peak for name, peak in PEAK_FLOPS.items() if device_kind.startswith(name)), None)
+    if " MIG " in device_kind:
+        return None
+    names = [name for name in PEAK_FLOPS if device_kind.startswith(name)]
+    return PEAK_FLOPS[max(names, key=len)] if names else None
 
 
 def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
@@ -69,6 +80,7 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
         "devices": blueprint.mesh.size,
         "cpu": processor(),
         "mesh": dict(blueprint.mesh.shape),
+        "judged_by": {name: getattr(blueprint.config.train, name) for name in JUDGEMENT},
         "versions": versions(packages),
         "commit": commit(),
         "date": now(),
@@ -76,7 +88,8 @@ def run_facts(blueprint: ModelBlueprint) -> dict:
 
 
 def changed_surroundings(folder: Path, facts: dict) -> str:
-    """The versions and devices in which `facts` differ from the run's info.json, in words; "" if none."""
+    """The versions, the devices and the judgement of bad steps in which `facts` differ from the run's info.json, in
+    words; "" if none."""
     try:
         old = read_json(folder / INFO)
         flat_old, flat_new = (_surroundings(values) for values in (old, facts))
@@ -89,5 +102,6 @@ def changed_surroundings(folder: Path, facts: dict) -> str:
 def _surroundings(facts: dict) -> dict:
     known = ("device", "devices", "cpu", "mesh", "commit")
     found = {name: facts[name] for name in known if name in facts} | facts["versions"]
+    found |= {f"train.{name}": value for name, value in facts.get("judged_by", {}).items()}  # older versions noted none
     mesh = {axis: size for axis, size in found.get("mesh", {}).items() if size > 1}  # versions may know more axes
     return found | ({"mesh": mesh} if "mesh" in found else {})

@@ -1,5 +1,6 @@
 """A run's folder: which run is in it, whether the one asked for is the same, and making room for another."""
 
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,8 @@ import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
-from nagjax.files import copy, has_file, read_json, write_json, write_text
+from nagjax.files import has_file, read_bytes, read_json, write_bytes, write_json, write_text
+from nagjax.json_reader import parse_json
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 from nagjax.runs.identity import (
     corpus_identity,
@@ -30,6 +32,7 @@ from nagjax.runs.names import (
     FILES,
     FOLDERS,
     IDENTITY,
+    OF_WEIGHTS,
     ORIGIN,
     SAVING,
     TOKENIZER,
@@ -46,9 +49,10 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
     """Makes the folder that of a run, or checks that the run in it is this one, on this corpus. The first host does;
     the others must see the same folder. To be called under the folder's lock.
 
-    A folder without a checkpoint holds no run yet. Returns what the manifests of its checkpoints name.
-    Raises UserError: the folder cannot be written, is that of something else than a run, or holds a run of other
-    settings (naming them) or corpus.
+    A folder without a checkpoint holds no run yet: what one that saved nothing has left there is deleted. Returns what
+    the manifests of its checkpoints name.
+    Raises UserError: the folder cannot be written, has files that no run wrote under the names of a run's, or holds a
+    run of other settings (naming them) or corpus.
     """
     named = from_first(lambda: _prepare(config, folder, corpus, fresh))
     together(lambda: _seen(folder))
@@ -62,8 +66,10 @@ def _seen(folder: Path) -> None:
 
 
 def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:
-    identity = corpus_identity(corpus)
-    _refuse_no_run(folder)
+    identity, always, once = corpus_identity(corpus), _told_by(corpus), _brought(config, corpus)
+    begun = _holds_run(folder)
+    if not begun:
+        _refuse_others(folder, once | always)
     if fresh:
         clear(folder)
     if steps_saved(folder / CHECKPOINTS) or steps_aside(folder / CHECKPOINTS):
@@ -71,33 +77,77 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
         write_json(folder / CONFIG, to_dict(config))
         named = owner(config, settle_id(folder))
     else:
-        for left in (ORIGIN, *TOKENIZER_FILES) if has_file(folder / CONFIG) else ():  # by a run that saved nothing
-            (folder / left).unlink(missing_ok=True)
+        if begun:
+            _remove_left(folder)
         named = found_run(folder, config)
     write_json(folder / CORPUS, identity)
-    if (tokenizer := corpus.tokenizer.to_json()) is not None:
-        write_text(folder / TOKENIZER, tokenizer)
-    if corpus.chat_template:
-        write_text(folder / CHAT_TEMPLATE, corpus.chat_template)
-    for name in (ORIGIN, *TOKENIZER_FILES) if config.start else ():
-        source = Path(config.start) / name
-        if has_file(source) and not has_file(folder / name):  # a model goes on with what it was imported with
-            copy(source, folder / name)
-    if corpus.template_tokens and not has_file(folder / TOKENIZER_CONFIG):
-        write_json(folder / TOKENIZER_CONFIG, corpus.template_tokens)
+    for name, content in always.items():
+        write_text(folder / name, content.decode())
+    for name, content in once.items():
+        if not has_file(folder / name):
+            write_bytes(folder / name, content)
     return named
 
 
-def _refuse_no_run(folder: Path) -> None:
-    """Raises UserError for the folder of a model of another library, say, whose files a run's would replace."""
+def _told_by(corpus: Dataset) -> dict[str, bytes]:
+    """By name, the files of a run that its corpus decides."""
+    told = {TOKENIZER: corpus.tokenizer.to_json(), CHAT_TEMPLATE: corpus.chat_template}
+    return {name: text.encode() for name, text in told.items() if text}
+
+
+def _brought(config: RunConfig, corpus: Dataset) -> dict[str, bytes]:
+    """By name, what a run keeps of its tokenizer unless it has such a file: a model goes on with what it was imported
+    with. Read before anything is deleted, so that what cannot be read stops nothing halfway."""
+    tokens = corpus.template_tokens
+    found = {TOKENIZER_CONFIG: json.dumps(tokens, indent=2).encode()} if tokens else {}
+    for name in (ORIGIN, *TOKENIZER_FILES) if config.start else ():
+        if has_file(source := Path(config.start) / name):
+            found[name] = read_bytes(source)
+    return found
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run is in the folder, if a damaged one, or what a deletion that was cut short has left of one: its id,
+    a checkpoint, or a config.json with a scheme."""
+    if any(STEP.fullmatch(path.name) for path in _entries(folder / CHECKPOINTS)):
+        return True
+    places = [(folder / f"{IDENTITY}{left}", folder / f"{CONFIG}{left}") for left in ("", DELETING)]
+    return any(os.path.lexists(known) or _of_run(config) for known, config in places)
+
+
+def _of_run(path: Path) -> bool:
+    """Whether a config.json is a run's, read as leniently as other libraries write theirs."""
     try:
-        values = read_json(folder / CONFIG)
+        values = read_json(path, lenient=True)
     except (OSError, ValueError, UserError):
-        return
-    known = isinstance(values, dict) and "scheme" in values
-    if not (known or (folder / IDENTITY).exists() or (folder / CHECKPOINTS).exists()):
-        fix = f"its {CONFIG} is no run's, and would be replaced by this one's: choose another --out"
-        raise UserError("out", str(folder), fix)
+        return False
+    return isinstance(values, dict) and isinstance(values.get("scheme"), dict)
+
+
+def _refuse_others(folder: Path, own: dict[str, bytes]) -> None:
+    """Raises UserError for a folder without a run where a file has the name of a run's, unless it says what this one
+    will write: it may be a model of another library, say."""
+    for name in FILES:
+        if os.path.lexists(folder / name) and not (name in own and _says(folder / name, own[name])):
+            fix = f"its {name} is no run's, and would be replaced by this one's or taken for it: choose another --out"
+            raise UserError("out", str(folder), fix)
+
+
+def _says(path: Path, content: bytes) -> bool:
+    """Whether the file has this content, or the same JSON value, which a tokenizer's file may have in other words."""
+    try:
+        found = read_bytes(path)
+        return found == content or parse_json(found, lenient=True) == parse_json(content, lenient=True)
+    except (OSError, ValueError, UserError):
+        return False
+
+
+def _remove_left(folder: Path) -> None:
+    left = [name for name in OF_WEIGHTS if os.path.lexists(folder / name)]
+    for name in left:
+        (folder / name).unlink()
+    if left:
+        print(f"nagjax: of a run that saved nothing, deleted in {folder}: {', '.join(left)}", file=sys.stderr)
 
 
 def refuse_other_run(folder: Path, config: RunConfig, corpus: dict) -> None:
@@ -149,15 +199,19 @@ def _read_object(path: Path) -> dict:
 
 def clear(folder: Path) -> None:
     """Says on stderr what a run has written in `folder`, and deletes it: its checkpoints and files by name, nothing
-    else. `checkpoints` may be a link; what it leads to is emptied of checkpoints, and the link stays.
+    else, and nothing at all where there is no run. `checkpoints` may be a link; what it leads to is emptied of
+    checkpoints, and the link stays.
 
     Raises UserError, with everything as it was, where something of it cannot be deleted.
     """
     folder = folder.resolve()
+    if not _holds_run(folder):
+        return
     checkpoints = (folder / CHECKPOINTS).resolve()
     steps = [path for path in _entries(checkpoints) if STEP.fullmatch(path.name)]
     known = {f"{name}{left}" for name in (*FILES, *FOLDERS) for left in ("", DELETING)}
-    gone = steps + [path for path in _entries(folder) if path.name in known]
+    files = [path for path in _entries(folder) if path.name in known]
+    gone = steps + sorted(files, key=lambda path: path.name.startswith((CONFIG, IDENTITY)))  # last: they tell of a run
     if not gone:
         return
     names = ", ".join(str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in gone)

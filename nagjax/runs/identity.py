@@ -11,12 +11,16 @@ from nagjax.files import read_record, write_json
 from nagjax.runs.config import RunConfig, differences, flatten, to_dict
 from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 
-# May differ between a run and its continuation: they do not change what is computed, but for the order of sums, as the
-# mesh does not. The text and the tokenizer are known by their content (`corpus_identity`), not by where they lie.
+# Of the training: which steps are bad, what becomes of them, and when it gives up. They decide which updates are made
+# and may differ all the same between a run and its continuation, whose log tells: one changes them where a run breaks
+# down.
+JUDGEMENT = ("on_bad_step", "spike", "max_bad_steps")
+# May differ, too: the rest does not change what is computed, but for the order of sums, as the mesh does not. The text
+# and the tokenizer are known by their content (`corpus_identity`), not by where they lie.
 FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
-    + ("tasks", "tasks_every", "tasks_limit", "on_bad_step", "spike", "max_bad_steps", "loss_chunk")
+    + ("tasks", "tasks_every", "tasks_limit", "loss_chunk", *JUDGEMENT)
 } | {"data.path", "data.mix", "data.tokenizer", "data.workers"}
 WHERE_FROM = "path"  # of a corpus
 

@@ -42,10 +42,12 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 
-# All that a run may have written, apart from its checkpoints and its lock: what `--fresh` removes.
-FILES = (
-    *(CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, STACKS, SAMPLE, WANDB_ID, ORIGIN, PRUNED, AVERAGED),
-    *(CALIBRATION, DIAL, DIAL_PLOT, MAP, MAP_DATA, DIAGNOSIS, DIAGNOSIS_DATA, TASKS),
-    *TOKENIZER_FILES,
+# What says something about a run's weights, or stands for it elsewhere: another run must not take it for its own.
+OF_WEIGHTS = (
+    *(SAMPLE, WANDB_ID, ORIGIN, PRUNED, AVERAGED, CALIBRATION, DIAL, DIAL_PLOT),
+    *(MAP, MAP_DATA, DIAGNOSIS, DIAGNOSIS_DATA, TASKS, *TOKENIZER_FILES),
 )
+
+# All that a run may have written, apart from its checkpoints and its lock: what `--fresh` removes.
+FILES = (CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, STACKS, *OF_WEIGHTS)
 FOLDERS = (TENSORBOARD,)

@@ -11,9 +11,10 @@ from nagjax.layers.config import LoRAConfig
 from nagjax.layers.lora import merged
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import RunConfig
+from nagjax.runs.folder import read_config
 from nagjax.runs.identity import owner, read_id
 from nagjax.runs.names import CHECKPOINTS
-from nagjax.train.checkpoint.store import restore_parts
+from nagjax.train.checkpoint.store import check_newest, restore_parts
 
 
 class Weights(NamedTuple):
@@ -40,6 +41,11 @@ def read_weights(folder: Path, config: RunConfig, mesh: Mesh, step: int | None =
         found = ModelBlueprint.of(config, mesh)
         params = jax.jit(lambda p: merged(p, lora), out_shardings=found.parameter_shardings())(params)
     return Weights(found, params, int(state["step"]), state["mod"])
+
+
+def check_weights(folder: Path) -> None:
+    """Raises UserError where `read_weights` would: no run, no checkpoint yet, or a damaged one, or another run's."""
+    check_newest(folder / CHECKPOINTS, owner(read_config(folder), read_id(folder)))
 
 
 def without_adapters(config: RunConfig) -> RunConfig:

@@ -24,8 +24,9 @@ from nagjax.train.distributed.consensus import from_first, together
 from nagjax.train.evaluator import Evaluator, put, with_causal
 from nagjax.train.host_votes import Ballot, VotingStep
 from nagjax.train.logging.console import ProgressLine
-from nagjax.train.logging.metrics import Writers
+from nagjax.train.logging.metrics import Writers, check_log
 from nagjax.train.logging.steplog import BadStep, StepLog
+from nagjax.train.loss import Batch
 from nagjax.train.safety.stop import Interrupted, Stopper
 from nagjax.train.safety.watchdog import Watchdog
 from nagjax.train.setup import Setup, set_up
@@ -73,8 +74,12 @@ def train(
         asked = from_first(lambda: setup.tasks.digest)
         together(lambda: setup.tasks.check(asked))
     finished = not fresh and options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
+    if not finished:
+        together(lambda: check_log(options.log))
     if not (force or finished):
         together(lambda: check_memory(blueprint))
+    # Now, so that text which cannot be read shows before --fresh deletes.
+    held_out = together(lambda: list(setup.evaluator.batches(options.eval_batches)))
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
     with (
         closing(setup.batches),
@@ -108,7 +113,7 @@ def train(
 
         with closing(together(lambda: Writers(*logged, tell))) as writers:
             log = StepLog(writers, line, tokens, facts, watchdog)
-            loop = Loop(setup, skipped, checkpoints, writers, log, stopper, lock)
+            loop = Loop(setup, held_out, skipped, checkpoints, writers, log, stopper, lock)
             loop.at(*begun)
             del begun  # a step takes its memory
             if resumed is not None:
@@ -137,6 +142,7 @@ class Loop:
     def __init__(
         self,
         setup: Setup,
+        held_out: list[Batch],
         skipped: Skipped,
         checkpoints: Checkpoints,
         writers: Writers,
@@ -147,11 +153,10 @@ class Loop:
         blueprint, evaluator = setup.blueprint, setup.evaluator
         self.blueprint, self.config = blueprint, blueprint.config.train
         self.batches, self.skipped, self.evaluator, self.checkpoints = setup.batches, skipped, evaluator, checkpoints
-        self.tasks, self.tokenizer = setup.tasks, setup.corpus.tokenizer
+        self.tasks, self.tokenizer, self.held_out = setup.tasks, setup.corpus.tokenizer, held_out
         self.writers, self.log, self.stopper, self.lock = writers, log, stopper, lock
         routed = blueprint.config.model.mod.active
         self.causal = Evaluator(blueprint, evaluator.dataset, causal=True) if routed else None
-        self.held_out = list(evaluator.batches(self.config.eval_batches))
         self.alone = jax.process_count() == 1
         self.take_step: Any = jit_train_step(blueprint) if self.alone else VotingStep(blueprint)
         self.clock = SaveClock(self.config)

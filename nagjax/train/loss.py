@@ -24,7 +24,8 @@ class Batch(NamedTuple):
 
     @property
     def counted(self) -> Bool[Array, "B T"]:
-        """The tokens that measures of the residual count."""
+        """Tokens whose target counts, of which `nagjax.measure` takes its means: of a conversation those that answer.
+        Telemetry and routing take all that are no padding (`segment_ids > 0`)."""
         return self.weights > 0
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from nagjax.errors import UserError
 from nagjax.runs.config import OptimizerConfig
 
 Tree = Any
@@ -13,8 +14,18 @@ Tree = Any
 MUON_RMS = 0.2  # update RMS that lets Muon share AdamW's learning rate (Liu et al. 2025, arXiv:2502.16982)
 
 
+def check_schedule(config: OptimizerConfig) -> None:
+    """Raises UserError for a warm-up and a cool-down that do not fit into the steps together: the rate would begin to
+    fall late, and the training end before it has fallen."""
+    if config.schedule == "wsd" and config.warmup + config.cooldown > 1:
+        left = f"the warm-up takes {config.warmup:g} of the steps, so at most {1 - config.warmup:g} is left for it"
+        raise UserError("cooldown", config.cooldown, f"{left}; or give a shorter warm-up")
+
+
 def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:
-    """Learning rate by step: linear warm-up, then cosine, constant, or constant with a linear cool-down (wsd)."""
+    """Learning rate by the number of updates before: linear warm-up, then cosine, constant, or constant with a linear
+    cool-down (wsd). Cosine and wsd are `final` times the peak at `steps`; the last update, with `steps - 1` before it,
+    takes a slightly higher rate."""
     warmup = max(round(config.warmup * steps), 1)
     rise = optax.linear_schedule(peak / warmup, peak, warmup - 1) if warmup > 1 else optax.constant_schedule(peak)
     if config.schedule == "cosine":

@@ -20,7 +20,7 @@ from nagjax.residual import Scheme
 from nagjax.residual.module import Residual, say
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.runs.config import OptimizerConfig
-from nagjax.train.optimizer import make_optimizer
+from nagjax.train.optimizer import check_schedule, make_optimizer
 
 Tree = Any
 Path = tuple[str, ...]
@@ -205,6 +205,7 @@ def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:
 def _from_config(config: OptimizerConfig, steps: int | None, known: dict[Path, Known], parts: list) -> Any:
     if steps is None:
         raise UserError("steps", None, "give the number of training steps: the schedule of OptimizerConfig needs it")
+    check_schedule(config)
     scheme, module = parts[0][1:]
     if isinstance(module, Transformer):
         peak = config.peak(scheme, module.config)

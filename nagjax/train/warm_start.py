@@ -12,8 +12,9 @@ from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
 from nagjax.runs.opening import own_tokenizer
 from nagjax.runs.trained import with_part
-from nagjax.runs.weights import read_weights
+from nagjax.runs.weights import check_weights, read_weights
 from nagjax.train.checkpoint.store import steps_saved
+from nagjax.train.optimizer import check_schedule
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
@@ -41,15 +42,21 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
-    """Raises UserError, before anything in `folder` is deleted or written, where the run to start from is the one in
-    it, or a new run would begin with weights that are not there."""
+    """Raises UserError, before anything in `folder` is deleted or written, for a new run with a schedule that its steps
+    are too few for or with weights that are not there or damaged, and where the run to start from is the one there."""
+    own = folder / CHECKPOINTS
+    begins = fresh or not steps_saved(own)
+    if begins:  # one of an earlier version goes on as it began
+        check_schedule(config.optimizer)
     if not config.start:
         return
-    before, own = Path(config.start) / CHECKPOINTS, folder / CHECKPOINTS
+    before = Path(config.start) / CHECKPOINTS
     if before.resolve() == own.resolve():
         raise UserError("out", str(folder), "is the run to start from: choose another --out")
-    if (fresh or not steps_saved(own)) and not steps_saved(before):
+    if begins and not steps_saved(before):
         raise UserError("start", config.start, "has no checkpoint yet: train it first, or bring its checkpoints back")
+    if begins:
+        check_weights(Path(config.start))
 
 
 def begin(blueprint: Blueprint) -> TrainState:

@@ -85,6 +85,38 @@ def test_a_scheme_of_the_package_is_not_replaced(monkeypatch):
     assert residual.register(Plain) is Plain and residual.register(Post) is residual.register(Post)
 
 
+def defined(name, qualified="Mine"):
+    """A class statement of that name, as a cell of a notebook has it, with another `name` of the scheme."""
+    return type("Mine", (Plain,), {"name": name, "__qualname__": qualified})
+
+
+def test_two_schemes_of_one_class_name_are_refused(monkeypatch):
+    """A module is known by the name of its class."""
+    monkeypatch.setattr(residual, "_registered", {})
+    made = "made.<locals>.Mine"
+    for first, second in (
+        (defined("one"), defined("two", "Outer.Mine")),
+        (defined("one", made), defined("two", made)),
+        (defined("one"), type("Mine", (Plain,), {"name": "two", "__module__": "another"})),
+    ):
+        residual._registered.clear()
+        residual.register(first)
+        with pytest.raises(UserError, match="scheme = 'Mine'.*class of the registered scheme 'one'"):
+            residual.register(second)
+        assert nagjax.Mine.Scheme is first and "two" not in residual.schemes()
+
+
+def test_a_cell_may_be_run_again(monkeypatch, recwarn):
+    monkeypatch.setattr(residual, "_registered", {})
+    for _ in range(2):
+        again = residual.register(defined("one"))
+        assert residual.find_scheme("one") is nagjax.Mine.Scheme is again
+    assert not recwarn
+    with pytest.warns(UserWarning, match="the scheme 'one' is now 'two'"):
+        renamed = residual.register(defined("two"))
+    assert "one" not in residual.schemes() and nagjax.Mine.Scheme is renamed
+
+
 def test_a_gate_may_be_a_layer_of_flax_and_a_title_is_not_inherited(monkeypatch):
     monkeypatch.setattr(residual, "_registered", {})
 

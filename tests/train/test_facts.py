@@ -9,6 +9,7 @@ from flax import nnx
 
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
+from nagjax.plan.chips import CHIPS
 from nagjax.residual import Boundary, find_scheme
 from nagjax.runs.facts import model_costs, parameters_by_part, peak_flops, run_facts
 from nagjax.train.facts import state_bytes
@@ -85,6 +86,38 @@ def test_peaks_are_looked_up_and_never_guessed():
     assert peak_flops("NVIDIA H200") == 989e12 and peak_flops("TPU v5 lite") == 197e12 and peak_flops("cpu") is None
     facts = run_facts(tiny.blueprint(tiny.run_config(find_scheme("nag")())))
     assert facts["devices"] == 1 and facts["versions"]["jax"] == jax.__version__
+
+
+PEAKS = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA B200": 2250e12,
+    "TPU v4": 275e12,
+    "TPU v4 lite": 138e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v5e": 197e12,
+    "TPU v5 lite": 197e12,
+    "TPU v6e": 918e12,
+    "TPU v6 lite": 918e12,
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
+    "NVIDIA GeForce RTX 4090": None,
+    "TPU7x": None,
+}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_a_peak_is_that_of_the_device_and_not_of_one_whose_name_begins_alike(name):
+    assert peak_flops(name) == PEAKS[name]
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_peaks_are_those_that_plans_are_made_with(chip):
+    assert peak_flops(chip.title) == pytest.approx(chip.flops, rel=1e-3)
 
 
 def test_a_package_that_is_not_installed_has_no_version():

@@ -1,5 +1,7 @@
 """AdamW by role in numpy, Muon's singular values layer by layer, and the schedules' values."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from nagjax.model.config import ModelConfig
 from nagjax.model.parametrization import Factors
 from nagjax.residual import find_scheme
 from nagjax.runs.config import OptimizerConfig
-from nagjax.train.optimizer import make_optimizer, schedule
+from nagjax.train.optimizer import check_schedule, make_optimizer, schedule
 from tests.tolerance import assert_close
 
 ROLES = {"up": "matrix", "down": "matrix", "table": "embedding", "gain": "norm", "alpha": "gate", "review": "gate"}
@@ -95,6 +97,24 @@ def test_schedules():
     assert_close(rates(schedule="wsd"), 2.0 * wsd, terms=1, chain=16)
     one = schedule(OptimizerConfig(warmup=0.0), 2.0, 1)
     assert float(one(0)) == 2.0
+
+
+@pytest.mark.parametrize("changes", [{}, {"schedule": "wsd"}, {"schedule": "wsd", "warmup": 0.5, "cooldown": 0.5}])
+def test_the_last_update_comes_one_step_before_the_final_rate(changes):
+    config = OptimizerConfig(final=0.1, **changes)
+    check_schedule(config)
+    rate = schedule(config, 1.0, 40)
+    rates = [float(rate(step)) for step in range(41)]
+    assert rates[40] == pytest.approx(0.1) and rates[39] > 0.1 + 1e-4 and max(rates) == 1.0
+
+
+@pytest.mark.parametrize(("warmup", "cooldown"), [(0.9, 0.2), (1.0, 0.01), (0.01, 1.0)])
+def test_a_warmup_and_a_cooldown_that_do_not_fit_together(warmup, cooldown):
+    config = OptimizerConfig(schedule="wsd", warmup=warmup, cooldown=cooldown)  # as old runs may have it
+    with pytest.raises(UserError, match=f"cooldown = {cooldown}.*at most {1 - warmup:g} is left"):
+        check_schedule(config)
+    for other in ("cosine", "constant"):  # have no cool-down
+        check_schedule(dataclasses.replace(config, schedule=other))
 
 
 def test_the_default_rate_is_the_schemes_at_this_width():

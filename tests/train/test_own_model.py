@@ -198,6 +198,8 @@ def test_our_own_optimizer_by_its_config():
     np.testing.assert_allclose(adam["residual/gate/alpha"], -rate / 12, rtol=1e-4)
     with pytest.raises(UserError, match="steps"):
         steps_of(OptimizerConfig(), model)
+    with pytest.raises(UserError, match="cooldown = 0.2"):
+        optimizer(OptimizerConfig(schedule="wsd", warmup=0.9), model, steps=STEPS)
 
 
 def steps_of_config(config, model):

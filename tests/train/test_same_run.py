@@ -16,6 +16,7 @@ from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.report.compare import behind
 from nagjax.runs import names
+from nagjax.runs.identity import FREE_TO_CHANGE, JUDGEMENT
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import comparable
 from nagjax.runs.opening import open_run
@@ -207,6 +208,24 @@ def test_other_libraries_are_an_event(half, run_of):
     train(run_of(keep=3), half)
     (event,) = [e.message for e in load_run(half).events]
     assert event.startswith("resumed under device ") and "(was abacus)" in event and "(was 0.0.1)" in event
+
+
+def test_the_log_tells_what_decides_on_updates_from_now_on(half, run_of):
+    changed = {"on_bad_step": "skip", "spike": 6.0, "max_bad_steps": 9}
+    assert {f"train.{name}" for name in changed} == {f"train.{name}" for name in JUDGEMENT} < FREE_TO_CHANGE
+    train(run_of(keep=3, **changed), half)
+    (event,) = [e.message for e in load_run(half).events]
+    for words in ("train.on_bad_step skip (was raise)", "train.spike 6.0 (was 0.0)", "train.max_bad_steps 9 (was 5)"):
+        assert words in event
+
+
+def test_what_an_older_version_did_not_note_is_not_a_change(half, run_of):
+    info = json.loads((half / names.INFO).read_text())
+    assert info.pop("judged_by") == {"on_bad_step": "raise", "spike": 0.0, "max_bad_steps": 5}
+    (half / names.INFO).write_text(json.dumps(info))
+    train(run_of(keep=3, spike=6.0), half)
+    (event,) = [e.message for e in load_run(half).events]
+    assert "spike" not in event
 
 
 def test_a_checkpoint_removed_by_hand_stops_nothing(whole, run_of, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -222,6 +223,16 @@ def restore_parts(
     Only reads: a run that is saving into the folder at the same time is not disturbed.
     Raises UserError where there is no checkpoint, it is damaged, or of another step or another `owner`.
     """
+    return _intact(folder, owner, step, lambda path: _load(path, wanted, partial=True))
+
+
+def check_newest(folder: Path, owner: dict | None = None) -> None:
+    """Raises UserError where `restore_parts` would for the newest state: reads every file and loads none."""
+    _intact(folder, owner, None, lambda path: None)
+
+
+def _intact[Found](folder: Path, owner: dict | None, step: int | None, use: Callable[[Path], Found]) -> Found:
+    """`use` of a checkpoint after it was verified."""
     parent, folder = Path(folder).parent, Path(folder).resolve()
     while True:
         saved = steps_saved(folder)
@@ -234,7 +245,7 @@ def restore_parts(
         try:
             refuse_foreign(path, owner or {})
             verify(path)
-            return _load(path, wanted, partial=True)
+            return use(path)
         except (Damaged, UserError) as error:
             if not os.path.lexists(path):
                 continue  # the run has just replaced it by a newer one

@@ -1,5 +1,6 @@
 """Writers of a run's metrics: JSON lines always, TensorBoard and Weights & Biases if asked for."""
 
+import importlib
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +19,25 @@ def _scalars(record: dict) -> dict[str, float]:
     return {f"{kind}/{k}": v for k, v in record.items() if k != "step" and isinstance(v, int | float)}
 
 
+MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+
+
+def check_log(log: Sequence[str]) -> None:
+    """Raises UserError on the first host, which writes, for what is not installed there."""
+    for name in log if jax.process_index() == 0 else ():
+        _imported(name)
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(MODULES[name])
+    except ImportError:
+        raise UserError("log", name, f"is not installed: pip install -e '.[{name}]'") from None
+
+
 class TensorBoard:
     def __init__(self, folder: Path):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise UserError("log", "tensorboard", "is not installed: pip install -e '.[tensorboard]'") from None
-        self._writer = SummaryWriter(str(folder / TENSORBOARD))
+        self._writer = _imported("tensorboard").SummaryWriter(str(folder / TENSORBOARD))
 
     def write(self, record: dict) -> None:
         for name, value in _scalars(record).items():
@@ -36,10 +49,7 @@ class TensorBoard:
 
 class Wandb:
     def __init__(self, folder: Path, config: dict):
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("log", "wandb", "is not installed: pip install -e '.[wandb]'") from None
+        wandb = _imported("wandb")
         name = folder / WANDB_ID  # the same run goes on after a resume
         if not has_file(name):
             write_text(name, uuid.uuid4().hex)

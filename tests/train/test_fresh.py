@@ -1,0 +1,94 @@
+"""What can be known before `--fresh` deletes a run is known before."""
+
+import dataclasses
+import shutil
+import sys
+
+import pytest
+
+from nagjax.data import DataConfig, store
+from nagjax.errors import UserError
+from nagjax.runs import names
+from nagjax.runs.config import OptimizerConfig
+from nagjax.train.loop import train
+from nagjax.train.warm_start import check_start
+
+
+@pytest.fixture(scope="module")
+def whole(run_of, tmp_path_factory):
+    return train(run_of(steps=2, eval_every=2), tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture
+def other(whole, tmp_path):
+    """The run to start from."""
+    return shutil.copytree(whole, tmp_path / "other")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != names.LOCK}
+
+
+def largest(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def damaged(other):
+    path = largest(other / names.CHECKPOINTS / "2")
+    path.write_bytes(path.read_bytes()[:-1])
+    return "checkpoints/2.*is damaged"
+
+
+def of_another_run(other):
+    (other / names.IDENTITY).write_text('{"id": "0"}')
+    return "checkpoints/2.*is of another run"
+
+
+def without_checkpoints(other):
+    shutil.rmtree(other / names.CHECKPOINTS)
+    return "start = .*has no checkpoint yet"
+
+
+def linked(other):
+    (other.parent / "outside").write_text("{}")
+    (other / names.TOKENIZER_CONFIG).symlink_to(other.parent / "outside")
+    return f"{names.TOKENIZER_CONFIG}.*is a link out of"
+
+
+def refused(config, run, words):
+    before = contents(run)
+    with pytest.raises(UserError, match=words):
+        train(config, run, fresh=True)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+def test_a_missing_package(whole, run_of, monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    refused(run_of(log=(name,)), whole, rf"pip install -e '\.\[{name}\]'")
+    train(run_of(steps=2, eval_every=2, log=(name,)), whole)  # is finished, and writes no metrics
+
+
+@pytest.mark.parametrize("harm", [damaged, of_another_run, without_checkpoints, linked])
+def test_a_run_to_start_from_that_cannot_be_read(whole, other, run_of, harm):
+    refused(dataclasses.replace(run_of(), start=str(other)), whole, harm(other))
+
+
+def test_validation_text_that_cannot_be_read(whole, run_of, corpus, tmp_path, monkeypatch):
+    moved = shutil.copytree(corpus, tmp_path / "corpus")
+    for shard in moved.glob("validation*.tokens"):
+        shard.write_bytes(shard.read_bytes().replace(b"o\0", b"\xff\x7f"))
+    monkeypatch.setattr(store, "SMALL", 0)
+    config = dataclasses.replace(run_of(), data=DataConfig(str(moved)))
+    refused(config, whole, "token id = 32767")
+
+
+def test_a_schedule_that_the_steps_are_too_few_for(whole, run_of, tmp_path):
+    """A run of an earlier version that was begun with one goes on."""
+    optimizer = OptimizerConfig(schedule="wsd", warmup=0.9, cooldown=0.2)
+    config = dataclasses.replace(run_of(), optimizer=optimizer)
+    refused(config, whole, "cooldown = 0.2: the warm-up takes 0.9")
+    with pytest.raises(UserError, match="cooldown"):
+        train(config, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    check_start(config, whole, fresh=False)
