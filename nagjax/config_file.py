@@ -27,6 +27,7 @@ from nagjax.options import RunOptions, run_options
 from nagjax.ranges import check_value
 
 SUFFIXES = (".yaml", ".yml")
+SHORT = {"data": "data.path", "scheme.name": "scheme"}  # what a file may call an option, and its name
 LARGEST_FILE = 2**20  # bytes
 
 
@@ -101,9 +102,10 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError("config", str(path), f"is a {type(found).__name__}: write one option a line, as lr: 0.001")
     flat: dict[str, Any] = {}
     _flatten(found, "", flat, str(path))
-    if "scheme.name" in flat and "scheme" in flat:
-        raise UserError("config", str(path), "scheme is there twice")
-    flat = {{"scheme.name": "scheme"}.get(name, name): value for name, value in flat.items()}
+    for short, name in SHORT.items():
+        if short in flat and name in flat:
+            raise UserError("config", str(path), f"{name} is there twice")
+    flat = {SHORT.get(name, name): value for name, value in flat.items()}
     check_value("scheme", flat.get("scheme", ""), str)
     return flat
 
@@ -157,4 +159,5 @@ def _scalar(value: Any) -> str:
     """As JSON, which YAML understands."""
     if isinstance(value, Path):
         value = str(value)
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.encode(errors="backslashreplace").decode()  # a path's bytes that are no UTF-8: JSON's own escapes

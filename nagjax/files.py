@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import stat
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -102,14 +103,13 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """The whole new content, on disk when this returns, or the old file untouched. Raises OSError naming the file, and
-    UserError where a link stands in its place."""
+    """The whole new content, on disk when this returns, or the old file untouched; of several writers at once the last
+    one's. A writer that is killed may leave a file `NAME.PROCESS-....partial`, which nobody reads. Raises OSError
+    naming the file, and UserError where a link stands in its place."""
     path = Path(path)
     refuse_link(path)
-    scratch = path.with_name(f"{path.name}{PARTIAL}")
+    scratch = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}")
     with naming(path):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
         try:
             with open(create(scratch), "wb") as file:
                 file.write(content)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nagjax.config_file import overridden, read_values
+from nagjax.config_file import SHORT, overridden, read_values
 from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
@@ -76,7 +76,7 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
     """
     varied = [Varied.parse(text) for text in vary]
     names = [one.option for one in varied]
-    if len(set(names)) < len(names):
+    if len({SHORT.get(name, name) for name in names}) < len(names):
         raise UserError("vary", list(vary), "give each option once, with all its values")
     if draws:
         drawn = (np.random.default_rng((seed, number)) for number in range(draws))

@@ -90,7 +90,7 @@ def mod(
         depth: blocks.
         width: features of the residual.
         batch: sequences per step, or texts at a time.
-        context: tokens of a sequence.
+        context: tokens of a sequence; of decode, those before the new ones.
         rounds: each round times both once, so that noise affects both.
         steps: training steps in a row per round, 1 by default; or new tokens of each text per round, 16 by default.
         out: also write the result to this file, as JSON.

@@ -1,5 +1,6 @@
 """Talk with a model."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -47,6 +48,8 @@ def main(
     opened = with_weights(load(run), weights)
     find_form(opened, template)  # refused before anything is typed
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     start = [{"role": "system", "content": system}] if system else []
     said = list(start)
     while (line := _line()) is not None:

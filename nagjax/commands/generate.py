@@ -45,11 +45,13 @@ def main(
         raise UserError("speed", speed, "is for texts that fit the context: leave out --slide")
     note(f"opening {run}")
     from nagjax.generate.sample import complete
+    from nagjax.generate.text import encodable
     from nagjax.generate.weights import with_weights
     from nagjax.interop.load import load
 
     opened = with_weights(load(run), weights)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    prompt = tuple(map(encodable, prompt))
     texts = complete(opened, list(prompt), tokens=tokens, stop=stop, slide=slide, **sampling)
     for start, text in zip(prompt, texts, strict=True):
         print(f"{start}{text}", end="\n---\n" if len(prompt) > 1 else "\n")

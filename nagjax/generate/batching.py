@@ -49,6 +49,11 @@ def window_start(tokens: int, context: int) -> int:
     return half * max(math.ceil((tokens - context) / half), 0)
 
 
+def slots_of(longest: int, tokens: int, context: int) -> int:
+    """Tokens that a batch's cache has room for: its longest window has `longest`, and so many `tokens` are written."""
+    return min(-(-(padded(longest, context) + tokens) // STEP) * STEP, context)
+
+
 class Writer:
     """Texts of a model's that are written on together. Compiled once per number of rows and padded length that are
     read, and per number of rows that are written, which is halved when enough of them are done.
@@ -68,8 +73,7 @@ class Writer:
     ) -> None:
         """Adds up to `tokens` ids to every row, less what a `stop` ends or `finished`, asked every few tokens with a
         row's index and its new ids, calls complete."""
-        longest = max(len(row.window) for row in rows)
-        slots = min(-(-(padded(longest, self.context) + tokens) // STEP) * STEP, self.context)
+        slots = slots_of(max(len(row.window) for row in rows), tokens, self.context)
         keys = np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(rows)))))
         batch = list(rows) if self.fixed else sorted(rows, key=lambda row: len(row.window))
         batch += batch[-1:] * (-len(batch) % self.copies)

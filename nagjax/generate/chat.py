@@ -6,6 +6,7 @@ from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
 from nagjax.errors import UserError
 from nagjax.generate.sample import cut, generate
+from nagjax.generate.text import encodable
 from nagjax.runs.opening import OpenRun
 
 
@@ -17,7 +18,8 @@ def answer(
 
     template: a file with a Jinja template; None: the one in the run's folder, which training on conversations and
     imports leave there. An answer ends where the template ends its turn, with the document, or after `tokens` tokens.
-    `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide.
+    `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide. What is not UTF-8 in a message is
+    replaced.
 
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
     what `generate` raises.
@@ -25,6 +27,7 @@ def answer(
     form = find_form(run, template)
     if not conversations:
         return []
+    conversations = [_read(messages) for messages in conversations]
     asked = [_asked(run, form, messages) for messages in conversations]
     text = form.ending(conversations[0])
     ending = run.tokenizer.encode_templated([text])[0].ids.tolist()
@@ -51,9 +54,13 @@ def find_form(run: OpenRun, template: str | None) -> ChatTemplate:
     return form
 
 
-def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[int]:
+def _read(messages: list[Message]) -> list[Message]:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not all(isinstance(message.get(own), str) for own in ("role", "content")):
             raise UserError("messages", message, f'message {number} is not {{"role": "user", "content": "..."}}')
+    return [{**message, "content": encodable(message["content"])} for message in messages]
+
+
+def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[int]:
     refuse_special(messages, run.tokenizer)
     return run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from nagjax.errors import UserError
+from nagjax.generate.text import encodable
 from nagjax.layers.where import Where
 from nagjax.runs.opening import OpenRun
 
@@ -20,12 +21,14 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
     `tokens`: the text piece by piece; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the
     angle by which it turned the token's residual (0 where it was skipped).
 
-    Raises UserError for an empty text, and for `top_k` at a calibrated point, which has no capacities.
+    What is not UTF-8 in the text is replaced. Raises UserError for an empty text, and for `top_k` at a calibrated
+    point, which has no capacities.
     """
     if not text:
         raise UserError("text", text, "give at least one character")
     if top_k and run.calibrated:
         raise UserError("top_k", True, "a calibrated run has thresholds only: leave it out")
+    text = encodable(text)
     whole = run.tokenizer.encode_batch([text])[0].tolist() if run.config.model.causal else run.encode(text)
     ids = whole[: run.config.model.context]
     graph, params = nnx.split(run.model)

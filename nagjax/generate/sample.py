@@ -13,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.generate.batching import NO_TOKEN, Finished, Writer, rows_of
 from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass
+from nagjax.generate.text import encodable
 from nagjax.generate.weights import narrow_model
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
@@ -98,8 +99,7 @@ def complete(run: OpenRun, prompts: Sequence[str], *, stop: Sequence[str] = (), 
     if "" in stop:
         raise UserError("stop", "", "give a text of at least one character")
     tokenizer = run.tokenizer
-    texts = [prompt.encode(errors="replace").decode() for prompt in prompts]
-    before = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+    before = [ids.tolist() for ids in tokenizer.encode_batch([encodable(prompt) for prompt in prompts])]
     ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress, "cuts": run.mod.get("cuts")}
     if stop:
         text = lambda row, new: _new_text(tokenizer, before[row], new)  # noqa: E731

@@ -48,6 +48,6 @@ def reliability_on(model: Transformer, batches: Sequence[Batch], **options) -> F
         own = nnx.merge(graph, params)
         output = own(batch.tokens, batch.where, **options)
         sure, right = by_token(confidence, own, output, batch.targets)
-        return reliability(sure, right, batch.counted.astype(jnp.float32))
+        return reliability(sure, right, (batch.weights > 0).astype(jnp.float32))
 
     return sum(of(params, batch) for batch in batches)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from flax import nnx
 
+from nagjax.generate.batching import slots_of
 from nagjax.generate.paths import paths
 from nagjax.generate.sample import generate
 from nagjax.measure.routing_times import compared
@@ -23,6 +24,11 @@ class Generation:
     run: OpenRun
     prompts: list[list[int]]
     tokens: int
+
+    @property
+    def slots(self) -> int:
+        """Tokens that the cache has room for: with so many keys every query is multiplied."""
+        return slots_of(max(map(len, self.prompts)), self.tokens, self.run.config.model.context)
 
     def written(self) -> list[list[int]]:
         run = self.run
@@ -57,15 +63,17 @@ def generation_times(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: 
 
     Returns `tokens_per_second` over all rows, by "routed" and "dense" (the median round); with Mixture-of-Depths also
     `executed`, the share of the pairs of token and sublayer that ran, and what `compared` says of time and of forward
-    FLOPs (every query against a whole context of keys, as a cache multiplies).
+    FLOPs (every query against all slots of the cache).
     """
-    ids = [row.tolist() or [run.tokenizer.end_of_text] for row in run.tokenizer.encode_batch(list(prompts))]
+    read = [[*run.beginning, *row.tolist()] for row in run.tokenizer.encode_batch(list(prompts))]
+    ids = [row or [run.tokenizer.end_of_text] for row in read]
     runs = {"dense": run.routed(ModConfig())} | ({"routed": run} if run.config.model.mod.active else {})
     racers = {name: Generation(own, ids, tokens) for name, own in runs.items()}
     times = race(racers, rounds, 1)
     result = {"tokens_per_second": {name: tokens * len(ids) / float(np.median(own)) for name, own in times.items()}}
     if "routed" not in racers:
         return result
-    executed = racers["routed"].executed()
-    flops = {"dense": forward_flops(runs["dense"].blueprint), "routed": forward_flops(run.blueprint, executed)}
+    executed, slots = racers["routed"].executed(), racers["routed"].slots
+    shares = {"dense": None, "routed": executed}
+    flops = {name: forward_flops(own.blueprint, slots, shares[name]) for name, own in runs.items()}
     return result | {"executed": float(executed.mean())} | compared(times, flops)

@@ -127,7 +127,7 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
             "sublayers": sublayers,
             "massive_max": massive,
             "blocks": jax.tree.map(mean, whole),
-            "attention": _sinks(model, stream, call, first.ran & (groups[0] > 0)),
+            "attention": _sinks(model, stream, call, first.ran, groups[0] > 0),
             "jacobian": _jacobian(model, h[0][:rows], call, groups[0][:rows]),
             "sample": (_rows(h[0], chosen), _rows(h[2], chosen)),
             "read": _read(model, stream, call, chosen),
@@ -163,19 +163,22 @@ def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, A
     return hidden[0], log_scale[0]
 
 
-def _sinks(model: Transformer, stream, call: BlockCall, queries) -> Float[Array, " H"]:
-    """Attention to first tokens, one head at a time, so that memory holds only one [B, T, T]."""
+def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[Array, " H"]:
+    """Attention of the counted tokens that ran to first tokens, one head at a time, so that memory holds only one
+    [B, T, T]."""
     branch, where = call.layer.block.attention.branch.of_block(call.layer.index[0] // 2), call.ctx.where
     x = model.scheme.read(stream).astype(model.config.compute_dtype)
     q, k = branch.queries_keys(x, where)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     mask = seen_mask(where, where, branch.window, model.config.causal)[:, 0]
+    if model.config.mod.kv == "selected":
+        mask &= ran[:, None, :] | ~ran[:, :, None]  # who skips asks nothing, but an empty row would be NaN
 
     def head(qk) -> Float[Array, ""]:
         scores = jnp.einsum("btd,bsd->bts", *qk, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
         scores = softcap(scores, model.config.block.softcap)
         weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
-        return outliers.first_token_attention(weights[:, None], where.positions == 0, queries)[0]
+        return outliers.first_token_attention(weights[:, None], where.positions == 0, ran & counted)[0]
 
     return jax.lax.map(head, (jnp.moveaxis(q, 2, 0), jnp.moveaxis(k, 2, 0)))
 

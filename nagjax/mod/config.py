@@ -64,6 +64,12 @@ class ModConfig:
             fix = "whole blocks are skipped: give --mod.rate alone, or --mod.unit sublayer"
             raise UserError(f"mod.{other[0]}", getattr(self, other[0]), fix)
 
+        for kind in ("attention", "mlp"):
+            own = getattr(self, f"{kind}_rate")
+            if kind not in self.skip.split(",") and any(own or ()):
+                fix = f"has no effect: --mod.skip {self.skip} routes no such sublayers; leave one of the two out"
+                raise UserError(f"mod.{kind}_rate", own, fix)
+
         if self.adaptive:
             for field, usual in (("attention_rate", None), ("mlp_rate", None), ("decider", "threshold")):
                 if getattr(self, field) != usual:
@@ -94,7 +100,8 @@ class ModConfig:
         return rates[0], rates[1]
 
     def rates(self, depth: int) -> tuple[tuple[float, float], ...]:
-        """Per block, the rates of its attention and its MLP. Raises UserError for more stages than blocks."""
+        """Per block, the rates of its attention and its MLP. Raises UserError for more stages than blocks, and where
+        `every` leaves no block in which anything is skipped."""
         kinds = self._by_kind()
         for field, stages in zip(("mod.attention_rate", "mod.mlp_rate"), kinds, strict=True):
             if len(stages) > depth:
@@ -102,7 +109,12 @@ class ModConfig:
         routed = lambda block: (block + 1) % self.every == 0  # noqa: E731
         stage = lambda stages, block: stages[block * len(stages) // depth]  # noqa: E731
         rate = lambda stages, block: stage(stages, block) if routed(block) else 0.0  # noqa: E731
-        return tuple((rate(kinds[0], b), rate(kinds[1], b)) for b in range(depth))
+        rates = tuple((rate(kinds[0], b), rate(kinds[1], b)) for b in range(depth))
+        for kind, stages, own in zip(("attention", "MLP"), kinds, zip(*rates, strict=True), strict=True):
+            if any(stages) and not any(own):
+                fix = f"skips no {kind} in any of {depth} blocks, whatever its rate: give a smaller number, or no rate"
+                raise UserError("mod.every", self.every, fix)
+        return rates
 
     def groups(self, depth: int) -> tuple[Group, ...]:
         """The scans that run the blocks: as few as keep every shape static."""

@@ -1,7 +1,7 @@
 """What a token costs: closed forms of FLOPs, executed parameters and cache, with the skipped sublayers left out."""
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,16 +30,16 @@ def costs(
     router: str,
     decider: str,
     *,
-    keys: Literal["causal", "computed"] = "causal",
+    slots: int | None = None,
     shares: Float[np.ndarray, "L 2"] | None = None,
 ) -> Costs:
     """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
 
     A routed sublayer runs `kept(rate, T) / T` of the tokens, or as many as `shares` says of attention and MLP by
     block, and its router scores all of them. Of experts a token runs its choices, as if all were chosen alike often;
-    what is computed for room that stays empty does not count. keys: "causal" counts the keys a query may see, on
-    average (T + 1) / 2 (selected queries are taken as spread evenly); "computed" all T that a dense backend multiplies
-    with.
+    what is computed for room that stays empty does not count. A query counts the keys that it may see, on average
+    (T + 1) / 2 (selected tokens are taken as drawn at random); with `slots`, those that a cache with room for so many
+    tokens holds, or a dense backend computes, seen or not.
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
@@ -58,7 +58,7 @@ def costs(
     score = {kind: scorer.products(width[kind], gate) for kind, gate in gates.items()}
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
 
-    main = without = scoring = guessing = skipped = slots = 0.0
+    main = without = scoring = guessing = skipped = held = 0.0
     nominal = config.mod.rates(config.depth)
     planned = [[kept(rate, tokens) / tokens for rate in rates] for rates in nominal]
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
@@ -69,13 +69,12 @@ def costs(
             unused = stored[kind] - share * products[kind]
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
-                seen = tokens if everyone else share * tokens
-                seen = _seen(seen, window) if keys == "causal" and config.causal else seen
-                main += share * 2 * config.heads * config.head_width * seen
+                keys = _seen(config, share, window) if slots is None else _multiplied(config, rate, slots)
+                main += share * 2 * config.heads * config.head_width * keys
                 if everyone:
                     main += (1.0 - share) * known
                     unused -= (1.0 - share) * known
-                slots += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
+                held += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
             skipped += unused
             if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
                 scoring += score[kind]
@@ -88,7 +87,7 @@ def costs(
         forward=2.0 * (main + scoring),
         train=2.0 * (3.0 * main - without + scorer.passes * scoring + PREDICTOR_PASSES * guessing),
         executed_parameters=total - skipped,
-        kv_bytes=2 * slots * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
+        kv_bytes=2 * held * config.kv_heads * config.head_width * config.compute_dtype.itemsize,
     )
 
 
@@ -99,11 +98,22 @@ def idle_experts(config, branch: Any, frozen: bool = False) -> float:
     return experts * (1.0 - config.moe.active / max(config.moe.choices, 1)) if experts else 0.0
 
 
-def _seen(tokens: float, window: int | None) -> float:
-    """Keys that a query may see on average, at places 1 to `tokens` of which so many before it are in the window."""
-    if window is None or window >= tokens:
-        return (tokens + 1) / 2
-    return window - window * (window - 1) / (2 * tokens)
+def _seen(config, share: float, window: int | None) -> float:
+    """Keys that a query may see on average, of a context of which `share` run attention: itself and, of the tokens
+    before it in the window, all or as large a part as that of the other tokens that run."""
+    tokens = config.context
+    if not config.causal:
+        return tokens
+    within = min(window or tokens, tokens)
+    before = within - within * (within - 1) / (2 * tokens) - 1.0
+    others = (share * tokens - 1.0) / (tokens - 1) if config.mod.kv == "selected" and tokens > 1 else 1.0
+    return 1.0 + max(others, 0.0) * before
+
+
+def _multiplied(config, rate: float, slots: int) -> int:
+    """Keys that a query is multiplied with: all slots, or those of selected tokens (`Transformer.empty_cache`)."""
+    selected = config.mod.kv == "selected" and not config.mod.adaptive
+    return min(kept(rate, config.context), slots) if selected else slots
 
 
 def mod_rates(config) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing, mean_gate
 from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
-from nagjax.residual.sublayer import kept as _keep
+from nagjax.residual.sublayer import kept as where_ran
 
 Cache = CachedLayer | None
 
@@ -241,7 +241,7 @@ class MoD:
                 update = update_by_token(branch, picked, mine & (there.segments > 0), ctx.lossless)
             with jax.named_scope("residual"):
                 after, opened = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
-                rows, stream = jax.tree.map(_keep(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
+                rows, stream = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = (mine * mean_gate(opened, picked))[..., None]
             gate = opened if everyone else gate.at[batch, indices].set(opened)
             done.append((rows if indices is None else put(stream, rows, indices), gate, update.notes))
@@ -252,11 +252,11 @@ class MoD:
         scores, results = self._scores(stream, sites, ctx), []
         ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
         for site in sites:
-            results.append(self._kept(stream, site, cache, ctx, scores, ran))
+            results.append(self._admitted(stream, site, cache, ctx, scores, ran))
             stream, ran, cache = results[-1].stream, results[-1].ran, None
         return tuple(results)
 
-    def _kept(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:
+    def _admitted(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:
         """One sublayer for the tokens of `ran` that a cache has room for. How many they are is data: with a cache those
         are gathered in one of a few sizes, without one all tokens are computed."""
         scheme, where = self.scheme, ctx.where
@@ -278,7 +278,7 @@ class MoD:
                 else:
                     done = update_by_token(site.branch, picked, mine, ctx.lossless)
                 after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), site.at)
-                after = jax.tree.map(_keep(mine), after, scheme.skip(rows, site.at))
+                after = jax.tree.map(where_ran(mine), after, scheme.skip(rows, site.at))
                 opened = (mine * mean_gate(gate, picked))[..., None]
                 gates = few.put(jnp.zeros((*ran.shape, 1)), opened)
                 notes = few.put(nothing, done.notes) if picked.shape[0] < ran.shape[0] else done.notes

@@ -20,7 +20,7 @@ class ModelConfig:
 
     depth: Annotated[int, Range(ge=1, le=2**16)] = 24  # blocks; each is an attention and an MLP sublayer
     width: Annotated[int, Range(ge=1, le=2**20)] = 64  # D, features of the residual
-    heads: Count | None = None  # query heads; None: heads of 64 features, narrower ones below width 256
+    heads: Count | None = None  # query heads; None: width / 64, at least 4; 4, 2 or 1 where these do not fit
     kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
     hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (gated) or 4 D
     context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens of a sequence

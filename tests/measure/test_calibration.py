@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nagjax.measure.calibration import confidence, expected_calibration_error, reliability
+from nagjax.measure.calibration import confidence, expected_calibration_error, reliability, reliability_on
+from nagjax.measure.masked import MaskedBatch
+from nagjax.residual import find_scheme
+from tests import tiny
 from tests.tolerance import assert_close
 
 TOKENS, VOCAB = 20_000, 8
@@ -53,3 +56,13 @@ def test_batches_add_up_and_no_token_is_no_error():
     parts = [of(logits[own], targets[own]) for own in (slice(None, 7000), slice(7000, None))]
     assert_close(parts[0] + parts[1], of(logits, targets), terms=TOKENS)
     assert expected_calibration_error(of(logits, targets, jnp.zeros(TOKENS))) == 0.0
+
+
+def test_of_masked_text_the_masked_tokens_count():
+    """What a bidirectional model sees it is sure of, and right."""
+    blueprint = tiny.blueprint(tiny.run_config(find_scheme("plain")(), depth=1, context=16))
+    model = blueprint.model(jax.jit(lambda: blueprint.init_params(0))())
+    whole = tiny.packed_batch(0, tokens=16)
+    hidden = jnp.arange(16) % 5 == 0
+    batch = MaskedBatch(*whole._replace(weights=jnp.broadcast_to(hidden, whole.tokens.shape).astype(jnp.float32)))
+    assert reliability_on(model, [batch])[:, 0].sum() == batch.weights.sum() < batch.counted.sum()

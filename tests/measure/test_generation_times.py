@@ -5,17 +5,20 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from nagjax.cli import main
 from nagjax.errors import UserError
+from nagjax.generate import batching
 from nagjax.layers.where import Where
 from nagjax.measure.generation_times import Generation, generation_times
 from nagjax.measure.routing_times import compared, told
-from nagjax.measure.sampling_times import SamplingTimes
+from nagjax.measure.sampling_times import Racer, SamplingTimes, forward_flops
 from nagjax.measure.step_times import CompileTimes, StepTimes
+from nagjax.mod import ModConfig
 from nagjax.runs.opening import open_run
 
-SHAPE = "--depth 2 --width 16 --heads 2 --context 32 --steps 4 --batch 8".split()
+SHAPE = "--depth 2 --width 16 --heads 2 --context 96 --steps 4 --batch 8".split()
 PROMPTS = ("def f(x):", "a", "for i in range")
 
 
@@ -44,6 +47,28 @@ def test_a_run_that_skips_is_compared_with_itself_run_densely(run):
     assert found["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < found["flops_ratio"] < 1
 
 
+def test_flops_are_those_of_the_slots_that_the_cache_has(run, monkeypatch):
+    seen, read = set(), batching.read
+    monkeypatch.setattr(
+        batching, "read", lambda *given, slots, **more: seen.add(slots) or read(*given, slots=slots, **more)
+    )
+    ratios, executed = [], None
+    for tokens in (5, 40):
+        found = generation_times(run, PROMPTS, tokens, rounds=1)
+        ids = [row.tolist() for row in run.tokenizer.encode_batch(list(PROMPTS))]
+        (slots,), executed = seen, Generation(run, ids, tokens).executed()
+        flops = [forward_flops(own, slots, share) for own, share in ((run.blueprint, executed), (dense(run), None))]
+        assert found["flops_ratio"] == pytest.approx(flops[0] / flops[1])
+        assert slots < run.config.model.context or tokens == 40
+        seen.clear()
+        ratios.append(flops[1])
+    assert ratios[0] < ratios[1]
+
+
+def dense(run):
+    return run.routed(ModConfig()).blueprint
+
+
 def test_where_no_flops_are_saved_no_share_of_them_is_told():
     found = compared({"dense": [1.0], "routed": [1.1]}, {"dense": 2.0, "routed": 2.0})
     assert found["time_saved_over_flops_saved"] is None
@@ -59,7 +84,6 @@ def test_nobody_skips_where_every_cut_is_below_every_score(run):
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("steps", lambda: SamplingTimes(context=16, steps=16)),
         ("schemes", lambda: StepTimes(schemes=())),
         ("schemes", lambda: CompileTimes(schemes=())),
         ("deep", lambda: CompileTimes(shallow=4, deep=4)),
@@ -69,6 +93,31 @@ def test_what_cannot_be_timed_is_refused(field, make):
     with pytest.raises(UserError) as refused:
         make()
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("kv", ["all", "selected"])
+def test_who_ran_is_counted_over_the_tokens_that_were_timed(phase, kv):
+    """By a loop that reads whole contexts and writes on, token by token."""
+    bench = SamplingTimes(kv=kv, depth=2, width=16, batch=4, context=32, rounds=1, steps=24, phase=phase)
+    texts = np.random.default_rng(0).integers(0, 256, (4, bench.slots), dtype=np.int32)
+    racer = Racer(bench, bench.mod, texts)
+    racer.seconds(1)
+    model = nnx.merge(racer.graph, racer.params)
+    given = {"cuts": racer.given.cuts, "causal": True, "mapped": True}
+    output = model(texts[:, :32], Where.whole(4, 32), cache=model.empty_cache(4, bench.slots), **given)
+    ran, written = [output.paths["ran"]], []
+    if phase == "decode":
+        ran = []
+        for at in range(32, 32 + bench.steps):
+            written.append(jnp.argmax(model.logits(output)[:, -1:], axis=-1))
+            where = Where(jnp.ones((4, 1), jnp.int32), jnp.full((4, 1), at))
+            output = model(written[-1], where, cache=output.cache, **given)
+            ran.append(output.paths["ran"])
+        np.testing.assert_array_equal(racer.written, jnp.concatenate(written, axis=1))
+    counted = np.concatenate(ran, axis=2).mean((1, 2)).reshape(-1, 2)
+    np.testing.assert_allclose(racer.executed(), counted, atol=1e-7)
+    assert racer.blueprint.config.model.context == bench.slots == 32 + (24 if phase == "decode" else 0)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -87,6 +87,31 @@ def test_an_attention_row_of_the_probe_is_the_model_s():
     assert_close(seen.attention[0], np.mean(given, axis=1), **tiny.FORWARD, scale=1.0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv": "selected"}, {"kv": "selected", "unit": "block"}, {"kv": "selected", "router": "random"}],
+    ids=str,
+)
+def test_attention_goes_to_the_tokens_that_a_query_sees(options):
+    """To a first token that skips only where its key is seen; the first block's, in numpy."""
+    plan = blueprint(run_config(find_scheme("nag")(), mod=ModConfig(rate=(0.5,), **options)))
+    model, batch = plan.model(moved(plan.create().params)), packed_batch()
+    at = model.boundary(None, jax.tree.map(lambda x: x[0], model.blocks.attention.entry), 0, 1, jnp.float32(1.0))
+    stream = model.scheme.open(model.embedding(batch.tokens, batch.where, jnp.float32), at, model.ends)
+    branch = jax.tree.map(lambda x: x[0], model.blocks.attention.branch)
+    q, k = map(np.asarray, branch.queries_keys(model.scheme.read(stream), batch.where))
+    ran = np.asarray(model(batch.tokens, batch.where, mapped=True).paths["ran"][0])
+    first = (batch.positions == 0) & (batch.weights > 0)
+    assert np.any(ran[first]) and not np.all(ran[first])
+    given = []
+    for b, t in np.argwhere((batch.positions > 0) & (batch.weights > 0) & ran):
+        may = (batch.segment_ids[b] == batch.segment_ids[b, t]) & (np.arange(len(batch.tokens[0])) <= t)
+        may &= ran[b] | (options.get("kv") != "selected")
+        score = np.where(may, np.exp(np.einsum("hd,sd->hs", q[b, t], k[b, :, 0]) / np.sqrt(q.shape[-1])), 0.0)
+        given.append(score[:, first[b]].sum(1) / score.sum(1))
+    assert_close(probe(model, batch).attention[0], np.mean(given, axis=0), **tiny.FORWARD, scale=1.0)
+
+
 def test_a_probe_on_a_mesh_with_routed_tokens():
     """Two devices that split the batch give what one gives; skipped tokens are marked, their residual unchanged."""
     changes = {"mod": ModConfig(rate=(0.5,), router="linear"), "depth": 2}

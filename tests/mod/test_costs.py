@@ -2,13 +2,15 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
+import numpy as np
 import pytest
 
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks
 from nagjax.measure.routing_times import RoutingTimes, compiled_flops
-from nagjax.mod import ModConfig
+from nagjax.mod import ModConfig, kept
 from nagjax.mod.costs import costs, mod_rates
 from nagjax.residual import find_scheme
 from nagjax.runs.facts import model_costs, parameters_by_part, run_facts
@@ -46,7 +48,7 @@ def counted(
 
         flops = jax.jit(step).lower(bp.abstract(), abstract_batch(bp)).cost_analysis()["flops"] / (SEQUENCES * TOKENS)
         rules = bp.model(bp.abstract().params).mod
-        known = costs(bp.config.model, bp.parameters, rules.router.name, rules.decider.name, keys="computed").train
+        known = costs(bp.config.model, bp.parameters, rules.router.name, rules.decider.name, slots=TOKENS).train
         both.append((flops, known))
     return both[1][0] - both[0][0], both[1][1] - both[0][1]
 
@@ -129,6 +131,41 @@ def test_a_token_costs_the_experts_it_chooses():
     whole = make(moe=MoEConfig(6, 2, shared=1, hidden=16))
     own = 3 * expert + 16 * 6
     assert model_costs(whole).executed_parameters - model_costs(half).executed_parameters == pytest.approx(0.5 * own)
+
+
+def keys_of_a_query(bp, rate: float, slots: int) -> tuple[float, float]:
+    """As `costs` has them without slots, less as it has them with."""
+    model, ran = bp.config.model, kept(rate, bp.config.model.context) / bp.config.model.context
+    seen, held = (costs(model, bp.parameters, "nag", "threshold", slots=given).forward for given in (None, slots))
+    return (seen - held) / (2 * model.depth * ran * 2 * model.heads * model.head_width)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 8, 20])
+@pytest.mark.parametrize("rate, kv", [(0.25, "selected"), (0.5, "selected"), (0.875, "selected"), (0.5, "all")])
+def test_keys_are_those_that_a_query_sees_on_average(window, rate, kv):
+    """Counted in every choice of so many of eight tokens."""
+    tokens, counts = 8, []
+    for chosen in itertools.combinations(range(tokens), kept(rate, tokens)):
+        known = chosen if kv == "selected" else range(tokens)
+        counts += [sum(0 <= query - key < (window or tokens) for key in known) for query in chosen]
+    mod = ModConfig(rate=(rate,), kv=kv)
+    block = BlockConfig(window=window)
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), context=tokens, mod=mod, block=block))
+    held = kept(rate, tokens) if kv == "selected" else tokens
+    assert keys_of_a_query(bp, rate, tokens) == pytest.approx(np.mean(counts) - held)
+
+
+@pytest.mark.parametrize("slots", [3, 6, 8])
+@pytest.mark.parametrize("mod", [{}, {"kv": "selected"}, {"kv": "selected", "capacity": "adaptive"}], ids=str)
+def test_keys_of_a_cache_are_its_slots(slots, mod):
+    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), context=8, mod=ModConfig(rate=(0.5,), **mod)))
+    model = bp.model(bp.abstract().params)
+    caches = jax.eval_shape(lambda: model.empty_cache(1, slots))
+    (room,) = {cache.keys.shape[3] for group in caches for cache in group}
+    own = costs(bp.config.model, bp.parameters, "nag", "threshold", slots=slots).forward
+    one = costs(bp.config.model, bp.parameters, "nag", "threshold", slots=1).forward
+    each = 2 * bp.config.model.depth * 0.5 * 2 * bp.config.model.heads * bp.config.model.head_width
+    assert own - one == pytest.approx(each * (room - 1))
 
 
 def test_blocks_with_other_windows_cost_their_own():

@@ -22,6 +22,11 @@ from tests import tiny
         ({"every": 0}, "mod.every"),
         ({"unit": "block", "mlp_rate": (0.5,)}, "mod.mlp_rate.*--mod.rate alone, or --mod.unit sublayer"),
         ({"unit": "block", "skip": "mlp"}, "mod.skip.*whole blocks"),
+        ({"skip": "mlp", "attention_rate": (0.5,)}, "mod.attention_rate.*no effect.*--mod.skip mlp"),
+        (
+            {"skip": "attention", "mlp_rate": (0.0, 1.0), "rate": (0.5,)},
+            "mod.mlp_rate.*no effect.*--mod.skip attention",
+        ),
         ({"ema": 1.0}, "mod.ema"),
         ({"aux_weight": -1.0}, "mod.aux_weight"),
     ],
@@ -34,6 +39,38 @@ def test_values_out_of_range(options, message):
 def test_more_stages_than_blocks():
     with pytest.raises(UserError, match="4 stages for 3 blocks"):
         tiny.model_config(mod=ModConfig(rate=(0.0, 0.1, 0.2, 0.3)))
+
+
+@pytest.mark.parametrize(
+    "options, kind",
+    [
+        ({"rate": (0.5,), "every": 4}, "attention"),
+        ({"rate": (0.5,), "every": 9, "skip": "mlp"}, "MLP"),
+        ({"rate": (0.5, 0.0), "every": 3}, "attention"),  # the only routed block is of the second stage
+        ({"rate": (0.5,), "mlp_rate": (1.0, 0.0), "every": 3}, "MLP"),
+        ({"rate": (0.5,), "every": 4, "unit": "block"}, "attention"),
+        ({"rate": (0.5,), "every": 4, "capacity": "adaptive"}, "attention"),
+    ],
+)
+def test_rates_that_no_block_takes(options, kind):
+    with pytest.raises(UserError, match=f"mod.every.*skips no {kind} in any of 3 blocks"):
+        tiny.model_config(mod=ModConfig(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 9},  # of a model in which nothing skips
+        {"rate": (0.5,), "every": 3},
+        {"rate": (0.5, 0.0), "every": 2},
+        {"rate": (0.5,), "skip": "mlp", "attention_rate": (0.0,)},  # as a pruned model has them
+        {"skip": "mlp", "mlp_rate": (0.5,)},
+        {"attention_rate": (0.0,), "mlp_rate": (0.5,), "every": 3},
+    ],
+)
+def test_rates_that_some_block_takes(options):
+    mod = tiny.model_config(mod=ModConfig(**options)).mod
+    assert mod.active == any(map(any, mod.rates(3)))
 
 
 @pytest.mark.parametrize(

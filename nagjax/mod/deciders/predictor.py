@@ -10,16 +10,16 @@ from flax import nnx
 from nagjax.mod.deciders import Decider
 from nagjax.residual.protocol import gate_parameter
 
-HIDDEN = 32
+HIDDEN_WIDTH = 32
 
 
 class Guess(nnx.Module):
     """`gelu(x A) b + c`, A [D, 32], b [32] zeros, c 0: undecided at the start."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
-        down = jax.random.normal(rngs.params(), (width, HIDDEN)) * width**-0.5
+        down = jax.random.normal(rngs.params(), (width, HIDDEN_WIDTH)) * width**-0.5
         self.down = gate_parameter(down, ("embed", None))
-        self.out = gate_parameter(jnp.zeros((HIDDEN,)), (None,))
+        self.out = gate_parameter(jnp.zeros((HIDDEN_WIDTH,)), (None,))
         self.bias = gate_parameter(jnp.float32(0.0), ())
 
     def __call__(self, x):
