@@ -96,6 +96,35 @@ def test_config_prints_a_file_with_more_options(file, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("data: corpus", {"data.path": "corpus"}),
+        ("data: {path: corpus, seed: 3}", {"data.path": "corpus", "data.seed": 3}),
+        ("scheme: {name: review, rank: 4}", {"scheme": "review", "scheme.rank": 4}),
+        ("scheme.name: review", {"scheme": "review"}),
+        ("preset: 1M", {"depth": 24, "width": 64, "context": 128}),
+        ("mod: {rate: 0.5}", {"mod.rate": [0.5]}),
+    ],
+)
+def test_config_prints_what_a_file_says_in_short(file, capsys, text, shown):
+    path = file(text)
+    assert main(["config", str(path)]) == 0
+    printed = read_config_file(file(capsys.readouterr().out))
+    assert printed == {"scheme": "nag"} | shown
+    assert read_options(printed) == read_options(read_config_file(file(text)))
+
+
+def test_the_command_replaces_what_a_file_says_in_short(file):
+    assert overridden(read_config_file(file("data: a")), {"data.path": "b"}) == {"data.path": "b"}
+
+
+def test_a_path_of_other_bytes_is_printed_and_read_again(file, capsys):
+    path = b"caf\xe9".decode(errors="surrogateescape")
+    assert main(["config", "--data.path", path]) == 0
+    assert read_config_file(file(capsys.readouterr().out))["data.path"] == path
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("dpeth: 3", ["dpeth", "'depth'"]),
@@ -111,6 +140,10 @@ def test_config_prints_a_file_with_more_options(file, capsys):
         ("seed: 1_000", ["seed"]),
         ("log: 2026-01-01", ["log"]),
         ("data: {path: 3}", ["data.path"]),
+        ("data: 3", ["data.path"]),
+        ("data: null", ["data.path"]),
+        ("data: [a, b]", ["data.path"]),
+        ("data: a\ndata.path: b", ["data.path", "twice"]),
         ("depth: 3\ndepth: 4", ["line 2", "depth", "twice"]),
         ("mesh: {fsdp: 2}\nmesh.fsdp: 2", ["mesh.fsdp", "twice"]),
         ("scheme: nag\nscheme.name: nag", ["scheme", "twice"]),

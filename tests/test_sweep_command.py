@@ -58,6 +58,7 @@ def test_draws_are_the_same_however_many_there_are():
         (["=3"], "give an option"),
         (["lr=1e-3..1e-2"], "no grid"),
         (["lr=0.1", "lr=0.2"], "each option once"),
+        (["data=a,b", "data.path=c"], "each option once"),
         (["lr=0.1,0.1"], "same name"),
         (["lr=[0.1"], "no list of values"),
         (["leaning_rate=0.1"], "leaning_rate"),

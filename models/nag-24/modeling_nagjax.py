@@ -2,7 +2,7 @@
 
 This file travels in every bundle that `nagjax export --format bundle` writes, and needs torch and transformers alone.
 Parameters keep nagjax's names and layouts: linear maps are [in, out], blocks are stacked along the first axis. There
-is no key/value cache, and no Mixture-of-Depths: such bundles are for `nagjax.load`.
+is no key/value cache, and no Mixture-of-Depths: such bundles are for `nagjax.load`. A calibrated model runs all tokens.
 """
 
 import math
@@ -44,7 +44,7 @@ class PreNorm:
         return 1.0
 
     def normalise(self, h: Tensor, entry: dict, reader: int) -> Tensor:
-        return (self.scale(reader) * entry["gain"] * unit(h, self.epsilon)).to(h.dtype)
+        return (self.scale(reader) * entry["gain"].float() * unit(h, self.epsilon)).to(h.dtype)
 
     def open(self, embedding: Tensor, entry: dict, ends: dict, reader: int):
         return embedding, self.normalise(embedding, entry, reader)
@@ -143,10 +143,10 @@ class NAG(PreNorm):
     def advance(self, stream, update, gate, entry, index, reader):
         direction, log_norm = stream
         opened = torch.sigmoid((direction @ gate["weight"].to(direction)).float() + gate["bias"])
-        mixture = (opened @ gate["logits"].softmax(0)).clamp(min=1e-6)
+        mixture = (opened @ gate["logits"].float().softmax(0)).clamp(min=1e-6)
         ramp = self.options["ramp"]
-        alpha = gate["alpha"] * (min(self.progress / ramp, 1.0) if ramp else 1.0)
-        turn = alpha * mixture ** F.softplus(gate["beta"])
+        alpha = gate["alpha"].float() * (min(self.progress / ramp, 1.0) if ramp else 1.0)
+        turn = alpha * mixture ** F.softplus(gate["beta"].float())
         r, u = direction.float(), update.float()
         u = u - u.mean(-1, keepdim=True)
         across = unit(u - (u * r).mean(-1, keepdim=True) * r, self.tiny)
@@ -158,7 +158,8 @@ class NAG(PreNorm):
         return direction, log_norm + ends["decode"] - math.log(direction.shape[-1])
 
     def head_rows(self, table):
-        return unit(table - table.mean(-1, keepdim=True), self.tiny)
+        wide = table.float()
+        return unit(wide - wide.mean(-1, keepdim=True), self.tiny)
 
 
 SCHEMES = {
@@ -203,7 +204,8 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
         self.settings, scheme = own["model"], own["scheme"]
         if scheme["name"] not in SCHEMES:
             raise ValueError(f"the adapter has no scheme {scheme['name']!r}; it has {sorted(SCHEMES)}")
-        if any(self.settings["mod"]["rate"]):
+        mod = self.settings["mod"]
+        if any(any(mod[f"{kind}_rate"] or mod["rate"]) for kind in mod["skip"].split(",")):
             raise ValueError("the adapter has no Mixture-of-Depths: open this bundle with nagjax.load")
         self.scheme = SCHEMES[scheme["name"]](scheme, config.nagjax["progress"])
         for path, shape in config.nagjax["parameters"].items():
@@ -235,7 +237,7 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
         angle = positions[..., None, None].float() * frequencies(half, self.settings["rope_base"], block["rope"]).to(
             x.device
         )
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = (block["rope"]["attention"] * turn for turn in (angle.cos(), angle.sin()))
         x1, x2 = x[..., :half].float(), x[..., half:count].float()
         turned = torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).to(x.dtype)
         return torch.cat([turned, x[..., count:]], -1)

@@ -20,6 +20,7 @@ from nagjax.interop.safetensors import Lazy, write_folder
 from nagjax.interop.source import BUNDLE, CUTS, MODEL_CONFIG
 from nagjax.interop.tensors import Tensor
 from nagjax.interop.tokenizer_files import write_files
+from nagjax.mod import ModConfig
 from nagjax.ranges import check_value
 from nagjax.runs.config import to_dict
 from nagjax.runs.names import CALIBRATION
@@ -51,6 +52,7 @@ def export(
     check_value("format", format, Format)
     check_value("dtype", dtype, Dtype)
     run = run if isinstance(run, OpenRun) else open_run(run, calibrated=False)
+    run = run.routed(ModConfig()) if run.calibrated else run  # the dense model that it is; its point travels as a file
     check_free(out)
     scheme, adapted = run.config.scheme.name, adapted_schemes()
     if format == "bundle" and scheme not in adapted:

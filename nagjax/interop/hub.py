@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import has_file
+from nagjax.interop.safetensors import all_there
 from nagjax.runs.names import CONFIG, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
@@ -66,7 +67,7 @@ def cache_folder() -> Path:
 
 
 def _cached(owner: str, model: str, revision: str) -> Path | None:
-    """The snapshot of a model in the cache, where it has a config.json and weights."""
+    """The snapshot of a model in the cache, where it has a config.json and all of its weights."""
     folder = cache_folder() / f"models--{owner}--{model}"
     named = folder / "refs" / revision
     try:
@@ -76,4 +77,4 @@ def _cached(owner: str, model: str, revision: str) -> Path | None:
     snapshot = folder / "snapshots" / commit
     if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir() or not has_file(snapshot / CONFIG):
         return None
-    return snapshot if any(snapshot.glob("*.safetensors")) else None
+    return snapshot if all_there(snapshot) else None

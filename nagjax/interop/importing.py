@@ -11,7 +11,7 @@ from nagjax.data.tokenizer import NoTokenizer
 from nagjax.files import copy, has_file, write_json
 from nagjax.interop.hub import find_model
 from nagjax.interop.source import read_json, read_source
-from nagjax.interop.tokenizer_files import copy_files
+from nagjax.interop.tokenizer_files import copy_into_run
 from nagjax.runs.facts import run_facts
 from nagjax.runs.identity import found_run
 from nagjax.runs.names import CALIBRATION, CHECKPOINTS, INFO, ORIGIN
@@ -42,7 +42,7 @@ def import_model(
     with new_folder(out, "import") as building:
         say("reading the weights")
         run = read_source(source, context=context, dtype=dtype, devices=devices, calibrated=False)
-        copy_files(source, building)
+        copy_into_run(run.tokenizer, source, building)
         if has_file(source / CALIBRATION):
             copy(source / CALIBRATION, building / CALIBRATION)
         say("writing the checkpoint")

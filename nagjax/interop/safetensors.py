@@ -4,6 +4,7 @@ tensor's bytes are touched only where they are used. Nothing in a file is ever e
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LONGEST_HEADER = 100 << 20  # bytes, as the format's own reader has it
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 Offset = Annotated[int, Range(ge=0, le=2**48)]
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -125,14 +127,29 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
     raise UserError("source", str(folder), f"has no {SINGLE}: give the folder of a model")
 
 
-def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
+def all_there(folder: Path) -> bool:
+    """Whether a folder has all files of a model's weights, as one has not whose download was interrupted: the shards
+    that its index names; without an index, a file that is no shard. Raises UserError for an index that is damaged."""
+    index = folder / INDEX
+    if has_file(index):
+        return all((folder / name).is_file() for name in _weight_map(index).values())
+    return any(path.is_file() and not SHARD.search(path.name) for path in folder.glob("*.safetensors"))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file that each tensor is in."""
     try:
         weights = build(_Index, read_json(index, largest=LONGEST_HEADER), others=(_Index,)).weight_map
-        files = sorted(set(weights.values()))
-        if not all(Path(name).name == name and "\0" not in name for name in files):
+        if not all(Path(name).name == name and "\0" not in name for name in weights.values()):
             raise ValueError("it names files in other folders")
     except (OSError, ValueError, UserError) as error:
         raise UserError("weights", str(index), f"cannot be read ({error}): bring it back") from None
+    return weights
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, np.ndarray]:
+    weights = _weight_map(index)
+    files = sorted(set(weights.values()))
     if missing := [name for name in files if not (folder / name).is_file()]:
         raise UserError("weights", str(folder / missing[0]), f"is missing: {index.name} names it; bring it back")
     tensors = {}

@@ -8,11 +8,17 @@ from nagjax.files import copy, has_file, read_json, write_json, write_text
 from nagjax.runs.names import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 
 
-def copy_files(source: Path, out: Path) -> None:
-    """Those of the files that are there."""
+def copy_files(source: Path, out: Path, without: tuple[str, ...] = ()) -> None:
+    """Those of the files that are there, but those named in `without`."""
     for name in TOKENIZER_FILES:
-        if has_file(source / name):
+        if name not in without and has_file(source / name):
             copy(source / name, out / name)
+
+
+def copy_into_run(tokenizer: Tokenizer, source: Path, out: Path) -> None:
+    """Those of the model in `source` into a run's folder, which has no tokenizer.json where it reads bytes: with one,
+    it would be opened with that."""
+    copy_files(source, out, without=(TOKENIZER,) if isinstance(tokenizer, ByteTokenizer) else ())
 
 
 def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:

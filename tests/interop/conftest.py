@@ -55,11 +55,12 @@ class Reference:
     def logits(self, case: str) -> np.ndarray:
         return np.load(self.folder / case / "logits.npz")["logits"]
 
-    def load(self, model: Path, tokens: np.ndarray, **others: np.ndarray) -> np.ndarray:
-        """Logits of a folder, as transformers loads it. others: further arguments of the model."""
+    def load(self, model: Path, tokens: np.ndarray, dtype: str = "float32", **others: np.ndarray) -> np.ndarray:
+        """Logits of a folder, as transformers loads and computes it in a dtype ("auto": the checkpoint's, which is its
+        default). others: further arguments of the model."""
         asked, out = self.folder / "tokens.npz", self.folder / "out.npz"
         np.savez(asked, input_ids=tokens, **others)
-        self.process.stdin.write(f"{model}\t{asked}\t{out}\n")
+        self.process.stdin.write(f"{model}\t{asked}\t{out}\t{dtype}\n")
         self.process.stdin.flush()
         self._expect("done")
         return np.load(out)["logits"]

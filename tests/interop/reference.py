@@ -1,8 +1,9 @@
 """The other side of the interop tests: tiny random models of each family by transformers, and logits by PyTorch.
 
 Run by a Python that has torch and transformers (no nagjax): `python -m tests.interop.reference FOLDER` saves each case
-as FOLDER/CASE with logits.npz in it and prints `ready`; then each line `MODEL<tab>TOKENS.npz<tab>OUT.npz` of its input
-is answered with `done`, or with the error, once that model's logits are written.
+as FOLDER/CASE with logits.npz in it and prints `ready`; then each line `MODEL<tab>TOKENS.npz<tab>OUT.npz<tab>DTYPE` of
+its input is answered with `done`, or with the error, once that model's logits are written. DTYPE is the computation's,
+`auto` that of the checkpoint.
 """
 
 import pathlib
@@ -29,7 +30,8 @@ def randomise(model: torch.nn.Module) -> None:
 @torch.no_grad()
 def logits(model: torch.nn.Module, input_ids: np.ndarray, **others: np.ndarray) -> np.ndarray:
     given = {"input_ids": input_ids} | others
-    return model.eval().float()(**{name: torch.from_numpy(own) for name, own in given.items()}).logits.numpy()
+    found = model.eval()(**{name: torch.from_numpy(own) for name, own in given.items()}).logits
+    return found.float().numpy()
 
 
 def auto(config: transformers.PretrainedConfig) -> type:
@@ -55,10 +57,10 @@ def build(folder: pathlib.Path, case: str) -> None:
 
 def serve() -> None:
     for line in sys.stdin:
-        model, tokens, out = line.rstrip("\n").split("\t")
+        model, tokens, out, dtype = line.rstrip("\n").split("\t")
         try:
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=True)
-            loaded = auto(config).from_pretrained(model, trust_remote_code=True)
+            loaded = auto(config).from_pretrained(model, trust_remote_code=True, dtype=dtype)
             np.savez(out, logits=logits(loaded, **np.load(tokens)))
             print("done", flush=True)
         except Exception as error:  # told to the test that asked

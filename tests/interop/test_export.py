@@ -82,12 +82,17 @@ PLAIN = {
 }
 
 
+def kind_of(case: str) -> str:
+    """The model_type that a case is written as."""
+    return re.split("_rope|_of|_yarn|_windows", case)[0]
+
+
 @pytest.mark.parametrize("case", PLAIN)
 def test_transformers_loads_what_was_exported(reference, tmp_path, case):
     name, changes = PLAIN[case]
     run = run_of(find_scheme(name)(), tmp_path, **changes)
     family = export(run, tmp_path / "out")
-    assert family == re.split("_rope|_of|_yarn|_windows", case)[0]
+    assert family == kind_of(case)
     want = logits_of(run, TOKENS)
     assert np.abs(reference.load(tmp_path / "out", TOKENS) - want).max() < TOLERANCE
     again = nagjax.load(tmp_path / "out")
@@ -155,6 +160,37 @@ def test_a_calibrated_bundle_becomes_a_dense_run_with_its_point(tmp_path):
     assert not open_run(tmp_path / "run", calibrated=False).config.model.mod.active
 
 
+@pytest.mark.parametrize("way", ["by_path", "opened_at_its_point", "opened_densely"])
+def test_a_calibrated_run_is_exported_as_the_dense_model_however_it_was_opened(reference, tmp_path, way):
+    export(run_of(find_scheme("nag")(), tmp_path), tmp_path / "bundle", format="bundle")
+    folder = import_model(tmp_path / "bundle", tmp_path / "run").folder
+    (folder / "calibration.json").write_text(json.dumps({"rate": 0.3, "threshold": 0.1}))
+    run = {"by_path": str, "opened_at_its_point": open_run}.get(way, lambda path: open_run(path, calibrated=False))(
+        folder
+    )
+    export(run, tmp_path / "out", format="bundle")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["nagjax"]["config"]["model"]["mod"]["rate"] == [0.0]
+    dense = open_run(folder, calibrated=False)
+    assert np.abs(reference.load(tmp_path / "out", TOKENS) - logits_of(dense, TOKENS)).max() < TOLERANCE
+    assert nagjax.load(tmp_path / "out").calibrated
+
+
+def test_a_run_that_reads_bytes_reads_bytes_when_its_bundle_was_imported(tmp_path):
+    export(run_of(find_scheme("nag")(), tmp_path), tmp_path / "bundle", format="bundle")
+    imported = import_model(tmp_path / "bundle", tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "again", format="bundle")
+    for run in (
+        nagjax.load(tmp_path / "bundle"),
+        imported,
+        nagjax.load(tmp_path / "run"),
+        nagjax.load(tmp_path / "again"),
+    ):
+        assert run.tokenizer.name == "bytes" and run.tokenizer.fingerprint == ByteTokenizer.fingerprint
+    names = ("tokenizer.json", "tokenizer_config.json")
+    assert all((tmp_path / "bundle" / name).read_text() == (tmp_path / "again" / name).read_text() for name in names)
+
+
 ADAPTED = {name: (name, {}) for name in adapted_schemes()} | {
     "review_rank_2": ("review", {"rank": 2}),
     "nag_tied": ("nag", {"directions": 3}),
@@ -185,6 +221,8 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("post_layer_norm", {}, "causal = True: the nearest plain format cannot say it.*nor can a bundle"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
         ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle, which nagjax.load reads;"),
+        ("plain", {"token_types": 2}, "token_types = 2: the nearest plain format.*nor can a bundle"),
+        ("plain", {"head_epsilon": 1e-5}, "head_epsilon = 1e-05: the nearest plain format.*nor can a bundle"),
         ("plain", {"block": BlockConfig(cca=True)}, "block.cca = True: plain formats.*nor can a bundle"),
         (
             "layer_norm",
@@ -192,7 +230,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
             "block.biases",
         ),
     ],
-    ids=["nag", "review", "built_on_plain", "post_norm", "gelu", "mod", "cca", "no_biases"],
+    ids=["nag", "review", "built_on_plain", "post_norm", "gelu", "mod", "token_types", "head", "cca", "no_biases"],
 )
 def test_what_plain_formats_cannot_say_is_refused(tmp_path, scheme, changes, named):
     run = run_of(find_scheme(scheme)(), tmp_path, **changes)

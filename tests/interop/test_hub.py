@@ -59,6 +59,26 @@ def test_what_is_not_there_is_refused_with_the_command(cache, capsys):
         find_model("owner/tiny")
 
 
+@pytest.mark.parametrize("missing", ["*.json", "*-00001-of-*", "*-of-*", "*[2-9]-of-*"])
+def test_a_download_that_was_interrupted_is_not_taken_for_the_model(cache, tmp_path, monkeypatch, missing):
+    """Of a model in shards, until all are there that the index names; what is not goes to the client, which resumes."""
+    snapshot, sharded = cache / "snapshots" / COMMIT, tmp_path / "sharded"
+    export(run_of(find_scheme("plain")(), tmp_path / "run"), sharded, shard_bytes=20_000)
+    (snapshot / "model.safetensors").unlink()
+    late = {path.name for path in sharded.glob(f"model{missing}")}
+    for path in sharded.glob("model*"):
+        if path.name not in late:
+            shutil.copy(path, snapshot)
+    with pytest.raises(UserError, match="hf download owner/tiny"):
+        find_model("owner/tiny")
+    client = types.SimpleNamespace(snapshot_download=lambda *_, **__: str(sharded))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    assert find_model("owner/tiny", fetch=True) == sharded
+    for name in late:
+        shutil.copy(sharded / name, snapshot)
+    assert late and find_model("owner/tiny", fetch=True) == snapshot
+
+
 def test_the_hub_s_client_fetches(cache, monkeypatch):
     asked = []
 

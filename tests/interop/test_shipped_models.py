@@ -5,6 +5,7 @@ import platform
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,11 +16,14 @@ from nagjax.errors import UserError
 from nagjax.generate.calibrate import calibrate
 from nagjax.generate.evaluate import evaluate
 from nagjax.interop import hub
+from nagjax.interop.adapter import ADAPTER
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.residual import find_scheme
 from nagjax.runs.config import TrainConfig
+from tests.interop.parity import logits_of
 from tests.interop.test_export import run_of
+from tests.tolerance import assert_close
 
 CARDS = sorted(hub.SHIPPED.glob("*/README.md"))
 
@@ -80,8 +84,27 @@ def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(shipped, tmp_pat
     assert points["chosen"] == 0.3 and nagjax.load(imported.folder).calibrated
 
 
-@pytest.mark.skipif(not CARDS, reason="a clone's folder models/ has no model")
-@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)
+with_models = pytest.mark.skipif(not CARDS, reason="a clone's folder models/ has no model")
+of_each = pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)
+
+
+@with_models
+@of_each
+def test_a_model_has_the_adapter_of_this_version(card):
+    assert (card.parent / ADAPTER.name).read_text() == ADAPTER.read_text()
+
+
+@with_models
+@of_each
+def test_transformers_runs_a_model_in_the_dtype_of_its_file(reference, card):
+    run = nagjax.load(card.parent.name)
+    tokens = np.random.default_rng(0).integers(0, run.config.model.vocab, (1, 32))
+    got, rounding = reference.load(card.parent, tokens, "auto"), 8 * run.config.model.sublayers
+    assert_close(got, logits_of(run, tokens), terms=1, chain=rounding, dtype=jnp.bfloat16)
+
+
+@with_models
+@of_each
 def test_a_model_is_what_its_card_says(card):
     told = card.read_text()
     run = nagjax.load(card.parent.name)

@@ -214,6 +214,10 @@ NEEDED |= dict(no_rope_layers=[1, 0, 1])
 KINDS = sorted({kind for family in families() for kind in family.model_types} - {"gemma3"})
 
 
+def read_kind(kind):
+    return family_of({"model_type": kind}).read(NEEDED | {"model_type": kind})[0]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_read_is_written(kind):
     """By the family itself, or by another that can say the same: what it writes is read as the same model."""
@@ -265,6 +269,43 @@ def test_what_a_family_could_also_be_is_refused_by_name(kind, changes, named):
     values = NEEDED | {"model_type": kind} | changes
     with pytest.raises(UserError, match=named):
         family_of(values).read(values)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gemma3_text"])
+@pytest.mark.parametrize("scalar", [0, -4, None, "x", True])
+def test_a_scale_of_queries_that_is_none_is_refused(tmp_path, kind, scalar):
+    own = NEEDED | {"query_pre_attn_scalar": scalar}
+    values = {"model_type": kind} | ({"text_config": own} if kind == "gemma3" else own)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="config.json: query_pre_attn_scalar = .*give a number above 0"):
+        read_source(tmp_path)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"gpt2", "gptj"}))  # whose depth has another name
+@pytest.mark.parametrize("depth", ["two", 0, 2.5, 10**12])
+def test_a_depth_is_checked_before_lists_of_it_are_made(tmp_path, kind, depth):
+    (tmp_path / "config.json").write_text(json.dumps(NEEDED | {"model_type": kind, "num_hidden_layers": depth}))
+    with pytest.raises(UserError, match="config.json: num_hidden_layers|read as depth"):
+        read_source(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if read_kind(k).positions == "learned"])
+def test_a_shorter_context_is_refused_where_positions_are_learned(tmp_path, kind):
+    """Before any weights are looked for: there are none here."""
+    (tmp_path / "config.json").write_text(json.dumps(NEEDED | {"model_type": kind, "max_position_embeddings": 32}))
+    with pytest.raises(UserError, match="context = 8: learned positions are 3[02]: leave it out"):
+        read_source(tmp_path, context=8)
+    with pytest.raises(UserError, match="has no model.safetensors"):
+        read_source(tmp_path, context=30 if "roberta" in kind else 32)
+
+
+def test_gpt_j_turns_as_many_features_as_its_config_says():
+    """By a share of a head, which is no binary fraction for most widths of a head."""
+    family = family_of({"model_type": "gptj"})
+    for head in range(2, 161):
+        for rotated in range(2, head + 1, 2):
+            values = NEEDED | {"model_type": "gptj", "n_head": 2, "n_embd": 2 * head, "rotary_dim": rotated}
+            assert family.read(values)[0].rotated_width == rotated, (head, rotated)
 
 
 def test_the_bias_of_a_head_goes_into_its_table_and_the_norm():

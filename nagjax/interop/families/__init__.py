@@ -25,6 +25,8 @@ class Inexpressible(Exception):
 
 OPTIONS: dict[str, Callable[[ModelConfig], object]] = {  # that most families have no place for
     "causal": lambda model: not model.causal,
+    "token_types": lambda model: model.token_types,
+    "head_epsilon": lambda model: model.head_epsilon,
     "block.cca": lambda model: model.block.cca,
     "block.softcap": lambda model: model.block.softcap,
     "logit_softcap": lambda model: model.logit_softcap,

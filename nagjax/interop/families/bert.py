@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_sizes, refuse, write_sizes
+from nagjax.interop.families.common import learned_positions, only, read_sizes, refuse, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES, check_blocks
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norm, same
 from nagjax.layers.config import BlockConfig
@@ -41,7 +41,8 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "position_embedding_type", ("absolute",), "absolute")
     activation = only(config, "hidden_act", tuple(KNOWN), "gelu")
     epsilon = float(config.get("layer_norm_eps", 1e-12))
-    sizes = read_sizes(config, 512, tied=True)
+    context = learned_positions(config, 512)
+    sizes = read_sizes(config | {"max_position_embeddings": context}, context, tied=True)
     head = any(str(name).endswith(WITH_HEAD) for name in config.get("architectures") or WITH_HEAD)
     model = ModelConfig(
         **sizes | {"kv_heads": sizes["heads"], "tied": sizes["tied"] or not head},
@@ -123,4 +124,5 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
     }
 
 
-FAMILY = Family(("bert",), read, tensors, write, prefix="bert.", prepare=prepare, options=("causal",))
+OPTIONS = ("causal", "token_types", "head_epsilon")
+FAMILY = Family(("bert",), read, tensors, write, prefix="bert.", prepare=prepare, options=OPTIONS)

@@ -6,6 +6,7 @@ from nagjax.errors import UserError
 from nagjax.interop.families import Inexpressible
 from nagjax.layers.config import OtherBlocks, RopeConfig
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import check_value, field_hints
 
 
 def need(config: dict, *names: str) -> list:
@@ -14,6 +15,13 @@ def need(config: dict, *names: str) -> list:
         if config.get(name) is None:
             raise UserError(f"config.json: {name}", None, "is missing: bring the model's own config.json back")
     return [config[name] for name in names]
+
+
+def read_depth(config: dict) -> int:
+    """Blocks, of which some families make lists before a ModelConfig checks them. Raises UserError."""
+    (depth,) = need(config, "num_hidden_layers")
+    check_value("config.json: num_hidden_layers", depth, field_hints(ModelConfig)["depth"])
+    return depth
 
 
 def only(config: dict, name: str, allowed: tuple, default: object) -> object:
@@ -27,11 +35,9 @@ def only(config: dict, name: str, allowed: tuple, default: object) -> object:
 def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int | None = None) -> dict:
     """Of a ModelConfig, by the names that most families have. The arguments are for a config.json that leaves them
     out; without `kv_heads` there are as many as heads."""
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
+    width, heads, hidden, vocab = need(config, "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
     return {
-        "depth": depth,
+        "depth": read_depth(config),
         "width": width,
         "heads": heads,
         "kv_heads": config.get("num_key_value_heads", kv_heads) or heads,
@@ -40,6 +46,11 @@ def read_sizes(config: dict, context: int, *, tied: bool = False, kv_heads: int 
         "context": int(config.get("max_position_embeddings") or context),
         "tied": bool(config.get("tie_word_embeddings", tied)),
     }
+
+
+def learned_positions(config: dict, default: int) -> int:
+    """Positions that a table of learned ones has, whatever shorter context was asked for."""
+    return int(config.get(LONGEST) or config.get("max_position_embeddings") or default)
 
 
 def own_head_width(sizes: dict, width: int | None) -> int | None:
@@ -67,6 +78,15 @@ def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float
     base = float(given.get("rope_theta", config.get("rope_theta", base)))
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return base, read_scaling(given, context, config.get(LONGEST) or context), share
+
+
+def read_whole_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig]:
+    """Base and scaling in families whose rotary turns all features of a head: of a share transformers makes nothing
+    there, or an error where frequencies are scaled. Raises UserError where one is said."""
+    base, rope, share = read_rope(config, context, base)
+    if share not in (None, 1):
+        raise UserError("config.json: partial_rotary_factor", share, "cannot be imported: this family's is 1")
+    return base, rope
 
 
 def read_scaling(given: dict, context: int, longest: int) -> RopeConfig:
@@ -141,20 +161,22 @@ LONGEST = "longest"  # beside a config.json's fields: the context that it had be
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_windows(
-    config: dict, depth: int, context: int, default: int | None = 4096, always: bool = False, first: int = 28
-) -> dict:
-    """`window` and `others` of a BlockConfig: the sliding window, and the blocks without one. default: where a
-    config.json leaves it out. always: it is used unless that is denied. first: the first block that has it."""
+def read_window(config: dict, context: int, default: int | None = None) -> dict:
+    """`window` of a BlockConfig where all blocks have one, whatever else a config.json says of windows: of such
+    families transformers reads `sliding_window` alone. default: where that is left out."""
     window = config.get("sliding_window", default)
-    if not config.get("use_sliding_window", always) or window is None or window >= context:
+    return {} if window is None or window >= context else {"window": int(window)}
+
+
+def read_windows(config: dict, depth: int, context: int, first: int = 0) -> dict:
+    """`window` and `others` of a BlockConfig where blocks have one as `layer_types` says; where that is left out, from
+    the block `first` on."""
+    window = read_window(config, context, 4096)
+    if not window:
         return {}
-    first = config.get("max_window_layers", first)
     kinds = config.get("layer_types") or [SLIDING if i >= first else FULL for i in range(depth)]
     full = full_blocks(kinds, depth)
-    if len(full) == depth:
-        return {}
-    return {"window": int(window), "others": OtherBlocks(full)}
+    return {} if len(full) == depth else window | {"others": OtherBlocks(full)}
 
 
 def full_blocks(kinds: list[str], depth: int) -> tuple[int, ...]:

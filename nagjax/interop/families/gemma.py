@@ -4,7 +4,15 @@ The scale goes into the table; where the head has the same table, the last norm'
 """
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, own_head_width, read_rope, read_sizes, refuse, write_rope, write_sizes
+from nagjax.interop.families.common import (
+    only,
+    own_head_width,
+    read_sizes,
+    read_whole_rope,
+    refuse,
+    write_rope,
+    write_sizes,
+)
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
 from nagjax.interop.tensors import Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -20,7 +28,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_act", ONCE, "gelu_pytorch_tanh")
     only(config, "hidden_activation", (None, *ACTIVATION), None)
     context = int(config.get("max_position_embeddings") or 8192)
-    base, rope, _ = read_rope(config, context)
+    base, rope = read_whole_rope(config, context)
     return read_model(config, context, base, rope=rope), Plain(epsilon=float(config.get("rms_norm_eps", 1e-6)))
 
 

@@ -6,9 +6,9 @@ from nagjax.interop.families.common import (
     SLIDING,
     full_blocks,
     layer_types,
-    need,
     only,
-    read_rope,
+    read_depth,
+    read_whole_rope,
     refuse,
     write_rope,
 )
@@ -16,6 +16,7 @@ from nagjax.interop.families.gemma import ACTIVATION, norms, read_model, scaled_
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor
 from nagjax.layers.config import OtherBlocks
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import Positive, check_value
 from nagjax.residual import Scheme
 from nagjax.residual.schemes.sandwich import Sandwich
 
@@ -30,14 +31,14 @@ NORMS = {
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
     context = int(config.get("max_position_embeddings") or 8192)
-    base, rope, _ = read_rope(config, context)
+    base, rope = read_whole_rope(config, context)
     windows = read_kinds(config, context, 2)
     return read_common(config, context, base, {"attn": 50.0, "final": 30.0}, rope=rope, **windows), Sandwich()
 
 
 def read_kinds(config: dict, context: int, every: int, **others) -> dict:
     """`window` and `others` of a BlockConfig, where every so many blocks one sees all tokens and has the `others`."""
-    (depth,) = need(config, "num_hidden_layers")
+    depth = read_depth(config)
     kinds = config.get("layer_types") or [SLIDING if (i + 1) % every else FULL for i in range(depth)]
     window, places = config.get("sliding_window", 4096), full_blocks(kinds, depth)
     narrow = window is not None and window < context
@@ -48,6 +49,7 @@ def read_kinds(config: dict, context: int, every: int, **others) -> dict:
 def read_common(config: dict, context: int, base: float, caps: dict, more: dict | None = None, **block) -> ModelConfig:
     only(config, "hidden_activation", ACTIVATION, "gelu_pytorch_tanh")
     only(config, "rms_norm_eps", (1e-6,), 1e-6)
+    check_value("config.json: query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), Positive)
     own = {name: config.get(f"{name}_logit_softcapping", default) for name, default in caps.items()}
     limit = {"logit_softcap": own["final"]}
     return read_model(config, context, base, limit | (more or {}), softcap=own["attn"], **block)

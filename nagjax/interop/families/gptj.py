@@ -1,6 +1,7 @@
 """GPT-J: parallel branches that read one LayerNorm, rotary on pairs of neighbours, a head with a bias. Only read."""
 
 import functools
+import math
 
 import numpy as np
 
@@ -27,9 +28,15 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         **sizes,
         mlp=ACTIVATIONS[activation],
         qk_norm=False,
-        block=BlockConfig(biases=("mlp",), rotated=rotated * sizes["heads"] / sizes["width"]),
+        block=BlockConfig(biases=("mlp",), rotated=_share(rotated, head_width)),
     )
     return model, Parallel(epsilon=float(config.get("layer_norm_epsilon", 1e-5)))
+
+
+def _share(rotated: int, head_width: int) -> float:
+    """The share of a head's features that the model's `int(head_width * share)` takes back to so many of them."""
+    share = rotated / head_width
+    return share if int(head_width * share) == rotated else math.nextafter(share, 1.0)
 
 
 def _halves(x: np.ndarray, heads: int, rotated: int) -> tuple[np.ndarray]:

@@ -4,8 +4,8 @@ from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import (
     only,
     own_head_width,
-    read_rope,
     read_sizes,
+    read_whole_rope,
     read_windows,
     refuse,
     write_rope,
@@ -35,7 +35,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     biases += ("mlp",) if config.get("mlp_bias") else ()
     epsilon = float(config.get("rms_norm_eps", 1e-6))
     sizes = read_sizes(config, CONTEXT[kind], kv_heads=8 if mistral else None)
-    base, rope, share = read_rope(config, sizes["context"])
+    base, rope = read_whole_rope(config, sizes["context"])
     head_width = config.get("head_dim") or (128 if kind == "qwen3" else None)
     model = ModelConfig(
         **sizes,
@@ -46,12 +46,21 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
             biases=biases,
             qk_gain="head" if kind == "qwen3" else "none",
             qk_epsilon=epsilon if kind == "qwen3" else 1e-6,
-            rotated=share or 1.0,
             rope=rope,
-            **read_windows(config, sizes["depth"], sizes["context"], always=mistral, first=0 if mistral else 28),
+            **_windows(config, sizes),
         ),
     )
     return model, Plain(epsilon=epsilon)
+
+
+def _windows(config: dict, sizes: dict) -> dict:
+    kind = config["model_type"]
+    if kind == "llama":
+        return {}
+    own = sizes["depth"], sizes["context"]
+    if kind == "mistral":
+        return read_windows(config, *own)
+    return read_windows(config, *own, config.get("max_window_layers", 28)) if config.get("use_sliding_window") else {}
 
 
 def attention_tensors(model: ModelConfig) -> list[Tensor]:

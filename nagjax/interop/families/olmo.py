@@ -1,7 +1,7 @@
 """OLMo 1: LayerNorm without gain and bias. Only read: what it becomes is a StableLM to others."""
 
 from nagjax.interop.families import Family, read_only
-from nagjax.interop.families.common import only, read_rope, read_sizes
+from nagjax.interop.families.common import only, read_sizes, read_whole_rope
 from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors
 from nagjax.interop.tensors import Tensor, constant
 from nagjax.layers.config import BlockConfig
@@ -14,7 +14,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_act", ("silu", "swish"), "silu")
     only(config, "clip_qkv", (None,), None)
     sizes = read_sizes(config, 2048)
-    base, rope, _ = read_rope(config, sizes["context"])
+    base, rope = read_whole_rope(config, sizes["context"])
     model = ModelConfig(
         **sizes,
         rope_base=base,

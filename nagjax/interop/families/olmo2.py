@@ -1,7 +1,7 @@
 """OLMo 2: norms at the ends of the branches, and of queries and keys over all heads."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, own_head_width, read_rope, read_sizes, refuse
+from nagjax.interop.families.common import only, own_head_width, read_sizes, read_whole_rope, refuse
 from nagjax.interop.families.llama import attention_tensors, other_tensors, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, same
 from nagjax.layers.config import BlockConfig
@@ -14,7 +14,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "hidden_act", ("silu", "swish"), "silu")
     epsilon = float(config.get("rms_norm_eps", 1e-5))
     sizes = read_sizes(config, 2048)
-    base, rope, _ = read_rope(config, sizes["context"])
+    base, rope = read_whole_rope(config, sizes["context"])
     block = BlockConfig(
         head_width=own_head_width(sizes, config.get("head_dim")),
         biases=("qkv", "out") if config.get("attention_bias") else (),

@@ -1,7 +1,7 @@
 """OPT: LayerNorm, learned positions after two unused rows, ReLU, biases everywhere."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import need, only, refuse
+from nagjax.interop.families.common import learned_positions, need, only, refuse
 from nagjax.interop.families.gpt2 import BIASES, check_blocks
 from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, later_rows, layer_norm, same
 from nagjax.layers.config import BlockConfig
@@ -27,7 +27,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         width=width,
         heads=heads,
         hidden=hidden,
-        context=int(config.get("max_position_embeddings") or 2048),
+        context=learned_positions(config, 2048),
         vocab=vocab,
         mlp="relu",
         positions="learned",

@@ -2,7 +2,7 @@
 head in some."""
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse
+from nagjax.interop.families.common import only, read_rope, read_sizes, read_window, refuse
 from nagjax.interop.families.llama import embedding_tensors, rms_norms, write_common
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, Tensor, stacked_rows, transposed
 from nagjax.layers.config import BlockConfig
@@ -20,9 +20,9 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         rope_base=base,
         qk_norm=False,
         block=BlockConfig(
-            rotated=share or 1.0,
+            rotated=1.0 if share is None else share,
             rope=rope,
-            **read_windows(config, sizes["depth"], sizes["context"], None, always=True, first=0),
+            **read_window(config, sizes["context"]),
         ),
     )
     return model, Plain(epsilon=float(config.get("rms_norm_eps", 1e-5)))
@@ -58,6 +58,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
 def write(model: ModelConfig, scheme: Scheme) -> dict:
     refuse("scheme", scheme.name, ("plain",), "its residual is plain pre-norm")
     common = write_common(model, scheme.epsilon)
+    refuse("block.rope.scaling", model.block.rope.scaling, ("none",), "its rotary is scaled by longrope alone")
     refuse("qk_norm", model.qk_norm, (False,), "queries and keys are not normalised")
     refuse("block.head_width", model.block.head_width, (None,), "heads share the width")
     if model.block.biases:

@@ -4,7 +4,7 @@ import dataclasses
 
 from nagjax.errors import UserError
 from nagjax.interop.families import Family, Inexpressible, llama
-from nagjax.interop.families.common import need, only, read_windows, refuse, write_windows
+from nagjax.interop.families.common import need, only, read_window, refuse, write_windows
 from nagjax.interop.tensors import MLP, Tensor, transposed
 from nagjax.layers.config import MoEConfig
 from nagjax.model.config import ModelConfig
@@ -22,13 +22,18 @@ NAMES = {
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
     kind = config["model_type"]
     experts = read_experts(config)
-    depth, hidden = config.get("num_hidden_layers"), experts.hidden
     defaults = {"mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, "qwen3_moe": {"num_key_value_heads": 4}}[kind]
-    own = {"model_type": LIKE[kind], "use_sliding_window": False, "intermediate_size": hidden}
+    own = {"model_type": LIKE[kind], "sliding_window": None, "intermediate_size": experts.hidden}
     model, scheme = llama.read(defaults | config | own)
-    always = {"default": None, "always": True, "first": 0} if kind == "mixtral" else {"first": 0}
-    windows = read_windows(config, depth, model.context, **always)
-    return dataclasses.replace(model, moe=experts, block=dataclasses.replace(model.block, **windows)), scheme
+    window = _window(config, model.context)
+    return dataclasses.replace(model, moe=experts, block=dataclasses.replace(model.block, **window)), scheme
+
+
+def _window(config: dict, context: int) -> dict:
+    """Of all blocks: unlike Qwen3, Qwen3-MoE has none without one."""
+    if config["model_type"] == "mixtral":
+        return read_window(config, context)
+    return read_window(config, context, 4096) if config.get("use_sliding_window", False) else {}
 
 
 def read_experts(config: dict) -> MoEConfig:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nagjax.interop.families import Family, bert, read_only
-from nagjax.interop.families.common import LONGEST
+from nagjax.interop.families.common import LONGEST, learned_positions
 from nagjax.interop.families.opt import UNUSED
 from nagjax.interop.tensors import Tensor, later_rows
 from nagjax.model.config import ModelConfig
@@ -13,8 +13,8 @@ HEAD = bert.HeadNames("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", 
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    rows = int(config.get(LONGEST) or config.get("max_position_embeddings") or 512)
-    return bert.read(config | {"max_position_embeddings": rows - UNUSED})
+    rows = learned_positions(config, 512)
+    return bert.read(config | {"max_position_embeddings": rows - UNUSED, LONGEST: None})
 
 
 def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ import dataclasses
 
 from nagjax.errors import UserError
 from nagjax.interop.families import Family, llama
-from nagjax.interop.families.common import FULL, SLIDING, full_blocks, layer_types, need, refuse
+from nagjax.interop.families.common import FULL, SLIDING, full_blocks, layer_types, read_depth, refuse
 from nagjax.layers.config import OtherBlocks
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -13,9 +13,9 @@ DEFAULTS = dict(rms_norm_eps=1e-6, max_position_embeddings=32768, num_key_value_
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    (depth,) = need(config, "num_hidden_layers")
+    depth = read_depth(config)
     config = DEFAULTS | {"rope_theta": 2e6} | config
-    model, scheme = llama.read(config | {"model_type": "llama", "use_sliding_window": False})
+    model, scheme = llama.read(config | {"model_type": "llama"})
     every = config.get("no_rope_layer_interval", 4)
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(depth)]
     places = tuple(i for i, turned in enumerate(rotary) if not turned)

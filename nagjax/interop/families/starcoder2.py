@@ -1,7 +1,15 @@
 """StarCoder2: LayerNorm, rotary positions, one GELU, biases in all linear maps or in none."""
 
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import only, read_rope, read_sizes, read_windows, refuse, write_rope, write_sizes
+from nagjax.interop.families.common import (
+    only,
+    read_sizes,
+    read_whole_rope,
+    read_window,
+    refuse,
+    write_rope,
+    write_sizes,
+)
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
 from nagjax.interop.families.llama import attention_tensors, embedding_tensors, layer_norms
 from nagjax.interop.tensors import MLP, Tensor, same, transposed
@@ -16,7 +24,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     only(config, "mlp_type", ("default",), "default")
     only(config, "norm_type", ("layer_norm",), "layer_norm")
     sizes = read_sizes(config, 4096, tied=True, kv_heads=2)
-    base, rope, share = read_rope(config, sizes["context"])
+    base, rope = read_whole_rope(config, sizes["context"])
     model = ModelConfig(
         **sizes,
         mlp=ACTIVATIONS[activation],
@@ -24,9 +32,8 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
         qk_norm=False,
         block=BlockConfig(
             biases=BIASES if config.get("use_bias", True) else (),
-            rotated=share or 1.0,
             rope=rope,
-            **read_windows(config, sizes["depth"], sizes["context"], None, always=True, first=0),
+            **read_window(config, sizes["context"]),
         ),
     )
     return model, LayerNorm(epsilon=float(config.get("norm_epsilon", 1e-5)))
