@@ -280,7 +280,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
         n = len(kept_types)
         sums = way.backward(arrays[:n], arrays[n:], **constants)
         return tuple(
-            x.astype(jnp.float32 if t is None else dtype)
+            x.astype(jnp.promote_types(dtype, jnp.float32) if t is None else dtype)
             for x, t, dtype in zip(sums, op.gradients, real_dtypes, strict=True)
         )
 

@@ -6,8 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 
-SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
-SIZES |= {"f64": 8, "s64": 8, "u64": 8, "s4": 0.5, "u4": 0.5, "f8e4m3fn": 1, "f8e5m2": 1, "token": 0}
+BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
+BITS |= {f"{kind}{bits}": bits for kind in "su" for bits in (1, 2, 4, 8, 16, 32, 64)}
+BITS |= {f"f{bits}": bits for bits in (16, 32, 64)}
+_SMALL_FLOAT = re.compile(r"f(\d+)e\d+m\d+\w*")  # f8e4m3fn, f8e8m0fnu, f4e2m1fn, ...
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -81,15 +83,22 @@ def arrays(type_text: str) -> list[tuple[str, tuple[int, ...], str]]:
     return [
         (dtype, tuple(int(d) for d in dims.split(",") if d), layout)
         for dtype, dims, layout in _ARRAY.findall(type_text)
-        if dtype in SIZES
     ]
+
+
+def _bytes(dtype: str) -> float:
+    """Of an element. Raises ValueError for a type that is not known: counted as nothing it would make a plan wrong."""
+    small = _SMALL_FLOAT.fullmatch(dtype)
+    if small is None and dtype not in BITS:
+        raise ValueError(f"the compiled program has arrays of {dtype}: add their bits to {__name__}.BITS")
+    return (int(small[1]) if small else BITS[dtype]) / 8
 
 
 def size(type_text: str, everywhere: bool = False) -> int:
     """Bytes of all arrays of a type that are in main memory; with `everywhere` also those that a TPU keeps on chip."""
     return int(
         sum(
-            SIZES[dtype] * math.prod(shape)
+            _bytes(dtype) * math.prod(shape)
             for dtype, shape, layout in arrays(type_text)
             if everywhere or "S(" not in layout
         )

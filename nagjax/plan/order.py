@@ -38,6 +38,7 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
         taken = attention if attention != "auto" else _on_tpu(model, config.mesh.sequence)
     else:
         fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0 and config.mesh.sequence == 1
+        fits_cudnn &= model.block.softcap is None
         if attention == "auto" and fits_cudnn and _outgrows_cudnn(config, topology):
             attention = "tokamax"
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
@@ -54,7 +55,7 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
 def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
     """Whether "auto" takes tokamax's kernels on these GPUs, where the package is installed as it is here."""
     model, rows = config.model, config.train.batch // config.train.accumulate
-    if not flash.named_hopper(topology.chip.title) or model.mod.kv == "selected" or model.block.softcap is not None:
+    if not flash.named_hopper(topology.chip.title) or model.mod.kv == "selected":
         return False
     rows = math.ceil(rows * config.mesh.tensor / topology.size)
     return flash.too_dense(rows, model.context, model.context, 2) and flash.tokamax_installed()
@@ -62,7 +63,7 @@ def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
 
 def _on_tpu(model: ModelConfig, parts: int) -> str:
     """The attention that "auto" chooses on a TPU for sequences in so many parts, in words."""
-    if model.context % (parts * BLOCK):
+    if model.block.softcap is not None or not model.causal or model.context % (parts * BLOCK):
         return "xla"
     rates = {rate for rate, _ in model.mod.rates(model.depth) if 0.0 < rate < 1.0 and model.mod.kv == "selected"}
     seen = [sizes(model.context) if model.mod.adaptive else (kept(rate, model.context),) for rate in rates]

@@ -30,7 +30,7 @@ def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
             continue
         rest = topology.size // (tensor * sequence * expert)
         for fsdp in (2**i for i in range(rest.bit_length())):
-            if rest % fsdp == 0 and (config.train.batch // config.train.accumulate) % (rest * expert) == 0:
+            if rest % fsdp == 0 and config.train.batch % (rest * expert) == 0:
                 mesh = MeshConfig(data=rest // fsdp, fsdp=fsdp, tensor=tensor, sequence=sequence, expert=expert)
                 found.append(mesh)
     axes = lambda m: sum(n > 1 for n in dataclasses.astuple(m))  # noqa: E731

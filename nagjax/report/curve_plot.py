@@ -13,10 +13,10 @@ NAMES = {"late": "deepest", "influence": "least influence", "angle": "least turn
 
 def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
     """PNG: a panel for each of one or two runs (name, `pruning_curve`), a line for each rule."""
-    losses = [
-        (curve["loss"], loss) for _, curve in curves for points in curve["rules"].values() for _, loss, _ in points
+    changes = [
+        loss - curve["loss"] for _, curve in curves for points in curve["rules"].values() for _, loss, _ in points
     ]
-    highest = max((loss - whole for whole, loss in losses), default=0.0)
+    lowest, highest = min(changes, default=0.0), max(changes, default=0.0)
     far = highest > REACH * RISE
     subtitle = "nats per token on validation text, no retraining" + (f"; logarithmic above {RISE:g}" if far else "")
     with drawing():
@@ -31,9 +31,9 @@ def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
             ax.set_xlabel(f"blocks left out, of {curve['depth']}")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         if far:
-            axis_with_knee(axes[0], RISE, min(loss - whole for whole, loss in losses), highest)
+            axis_with_knee(axes[0], RISE, lowest, highest)
         else:
-            axes[0].set_ylim(-0.02 * highest, 1.04 * highest or 1.0)
+            axes[0].set_ylim(min(-0.02 * highest, 1.04 * lowest), 1.04 * highest or 1.0)
         ends = [
             (points[-1][0], points[-1][1] - curves[-1][1]["loss"], NAMES[rule], RULE_LOOKS[rule][0])
             for rule, points in curves[-1][1]["rules"].items()

@@ -1,5 +1,7 @@
 """What a diagnosis says in words: how much of the depth is used, and which blocks could go."""
 
+import math
+
 from nagjax.report.labels import listing
 
 USED = 0.01  # nats per token that leaving out a block adds, from which on the block counts as used
@@ -13,8 +15,13 @@ def depth_verdict(record: dict) -> str:
 
 
 def used_blocks(record: dict) -> int:
-    """Blocks whose absence alone adds at least `USED` nats per token."""
-    return sum(added is not None and added >= USED for added in record["skips"]["added_loss"])
+    """Blocks whose absence alone adds at least `USED` nats per token, or leaves no finite loss."""
+    return sum(added >= USED for added in _added(record))
+
+
+def _added(record: dict) -> list[float]:
+    """By block; infinite where the loss is none without it."""
+    return [math.inf if added is None else added for added in record["skips"]["added_loss"]]
 
 
 def removable(record: dict, rise: float = RISE) -> tuple[str, list[int], float]:
@@ -46,20 +53,20 @@ def _used(record: dict) -> str:
     used, depth, skips = used_blocks(record), record["depth"], record["skips"]
     errors = skips["standard_error"]
     sure = sum(
-        added is not None and added >= USED and added - USED > 2 * error
-        for added, error in zip(skips["added_loss"], errors or [0.0] * depth, strict=True)
+        added >= USED and added - USED > 2 * (error or 0.0)
+        for added, error in zip(_added(record), errors or [0.0] * depth, strict=True)
     )
     told = (
         ""
         if errors is None
         else f" ({sure} of them more than two standard errors above this, over {skips['batches']} batches)"
     )
-    dearest = max(range(depth), key=lambda block: skips["added_loss"][block] or 0.0)
+    dearest = max(range(depth), key=_added(record).__getitem__)
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
         f"nats per token to a loss of {record['loss']:.3f}{told}. The effective number of "
         f"blocks, the participation ratio of the added losses, is {skips['contributing']:.1f}; the dearest is block "
-        f"{dearest + 1} (+{skips['added_loss'][dearest]:.2f})."
+        f"{dearest + 1} (+{_added(record)[dearest]:.2f})."
     )
 
 

@@ -286,3 +286,20 @@ def test_nothing_optional_is_imported_with_the_package():
     code = f"import sys, pallas_kernels; print({optional} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+def test_sums_over_float64_rows_are_float64(implementation):
+    with jax.enable_x64(True):
+        noise = np.random.default_rng(0)
+        stream, update, cotangent = (jnp.asarray(noise.normal(size=(64, 16))) for _ in range(3))
+
+        def loss(gain):
+            normed = add_rms_norm(stream, update, gain, epsilon=1e-6, implementation=implementation)[1]
+            return jnp.sum(normed * cotangent)
+
+        found = jax.grad(loss)(jnp.ones(16, jnp.float64))
+        total = np.asarray(stream + update)
+        exact = np.sum(cotangent * total / np.sqrt(np.mean(total**2, -1, keepdims=True) + 1e-6), 0)
+    assert found.dtype == jnp.float64
+    np.testing.assert_allclose(found, exact, rtol=1e-12)

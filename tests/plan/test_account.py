@@ -154,6 +154,19 @@ def test_group_sizes(text, n):
     assert group_size(text, 16) == n
 
 
+@pytest.mark.parametrize(
+    "dtype, size_of",
+    [("f8e8m0fnu", 8), ("f8e4m3fnuz", 8), ("f4e2m1fn", 4), ("c64", 64), ("c128", 128), ("s2", 2), ("u4", 4)],
+)
+def test_no_array_counts_as_nothing(dtype, size_of):
+    assert size(f"{dtype}[1024]{{0}}") == 1024 * size_of // 8
+
+
+def test_a_type_that_is_not_known_is_named():
+    with pytest.raises(ValueError, match="arrays of q7"):
+        size("(f32[2]{0}, q7[8]{0})")
+
+
 def test_types():
     assert size("(bf16[3,5]{1,0}, s32[], pred[7]{0})") == 3 * 5 * 2 + 4 + 7
     assert size("f32[8,128]{1,0:T(8,128)S(1)}") == 0

@@ -7,6 +7,7 @@ import pytest
 from nagjax import arguments
 from nagjax.errors import UserError
 from nagjax.layers import flash
+from nagjax.layers.config import BlockConfig
 from nagjax.mod.config import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.options import read_options, run_options
@@ -29,6 +30,17 @@ def test_the_platform_chooses(name, context, attention):
     config, choices = choose(run(context=context), parse(name))
     assert (choices.attention, choices.dtype) == (attention, "bfloat16")
     assert config.model.attention in ("auto", attention) and config.model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "model", [{"block": BlockConfig(softcap=30.0)}, {"causal": False}], ids=("softcap", "both ways")
+)
+def test_what_only_xla_computes_is_planned_with_it(model):
+    assert choose(run(**model), parse("v5e:2x2"))[1].attention == "xla"
+
+
+def test_the_program_with_a_softcap_is_the_one_that_a_gpu_runs():
+    assert not choose(run(block=BlockConfig(softcap=30.0)), parse("h200x8"))[1].notes
 
 
 def test_attention_of_skipping_tokens_is_said():

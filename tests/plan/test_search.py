@@ -45,6 +45,12 @@ def run(state=80, saved=SAVED, tries=100):
     return search(CONFIG, TOPOLOGY, planned(state, saved), tries, tell=lambda _: None)
 
 
+def test_meshes_do_not_depend_on_the_parts_that_were_asked_for():
+    """All numbers of parts are tried on each."""
+    parts = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, accumulate=8))
+    assert meshes(parts, TOPOLOGY) == meshes(CONFIG, TOPOLOGY)
+
+
 def test_meshes_fill_the_machine_and_come_simplest_first():
     found = meshes(CONFIG, TOPOLOGY)
     assert all(math.prod((m.data, m.fsdp, m.tensor)) == 8 for m in found)

@@ -57,6 +57,11 @@ def test_verdicts():
     assert "mostly on shallow ones" in told and "Found: 1 block that could go for +0.010 nats per token: 4 " in told
     assert "right on 48.0% of the tokens" in told and "60.0% on the mean: overconfident" in told
     assert "Gates held" not in told
+    sound = skips["added_loss"]
+    skips["added_loss"] = [0.5, None, 0.009, -0.001]  # no finite loss without the second
+    broken = depth_verdict(record)
+    assert "2 of 4 blocks (50%) are used" in broken and "(2 of them more than" in broken and "block 2 (+inf)" in broken
+    skips["added_loss"] = sound
     record["curve"]["rules"]["late"] = [points[0], points[2]]
     record["calibration"]["bins"] = [[1.0, 0.3, 0.4]]
     record["held_gates"] = {"mean": {"added_loss": 0.25, "standard_error": None}}

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
+from nagjax.report import curve_plot
 from nagjax.report.plots import draw_plots, smooth
 from nagjax.report.style import _spread, run_styles
 from nagjax.runs.log import load_run
@@ -117,3 +118,12 @@ def test_repeats_of_a_scheme_differ_by_dashes(make_run):
 )
 def test_labels_move_apart_as_little_as_needed(heights, placed):
     np.testing.assert_allclose(_spread(heights, 0.1), placed, atol=1e-4)
+
+
+def test_removals_that_lower_the_loss_are_inside_the_figure(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(curve_plot, "png", lambda figure, **_: drawn.append(figure) or b"")
+    curve = {"loss": 3.0, "depth": 4, "rules": {"late": [[0, 3.0, []], [1, 2.98, [3]], [2, 3.01, [2, 3]]]}}
+    curve_plot.curve_plot([("one", curve)])
+    low, high = drawn[0].axes[0].get_ylim()
+    assert low < -0.02 and high > 0.01
