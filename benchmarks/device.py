@@ -5,7 +5,8 @@
 Parts, in the order in which they matter: values, kernels, steps, attention, experts, mod, training, profile; `all`
 takes them in turn for as long as the time lasts. A part writes FOLDER/PART.jsonl row by row: a part that is killed
 loses the case it was at, and the same command goes on behind it. `--rehearse` takes shapes that a CPU finishes in
-seconds. benchmarks/README.md says how to run it on a machine that has little more than jax.
+seconds, and writes into FOLDER/rehearsal. benchmarks/README.md says how to run it on a machine that has little more
+than jax.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes, to see that everything runs")
     given = parser.parse_args(argv)
 
-    from benchmarks.parts.rows import Options, Rows
+    from benchmarks.parts.rows import REHEARSAL, Options, Rows
 
     deadline = time.monotonic() + 60 * given.minutes
-    scratch = given.scratch or given.out / "scratch"
+    out = given.out / REHEARSAL if given.rehearse else given.out
+    scratch = given.scratch or out / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     options, left = Options(given.rehearse, scratch, deadline), 0
     for part in known if "all" in given.part else given.part:
-        unfinished = Rows(part, given.out, deadline).run(known[part](options))
+        unfinished = Rows(part, out, deadline).run(known[part](options))
         print(f"{part}: {'finished' if not unfinished else f'{unfinished} cases left'}", flush=True)
         left += unfinished
     return left

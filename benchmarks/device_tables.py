@@ -3,13 +3,15 @@
     python benchmarks/device_tables.py [--check]
 
 Reads benchmarks/results/device/MACHINE/PART.jsonl and rewrites what stands between `<!-- device: TABLE -->` and
-`<!-- end -->` in the pages. A table without figures says that nothing was measured. `--check` writes nothing and fails
-where a page is not what it would write.
+`<!-- end -->` in the pages. What was measured on another device, with other versions or at another commit has a table
+of its own. A table without figures says that nothing was measured. `--check` writes nothing and fails where a page is
+not what it would write.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.parts.rows import measured  # noqa: E402
+from benchmarks.parts.rows import REHEARSAL, measured  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "device"
 PAGES = ("README.md", "pallas_kernels/README.md", "docs/hardware.md")
@@ -156,18 +158,26 @@ TABLES: dict[str, Callable[[list[dict]], str]] = {
 
 
 def render(name: str, results: Path) -> str:
-    """One table for every machine that has figures of the part, each under what it was measured on."""
+    """One table for all figures of the part that have device, versions and commit in common, in each machine's file."""
     parts = []
     for path in sorted(results.glob(f"*/{name}.jsonl")):
-        rows = measured(path)
-        if not any("result" in row for row in rows):
+        if path.parent.name == REHEARSAL:
             continue
-        where = rows[-1]["origin"]
-        said = f"{where['device']}, jax {where['versions']['jax']}, commit {where['commit']}, {where['date'][:10]}."
-        failed = sum("error" in row for row in rows)
-        said += f" {failed} of {len(rows)} cases failed; {path.name} has their errors." if failed else ""
-        parts.append(f"{said}\n\n{TABLES[name](rows)}")
+        groups: dict[str, list[dict]] = {}
+        for row in measured(path):
+            origin = json.dumps([row["origin"][of] for of in ("device", "versions", "commit")], sort_keys=True)
+            groups.setdefault(origin, []).append(row)
+        parts += [_part(name, path, rows) for rows in groups.values()]
     return "\n\n".join(parts) or NOTHING.format(part=name)
+
+
+def _part(name: str, path: Path, rows: list[dict]) -> str:
+    """The table under what it was measured on; without a table where every case failed."""
+    where = rows[-1]["origin"]
+    said = f"{where['device']}, jax {where['versions']['jax']}, commit {where['commit']}, {where['date'][:10]}."
+    failed = sum("error" in row for row in rows)
+    said += f" {failed} of {len(rows)} cases failed; {path.name} has their errors." if failed else ""
+    return said if failed == len(rows) else f"{said}\n\n{TABLES[name](rows)}"
 
 
 def rewritten(page: str, results: Path) -> str:

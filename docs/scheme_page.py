@@ -1,4 +1,7 @@
-"""The page of all residual schemes, from the text of nagjax/residual/: a new file in its schemes/ appears by itself."""
+"""Writes docs/schemes.md, the page of all residual schemes, from the text of nagjax/residual/.
+
+`python docs/scheme_page.py` does it, and so does `make docs`. Imports neither nagjax nor jax.
+"""
 
 import ast
 import dataclasses
@@ -9,7 +12,11 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-HEAD = """# Residual schemes
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "schemes.md"
+HEAD = """<!-- Written by docs/scheme_page.py: edit the schemes' docstrings and run it. -->
+
+# Residual schemes
 
 One section for each file of `nagjax/residual/schemes/`, from its class: what its docstring says, the options that the
 command line has for it (`--scheme NAME --scheme.OPTION VALUE`), the parameters it adds to a model, and what it sets at
@@ -155,6 +162,13 @@ def start(known: Known) -> list[str]:
     return rows
 
 
+def write() -> None:
+    """Writes the page where it is not yet so."""
+    text = page(ROOT / "nagjax" / "residual")
+    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        PAGE.write_text(text, encoding="utf-8")
+
+
 def page(folder: Path) -> str:
     """Markdown."""
     found, parts = classes(folder), [HEAD]
@@ -162,7 +176,7 @@ def page(folder: Path) -> str:
     for name, known in listed.items():
         parts.append(f"| [`{name}`](#{name}) | {known.constant('title')} | {known.equation} | {known.works} |\n")
     for name, known in listed.items():
-        parts.append(f"\n## {known.constant('title')} {{ #{name} }}\n\n`--scheme {name}`\n\n{known.doc}\n")
+        parts.append(f"\n## {name}\n\n**{known.constant('title')}**, `--scheme {name}`\n\n{known.doc}\n")
         if rows := options(known):
             parts.append("\n| option | default | |\n|---|---|---|\n" + "\n".join(rows) + "\n")
         for what, rows in (("Parameters", parameters(known, found)), ("Start", start(known))):
@@ -184,3 +198,7 @@ def _comments(source: str) -> dict[int, str]:
     for number, text in alone.items():
         found[number + 1] = f"{found.pop(number, '')} {text}".strip()
     return found | {t.start[0]: t.string.lstrip("# ") for t in tokens if t.start[0] not in alone}
+
+
+if __name__ == "__main__":
+    write()

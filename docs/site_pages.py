@@ -1,5 +1,5 @@
-"""MkDocs hook: pages for the API (one for every folder of modules), of all residual schemes, for the notebooks, and nav
-entries for all that mkdocs.yml does not name. A new module, scheme, notebook or guide appears by itself."""
+"""MkDocs hook: pages for the API (one for every folder of modules) and for the notebooks, nav entries for all that
+mkdocs.yml does not name, and docs/schemes.md written again. A new module, scheme, notebook or guide needs no entry."""
 
 import ast
 import base64
@@ -24,12 +24,14 @@ def on_config(config):
     return config
 
 
+def on_pre_build(config):
+    scheme_page.write()
+
+
 def on_files(files, config):
     for name, modules in folders().items():
         content = f"# {name}\n\n" + "\n".join(directive(*each) for each in modules.items())
         files.append(File.generated(config, f"api/{name}.md", content=content))
-    content = scheme_page.page(ROOT / "nagjax" / "residual")
-    files.append(File.generated(config, "schemes.md", content=content))
     for path in notebooks():
         page, pictures = notebook_page(path)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))

@@ -11,7 +11,9 @@ NAME=${NAME:-nagjax}
 CAPACITY=${CAPACITY:---spot}                    # --spot, --reserved, or "" for on demand
 SOURCE=${SOURCE:?what pip installs: a git+https URL or a wheel in a bucket}
 BUCKET=${BUCKET:?a bucket with hierarchical namespace, mounted on every host: checkpoints and the corpus}
-OPTIONS=${OPTIONS:---preset 350M --data.path /mnt/nagjax/corpus --out /mnt/nagjax/runs/nag --mesh.fsdp 16}
+STEPS=${STEPS:-55000}                           # of 64 x 2048 tokens: 7.2 billion, 20 for each parameter
+OPTIONS=${OPTIONS:---preset 350M --remat block --batch 64 --mesh.fsdp 16 \
+  --data.path /mnt/nagjax/corpus --out /mnt/nagjax/runs/nag}
 
 tpus() { gcloud compute tpus "$@" --project "$PROJECT" --zone "$ZONE"; }
 
@@ -42,4 +44,4 @@ tpus tpu-vm ssh "$NAME" --worker all --command "
     python3.12 -m venv ~/nagjax
   fi
   ~/nagjax/bin/pip install -q 'nagjax[tpu] @ $SOURCE'
-  exec ~/nagjax/bin/nagjax train $OPTIONS"
+  exec ~/nagjax/bin/nagjax train $OPTIONS --steps $STEPS"

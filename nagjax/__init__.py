@@ -15,7 +15,8 @@ def load(path, *, devices=None):
     return load_model(path, devices=devices)
 
 
-_MODULES = {"linen"}
+_MODULES = {"data", "generate", "interop", "layers", "linen", "measure", "mod", "model", "plan", "report"}
+_MODULES |= {"residual", "runs", "train"}
 _NOTEBOOK = {"fit", "log", "table", "plot", "depth_map", "dial"}
 _ELSEWHERE = {
     "answer": "nagjax.generate.chat",
@@ -38,17 +39,17 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str):
-    """All the calls, and the module of every scheme (`nagjax.NAG`), imported when they are first asked for: `import
-    nagjax` alone does not import jax."""
+    """All the calls, the module of every scheme (`nagjax.NAG`) and the packages, imported when they are first asked
+    for: `import nagjax` alone does not import jax."""
     import importlib.util
 
-    if name in _MODULES:
-        return importlib.import_module(f"nagjax.{name}")
     module = "nagjax.notebook" if name in _NOTEBOOK else _ELSEWHERE.get(name)
     if module is not None:
         return getattr(importlib.import_module(module), name)
-    if name.startswith("_") or importlib.util.find_spec(f"nagjax.{name}"):
-        raise AttributeError(f"nagjax.{name} is not imported")  # which `from nagjax import data` then does
+    if name.startswith("_"):
+        raise AttributeError(f"nagjax has no {name!r}")
+    if importlib.util.find_spec(f"nagjax.{name}"):
+        return importlib.import_module(f"nagjax.{name}")
     schemes = _schemes()
     if name not in schemes:
         raise AttributeError(f"nagjax has no {name!r}; it has {', '.join(_calls())}, and its packages")

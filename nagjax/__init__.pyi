@@ -3,7 +3,19 @@ from typing import ClassVar
 
 from flax import nnx
 
+from nagjax import data as data
+from nagjax import generate as generate
+from nagjax import interop as interop
+from nagjax import layers as layers
 from nagjax import linen as linen
+from nagjax import measure as measure
+from nagjax import mod as mod
+from nagjax import model as model
+from nagjax import plan as plan
+from nagjax import report as report
+from nagjax import residual as residual
+from nagjax import runs as runs
+from nagjax import train as train
 from nagjax.generate.chat import answer as answer
 from nagjax.generate.sample import complete as complete
 from nagjax.interop.load import load as load

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
+from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.generate.paths import token_paths
 from nagjax.options import read_options
@@ -16,7 +19,9 @@ from nagjax.report.table import Table, comparison_table
 from nagjax.residual import Scheme
 from nagjax.residual.module import as_scheme
 from nagjax.runs.log import Run, load_run
+from nagjax.runs.names import CHECKPOINTS
 from nagjax.runs.opening import OpenRun, open_run
+from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.loop import train
 
 DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
@@ -37,9 +42,9 @@ def fit(
     """Trains a run, or goes on training it, and opens it.
 
     scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`). out, fresh,
-    resume, force: as on the command line; a finished run in the folder is opened as it is. options: every other option
-    of `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a group as a dict or as
-    its dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name,
+    resume, force: as on the command line; a finished run in the folder is opened as it is, which is printed. options:
+    every other option of `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a
+    group as a dict or as its dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name,
     `**{"mod.rate": 0.25}`; `data` also as the path of a corpus alone.
 
     callback: called with each record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`, and
@@ -53,8 +58,12 @@ def fit(
     read = read_options({"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme), **options})
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
-        skip = resume == "previous"
-        return open_run(train(read.config(), folder, fresh=fresh, skip_damaged=skip, force=force, callback=callback))
+        skip, config = resume == "previous", read.config()
+        finished = not fresh and config.train.steps in steps_saved(folder / CHECKPOINTS)
+        train(config, folder, fresh=fresh, skip_damaged=skip, force=force, callback=callback)
+        if finished and jax.process_index() == 0:
+            say(f"opened the finished run in {folder}; fresh=True trains anew, as after a change of a scheme's code")
+        return open_run(folder)
 
 
 def log(run: AnyRun) -> Run:

@@ -84,7 +84,8 @@ def _wrong(value: Any, kind: Any, limits: Range | None) -> str:
         choices = typing.get_args(kind)
         return "" if isinstance(value, str) and value in choices else f"choose {' or '.join(map(str, choices))}"
     if typing.get_origin(kind) is tuple:
-        return "" if isinstance(value, tuple) else "give a list of values (in Python a tuple)"
+        alone = f", {(value,)!r}" if isinstance(value, str | int | float) else ""
+        return "" if isinstance(value, tuple) else f"give a list of values (in Python a tuple{alone})"
     if kind is bool:
         return "" if isinstance(value, bool) else "give true or false"
     if kind in (int, float):

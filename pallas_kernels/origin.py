@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import jax
 
-CODE = ("nagjax", "pallas_kernels", "experiments/*.py", "experiments/harness")
+CODE = ("nagjax", "pallas_kernels", "experiments/*.py", "experiments/harness", "benchmarks/*.py", "benchmarks/parts")
 PACKAGES = ("nagjax", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 # The widest first: programs for a CPU are compiled for its vector instructions, and round accordingly.
 VECTORS = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse4_2": "SSE4.2", "sve": "SVE"}

@@ -53,3 +53,13 @@ def test_the_stub_has_every_name():
     for name in dir(nagjax):
         if not name.startswith("_") and not isinstance(getattr(nagjax, name), type(sys)):
             assert f"as {name}\n" in text or f"class {name}(" in text, name
+
+
+def test_packages_are_there_without_an_import_of_their_own():
+    code = """
+import nagjax
+assert nagjax.data.verify and nagjax.errors.UserError and nagjax.measure and "measure" in dir(nagjax)
+assert not hasattr(nagjax, "nothing")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(nagjax.__file__).parents[1], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

@@ -41,12 +41,19 @@ def measure(shape: tuple[int, int, int, int], documents: int, implementation: st
         out, pull = jax.vjp(lambda *x: attend(*x, where, where, implementation), q, k, v)
         return out, *pull(pulled.astype(out.dtype))
 
-    exact = jax.jit(functools.partial(both, "xla"))(*(x.astype(jnp.float32) for x in (q, k, v, pulled)))
+    exact = in_float32(functools.partial(both, "xla"), q, k, v, pulled)
     program = jax.jit(functools.partial(both, implementation))
     found = jax.block_until_ready(program(q, k, v, pulled))
     names = ("out", "dq", "dk", "dv")
     errors = {f"error_{name}": error(a, b) for name, a, b in zip(names, found, exact, strict=True)}
     return errors | {"milliseconds": milliseconds(lambda: program(q, k, v, pulled))}
+
+
+def in_float32(program, *args: jax.Array) -> tuple[jax.Array, ...]:
+    """The program's results with float32 operands and products that are float32 too: on accelerators these are by
+    default made of shorter numbers."""
+    with jax.default_matmul_precision("highest"):
+        return jax.jit(program)(*(x.astype(jnp.float32) for x in args))
 
 
 def error(found, exact) -> float:

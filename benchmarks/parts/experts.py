@@ -10,7 +10,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from benchmarks.parts.attention import error, milliseconds
+from benchmarks.parts.attention import error, in_float32, milliseconds
 from benchmarks.parts.rows import Case, Options
 from nagjax.layers import ragged
 
@@ -39,15 +39,9 @@ def measure(shape: tuple[int, int, int, int], implementation: str) -> dict:
         out, pull = jax.vjp(lambda *x: product(*x, sizes), rows, matrices)
         return out, *pull(pulled.astype(out.dtype))
 
-    exact = jax.jit(functools.partial(both, by_blocks))(*(x.astype(jnp.float32) for x in (rows, matrices, pulled)))
+    exact = in_float32(functools.partial(both, ragged._in_blocks), rows, matrices, pulled)
     program = jax.jit(functools.partial(both, ragged.ragged_product))
     with mock.patch.object(ragged, "usable", lambda: False) if implementation == "xla" else contextlib.nullcontext():
         found = jax.block_until_ready(program(rows, matrices, pulled))
     errors = {f"error_{x}": error(a, b) for x, a, b in zip(("out", "drows", "dmatrices"), found, exact, strict=True)}
     return errors | {"milliseconds": milliseconds(lambda: program(rows, matrices, pulled))}
-
-
-def by_blocks(rows, matrices, sizes):
-    """The same in ordinary products of one group's rows, of the highest precision."""
-    with jax.default_matmul_precision("highest"):
-        return ragged._in_blocks(rows, matrices, sizes)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
 TRIES = 2  # a case that was begun so often and never finished is passed over
+REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
 
 
 class Case(NamedTuple):
@@ -18,6 +19,7 @@ class Case(NamedTuple):
 
     name: dict[str, Any]
     measure: Callable[[], dict[str, Any]]
+    resumes: bool = False  # it ends by itself at the deadline, and the next call goes on from there
 
 
 class Options(NamedTuple):
@@ -46,16 +48,19 @@ class Rows:
 
     def run(self, cases: Iterable[Case]) -> int:
         """Measures what is not there yet, until the time is up. Returns how many cases are left."""
-        finished, begun = self._known()
-        left, longest, started = 0, 0.0, False
+        finished, begun, longest = self._known()
+        left, started = 0, False
         for case in cases:
             key = json.dumps(case.name, sort_keys=True)
             if key in finished:
                 continue
             if begun.get(key, 0) >= TRIES:
-                print(f"{self.path.stem}: {line(case.name)}: passed over, begun {TRIES} times and never finished")
+                error = f"ended the process {TRIES} times"
+                self._append({"case": case.name, "error": error})
+                print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
                 continue
-            if time.monotonic() + longest > self.deadline:
+            likely = longest.get(_kind(case.name), max(longest.values(), default=0.0))
+            if time.monotonic() + (0.0 if case.resumes else likely) > self.deadline:
                 left += 1
                 continue
             if not started:
@@ -74,29 +79,37 @@ class Rows:
             except Exception as error:  # a kernel that fails is a result of this run, and the next case goes on
                 outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
             taken = time.monotonic() - began
-            longest = max(longest, taken)
+            longest[_kind(case.name)] = max(longest.get(_kind(case.name), 0.0), taken)
             self._append({"case": case.name, **outcome, "seconds": round(taken, 2)})
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
         return left
 
-    def _known(self) -> tuple[set[str], dict[str, int]]:
-        finished, begun = set(), {}
+    def _known(self) -> tuple[set[str], dict[str, int], dict[tuple[str, ...], float]]:
+        """The cases that are finished, how often each of the others was begun, and the longest time of each kind."""
+        finished, begun, longest = set(), {}, {}
         for row in self.lines:
             if "case" in row:
-                key = json.dumps(row["case"], sort_keys=True)
+                key, kind = json.dumps(row["case"], sort_keys=True), _kind(row["case"])
+                if "seconds" in row:
+                    longest[kind] = max(longest.get(kind, 0.0), row["seconds"])
                 if "begun" in row:
                     begun[key] = begun.get(key, 0) + 1
                 elif "paused" in row:
                     begun[key] = 0
                 else:
                     finished.add(key)
-        return finished, begun
+        return finished, begun, longest
 
     def _append(self, row: dict) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _kind(name: dict[str, Any]) -> tuple[str, ...]:
+    """Cases that are named by the same properties do the same work, at other sizes."""
+    return tuple(sorted(name))
 
 
 def read(path: Path) -> list[dict]:
@@ -111,12 +124,15 @@ def read(path: Path) -> list[dict]:
 
 
 def measured(path: Path) -> list[dict]:
-    """The finished cases of a part's file, each with the `origin` it was measured under."""
-    found, where = [], None
+    """The finished cases of a part's file, each with the `origin` under which it was last begun."""
+    found, where, begun = [], None, {}
     for row in read(path):
         where = row.get("origin", where)
-        if "result" in row or "error" in row:
-            found.append({**row, "origin": where})
+        key = json.dumps(row.get("case"), sort_keys=True)
+        if "begun" in row:
+            begun[key] = where
+        elif "result" in row or "error" in row:
+            found.append({**row, "origin": begun.get(key, where)})
     return found
 
 

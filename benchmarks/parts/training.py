@@ -32,11 +32,13 @@ SAVING_SECONDS = 20  # left for the last checkpoint
 def cases(options: Options) -> Iterator[Case]:
     for scheme in SCHEMES[:1] if options.rehearsal else SCHEMES:
         name = {"scheme": scheme, "size": "2x16" if options.rehearsal else "64x256"}
-        yield Case(name, functools.partial(measure, scheme, options))
+        yield Case(name, functools.partial(measure, scheme, options), resumes=True)
 
 
 def measure(scheme: str, options: Options) -> dict:
     """Validation loss (nats per token), bits per byte, and tokens per second of the finished run."""
+    if time.monotonic() > options.deadline - SAVING_SECONDS:
+        raise Paused
     folder = options.scratch / scheme
     config = _config(scheme, options)
     with _stop_at(options.deadline - SAVING_SECONDS):

@@ -32,12 +32,12 @@ def main(
         run: a run folder, trained on conversations, or a model that nagjax import reads.
         system: a message that tells the model what to be, before each conversation.
         template: a file with a Jinja template; by default the one in the run's folder.
-        tokens: of an answer, at most.
+        tokens: tokens of an answer, at most.
         temperature: 0 takes the likeliest token.
         top_k: sample from so many likeliest tokens; 0 from all.
-        top_p: of these, from the smallest set of tokens that holds this probability.
-        min_p: of these, from the tokens at least so many times as likely as the likeliest.
-        seed: of the samples.
+        top_p: sample, of these, from the smallest set of tokens that holds this probability.
+        min_p: sample, of these, from the tokens at least so many times as likely as the likeliest.
+        seed: random seed of the samples.
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
     """
     note(f"opening {run}")

@@ -53,8 +53,7 @@ def prepare(
 
             progress = Progress("documents")
             manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
-    _tell(manifest, "documents")
-    print(f"train on it: nagjax train --data.path {out}")
+    _tell(manifest, "documents", f"nagjax train --data.path {out}")
 
 
 def chat(
@@ -91,14 +90,25 @@ def chat(
     progress = Progress("conversations")
     with _lock(out):
         manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
-    _tell(manifest, "conversations")
-    print(f"train on it: nagjax train --start RUN --out NEW --data.path {out} --data.rows whole")
+    _tell(manifest, "conversations", f"nagjax train --start RUN --out NEW --data.path {out} --data.rows whole")
 
 
-def _tell(manifest: "Manifest", what: str) -> None:
+EMPTY = {
+    "train": "a smaller --validation, or with more inputs",
+    "validation": "--held-out FILES, or with a larger --validation",
+}
+
+
+def _tell(manifest: "Manifest", what: str, then: str) -> None:
+    """What is in a corpus, and the command that trains on it, or what it lacks for that."""
     for split in manifest.splits:
         documents, tokens, size = (manifest.total(split, f"{count}_count") for count in ("document", "token", "byte"))
         print(f"{split:11} {documents:,} {what}  {tokens:,} tokens  {size:,} bytes")
+    empty = [split for split in EMPTY if not manifest.total(split, "document_count")]
+    for split in empty:
+        print(f"{split} is empty, and training needs it: prepare into another --out with {EMPTY[split]}")
+    if not empty:
+        print(f"train on it: {then}")
 
 
 def _lock(out: str) -> contextlib.AbstractContextManager:

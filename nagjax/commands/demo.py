@@ -34,7 +34,7 @@ def main(
         batch: sequences per step.
         context: tokens of a sequence.
         schemes: schemes to train.
-        seed: of the initial values and the order of the data.
+        seed: random seed of the initial values and the order of the data.
         data: stdlib (the sources of Python's standard library), or a folder made by nagjax data prepare.
         out: folder of the runs and of the report.
         fresh: delete earlier runs in OUT and start over.

@@ -15,7 +15,7 @@ def main(
     data: str | None = None,
     batches: Count | None = None,
     as_json: bool = False,
-    tasks: str | None = None,
+    tasks: tuple[str, ...] | None = None,
     task_folder: Path | None = None,
     fewshot: Natural | None = None,
     limit: Count | None = None,
@@ -30,7 +30,8 @@ def main(
         data: another corpus with the same tokenizer; the run's own by default.
         batches: read only so many batches; all by default.
         as_json: print one JSON object.
-        tasks: separated by commas, files of questions (.jsonl) and tasks of lm-evaluation-harness; also in tasks.json.
+        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; also in
+            tasks.json.
         task_folder: with tasks of your own for the harness.
         fewshot: examples in each prompt of the harness; the task's own number by default.
         limit: ask only so many questions of each task.
@@ -64,7 +65,12 @@ def main(
 
 
 def _on_tasks(
-    run: Path, tasks: str, folder: Path | None, fewshot: int | None, limit: int | None, weights: Literal["full", "int8"]
+    run: Path,
+    tasks: tuple[str, ...],
+    folder: Path | None,
+    fewshot: int | None,
+    limit: int | None,
+    weights: Literal["full", "int8"],
 ) -> dict[str, dict[str, float]]:
     """Metrics of each task by name. Files need no harness; all that was found is written to the run's folder."""
     from nagjax.files import write_text
@@ -72,9 +78,9 @@ def _on_tasks(
     from nagjax.interop.load import load
     from nagjax.runs.lock import lock_of_report
     from nagjax.runs.names import TASKS
-    from nagjax.train.tasks import FILE, open_tasks
+    from nagjax.train.tasks import FILE, open_tasks, task_names
 
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    names = task_names(tasks)
     if not names:
         raise UserError("tasks", tasks, "give a file of questions (.jsonl), or a task of lm-evaluation-harness")
     files = [name for name in names if name.endswith(FILE)]

@@ -21,7 +21,7 @@ def main(
         format: plain, which transformers loads as one of its own models, if one of them is such a model; bundle,
             for any run whose scheme its adapter has, which nagjax.load reads, and transformers with
             trust_remote_code=True.
-        dtype: of the file.
+        dtype: dtype of the file.
     """
     note(f"exporting {run}, into {out}")
     from nagjax.interop.exporting import export

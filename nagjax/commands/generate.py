@@ -12,7 +12,7 @@ from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
 def main(
     run: Annotated[Path, POSITIONAL],
     prompt: tuple[str, ...] = ("",),
-    tokens: Count = 64,
+    tokens: Count | None = None,
     temperature: NonNegative = 0.8,
     top_k: Natural = 0,
     top_p: Annotated[float, Range(gt=0, le=1)] = 0.95,
@@ -28,14 +28,15 @@ def main(
     Args:
         run: a run folder, or a model that nagjax import reads.
         prompt: one or more texts to continue.
-        tokens: new tokens for each, at most; a document's end stops its row.
+        tokens: new tokens for each, at most; a document's end stops its row. By default as many as fit the context,
+            at most 64.
         temperature: 0 takes the likeliest token.
         top_k: sample from so many likeliest tokens; 0 from all.
-        top_p: of these, from the smallest set of tokens that holds this probability.
-        min_p: of these, from the tokens at least so many times as likely as the likeliest.
+        top_p: sample, of these, from the smallest set of tokens that holds this probability.
+        min_p: sample, of these, from the tokens at least so many times as likely as the likeliest.
         stop: texts that end a row where it writes one of them; they are not shown.
         slide: let text be longer than the context: when that is full, its older half is forgotten.
-        seed: of the samples.
+        seed: random seed of the samples.
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
         speed: also time it greedily, with skipped sublayers and with all of them: time saved over FLOPs saved.
     """
@@ -44,7 +45,7 @@ def main(
     if speed and slide:
         raise UserError("speed", speed, "is for texts that fit the context: leave out --slide")
     note(f"opening {run}")
-    from nagjax.generate.sample import complete
+    from nagjax.generate.sample import complete, fitting_tokens
     from nagjax.generate.text import encodable
     from nagjax.generate.weights import with_weights
     from nagjax.interop.load import load
@@ -52,6 +53,8 @@ def main(
     opened = with_weights(load(run), weights)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     prompt = tuple(map(encodable, prompt))
+    if tokens is None:
+        tokens = fitting_tokens(opened, prompt, slide=slide)
     texts = complete(opened, list(prompt), tokens=tokens, stop=stop, slide=slide, **sampling)
     for start, text in zip(prompt, texts, strict=True):
         print(f"{start}{text}", end="\n---\n" if len(prompt) > 1 else "\n")

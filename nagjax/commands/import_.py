@@ -25,7 +25,7 @@ def main(
             Face hub, from its local cache or, with the package huggingface_hub, fetched.
         out: the run's folder, which must be new.
         context: tokens a sequence may hold, if fewer than the model allows.
-        dtype: of the computation; parameters are float32.
+        dtype: dtype of the computation; parameters are float32.
         devices: read the parameters split over so many of this machine's devices.
     """
     from nagjax.interop.hub import find_model

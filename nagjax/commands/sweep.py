@@ -29,8 +29,9 @@ def main(
         vary: options and their values, by their names in the file: lr=0.001,0.002 scheme=plain,nag; or, with --draws,
             a range: lr=1e-4..1e-2, in which each factor is as likely as another.
         draws: so many random combinations; 0: all of them.
-        draw_seed: of the draws.
-        processes: of this machine, which share its cores. Accelerators are not shared: give each its own by --shard.
+        draw_seed: random seed of the draws.
+        processes: runs at once on this machine, which share its cores. Accelerators are not shared: give each its own
+            by --shard.
         shard: i/n, i from 0: only every n-th run, for the tasks of an array.
     """
     from nagjax.processes import in_processes

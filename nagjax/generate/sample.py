@@ -20,6 +20,8 @@ from nagjax.model.transformer import Transformer
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check_value
 from nagjax.runs.opening import OpenRun
 
+MOST_TOKENS = 64  # new ones, where nobody says how many
+
 TopP = Annotated[float, Range(gt=0, le=1)]
 
 
@@ -84,9 +86,13 @@ def generate(
     return [row.new for row in rows]
 
 
-def complete(run: OpenRun, prompts: Sequence[str], *, stop: Sequence[str] = (), **options) -> list[str]:
-    """The new text behind each prompt. `options` are `generate`'s: tokens, temperature, top_k, top_p, min_p, seed,
-    slide.
+def complete(
+    run: OpenRun, prompts: str | Sequence[str], *, tokens: int | None = None, stop: str | Sequence[str] = (), **options
+) -> list[str]:
+    """The new text behind each prompt; a text alone is one prompt. `options` are `generate`'s: temperature, top_k,
+    top_p, min_p, seed, slide.
+
+    tokens: new ones of each row, at most; None: as many as fit the context behind the longest prompt, at most 64.
 
     stop: a row ends at the first of these texts in what it has written, which is not returned.
 
@@ -98,15 +104,29 @@ def complete(run: OpenRun, prompts: Sequence[str], *, stop: Sequence[str] = (), 
     check_value("stop", stop, tuple[str, ...])
     if "" in stop:
         raise UserError("stop", "", "give a text of at least one character")
-    tokenizer = run.tokenizer
+    tokenizer, prompts = run.tokenizer, _texts(prompts)
+    if tokens is None:
+        tokens = fitting_tokens(run, prompts, slide=options.get("slide", False))
     before = [ids.tolist() for ids in tokenizer.encode_batch([encodable(prompt) for prompt in prompts])]
     ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress, "cuts": run.mod.get("cuts")}
     if stop:
         text = lambda row, new: _new_text(tokenizer, before[row], new)  # noqa: E731
         ending["finished"] = lambda row, new: cut(whole := text(row, new), stop) != whole
-    prompts = [run.beginning + ids for ids in before]
-    after = generate(run.model, prompts, **ending, **options)
+    after = generate(run.model, [run.beginning + ids for ids in before], tokens=tokens, **ending, **options)
     return [cut(_new_text(tokenizer, *ids), stop) for ids in zip(before, after, strict=True)]
+
+
+def fitting_tokens(run: OpenRun, prompts: str | Sequence[str], *, slide: bool = False) -> int:
+    """New tokens for which there is room behind the longest of the prompts, at least 1 and at most 64."""
+    if slide:
+        return MOST_TOKENS
+    read = run.tokenizer.encode_batch([encodable(prompt) for prompt in _texts(prompts)])
+    longest = max((len(run.beginning) + len(ids) for ids in read), default=0)
+    return min(MOST_TOKENS, max(run.config.model.context - max(longest, 1), 1))  # an empty one has its document's mark
+
+
+def _texts(prompts: str | Sequence[str]) -> list[str]:
+    return [prompts] if isinstance(prompts, str) else list(prompts)
 
 
 def cut(text: str, stop: Sequence[str]) -> str:

@@ -21,12 +21,12 @@ class RopeConfig:
     """
 
     scaling: Literal["none", "linear", "llama3", "longrope", "yarn"] = "none"  # which frequencies are divided
-    factor: Annotated[float, Range(ge=1)] = 1.0  # by how much
+    factor: Annotated[float, Range(ge=1)] = 1.0  # divisor of these frequencies
     low: Positive = 1.0  # llama3, yarn: frequencies of wavelengths above original / low are divided by the whole factor
     high: Positive = 4.0  # llama3, yarn: frequencies of wavelengths below original / high are not divided
     original: Count = 8192  # tokens of the context that the model was first trained with
-    attention: Positive = 1.0  # on the queries and the keys that rotary turns
-    divisors: tuple[Positive, ...] = ()  # longrope: of each pair of features
+    attention: Positive = 1.0  # factor on the queries and the keys that rotary turns
+    divisors: tuple[Positive, ...] = ()  # longrope: number that the frequency of each pair of features is divided by
 
     def __post_init__(self):
         check_fields(self, "block.rope.")
@@ -38,11 +38,11 @@ class RopeConfig:
 class OtherBlocks:
     """Blocks whose attention sees and turns otherwise than the rest."""
 
-    places: tuple[Natural, ...] = ()  # their 0-based places, before pruning
-    window: Count | None = None  # tokens that their attention sees, counting back from the query's own; None: all
-    rotary: Literal["same", "none", "own"] = "same"  # as in the rest; without rotary; by the two fields below
-    rope_base: Positive = 10_000.0  # of their own rotary: its base
-    rope: RopeConfig = RopeConfig()  # of their own rotary: its scaling
+    places: tuple[Natural, ...] = ()  # 0-based places of the blocks whose attention differs, before pruning
+    window: Count | None = None  # tokens that these blocks' attention sees, back from the query's own; None: all
+    rotary: Literal["same", "none", "own"] = "same"  # their rotary: the rest's; none; by rope_base and rope
+    rope_base: Positive = 10_000.0  # base of their own rotary
+    rope: RopeConfig = RopeConfig()  # scaling of their own rotary
 
     def __post_init__(self):
         check_fields(self, "block.others.")
@@ -57,7 +57,7 @@ class BlockConfig:
     head_width: Count | None = None  # Dh; None: width / heads
     biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()  # linear maps with a bias; qkv: queries, keys and values
     qk_gain: Literal["none", "head", "row"] = "none"  # gain of qk_norm: per feature of a head; row: of all heads
-    qk_epsilon: Fraction = 1e-6  # of qk_norm
+    qk_epsilon: Fraction = 1e-6  # epsilon of qk_norm
     rotated: Annotated[float, Range(gt=0, le=1)] = 1.0  # share of a head's features that rotary rotates: the first ones
     rope: RopeConfig = RopeConfig()  # rotary for longer contexts
     window: Count | None = None  # tokens that attention sees, counting back from the query's own; None: all
@@ -78,7 +78,7 @@ class LoRAConfig:
 
     rank: Natural = 0  # columns of an adapter's first factor; 0: no adapters, and all parameters are trained
     alpha: Positive = 16.0  # an adapter's product is multiplied by alpha / rank
-    targets: tuple[Target, ...] = ("attention", "mlp")  # the matrices that have one: all of a branch, or by name
+    targets: tuple[Target, ...] = ("attention", "mlp")  # the matrices that have an adapter: all of a branch, or by name
 
     def __post_init__(self):
         check_fields(self, "lora.")
@@ -99,13 +99,16 @@ class MoEConfig:
     shared: Natural = 0  # experts that every token runs besides
     # features inside each expert; None: the MLP's divided by active + shared, so that a token costs as with one MLP
     hidden: Count | None = None
-    score: Literal["softmax", "sigmoid"] = "softmax"  # of an expert, from the router's logits
-    weights: Literal["normalised", "score"] = "normalised"  # of the chosen: scores over their sum, or as they are
-    dispatch: Literal["dropless", "capacity"] = "dropless"  # ragged products, or room for so many tokens in each expert
-    capacity: Positive = 1.25  # that room, relative to an equal share of a sequence's choices; sampling drops nothing
-    load_weight: NonNegative = 0.01  # of the load-balance loss, summed over blocks
-    z_weight: NonNegative = 0.001  # of the routers' z-loss, summed over blocks
-    bias_rate: NonNegative = 0.0  # by which an expert's balancing bias rises or falls in every step; 0: no biases
+    score: Literal["softmax", "sigmoid"] = "softmax"  # an expert's score, made of the router's logits
+    # weights of the chosen experts' outputs: their scores over the sum of these, or as they are
+    weights: Literal["normalised", "score"] = "normalised"
+    # dropless: ragged products that run every choice; capacity: each expert has room for so many tokens
+    dispatch: Literal["dropless", "capacity"] = "dropless"
+    # an expert's room, relative to an equal share of a sequence's choices; sampling drops nothing
+    capacity: Positive = 1.25
+    load_weight: NonNegative = 0.01  # weight of the load-balance loss, summed over blocks
+    z_weight: NonNegative = 0.001  # weight of the routers' z-loss, summed over blocks
+    bias_rate: NonNegative = 0.0  # what an expert's balancing bias rises or falls by in every step; 0: no biases
     skips: Natural = 0  # further choices that run nothing: Mixture-of-Depths integrated into the choice
 
     def __post_init__(self):

@@ -35,9 +35,11 @@ class ModConfig:
     parts, so that as many rates as blocks give each block its own. Stages of one rate share a scan.
     """
 
-    rate: tuple[Rate, ...] = (0.0,)  # of every routed sublayer, by stage
-    attention_rate: tuple[Share, ...] | None = None  # of attention sublayers instead; here 1 removes the sublayer
-    mlp_rate: tuple[Share, ...] | None = None  # of MLP sublayers instead; here 1 removes the sublayer
+    rate: tuple[Rate, ...] = (0.0,)  # share of the tokens that skip each routed sublayer; several: by stage over depth
+    # share of the tokens that skip attention sublayers, in place of rate; here 1 removes the sublayer
+    attention_rate: tuple[Share, ...] | None = None
+    # share of the tokens that skip MLP sublayers, in place of rate; here 1 removes the sublayer
+    mlp_rate: tuple[Share, ...] | None = None
     every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
     # fixed: the rate is every sublayer's; adaptive: all sublayers' average, by one threshold on their scores
@@ -45,15 +47,18 @@ class ModConfig:
     unit: Literal["sublayer", "block"] = "sublayer"  # what a token skips; block: attention and MLP by one choice
     # nag, linear, skip_class, random; auto: nag on nag, random where updates are normalised, else linear
     router: str = "auto"
-    weight: Literal["sigmoid", "tanh", "score"] = "sigmoid"  # of a linear router's score in the update; 1 + tanh; raw
+    # factor on the update, of a linear router's score: its sigmoid; 1 + its tanh; the score itself
+    weight: Literal["sigmoid", "tanh", "score"] = "sigmoid"
     kv: Literal["all", "selected"] = "all"  # tokens whose keys and values attention sees
     decider: str = "threshold"  # who decides causally, at sampling time: threshold, predictor, aux_loss, balance
-    ema: Fraction = 0.99  # of the top-k cuts, for the threshold
-    aux_weight: NonNegative = 0.01  # of a trained decider's own loss in the loss
+    ema: Fraction = 0.99  # decay of the moving average of the top-k cuts, the threshold decider's
+    aux_weight: NonNegative = 0.01  # weight of a trained decider's own loss in the loss
 
     def __post_init__(self):
         whole = "1 removes the sublayer"
-        remove = "to remove sublayers use --mod.attention-rate 1 or --mod.mlp-rate 1"
+        remove = ""
+        if isinstance(self.rate, tuple) and any(isinstance(rate, int | float) and rate == 1 for rate in self.rate):
+            remove = "to remove sublayers use --mod.attention-rate 1 or --mod.mlp-rate 1"
         check_fields(self, "mod.", rate=remove, attention_rate=whole, mlp_rate=whole)
         for field in ("rate", "attention_rate", "mlp_rate"):
             if getattr(self, field) == ():

@@ -38,14 +38,15 @@ class ModelConfig:
     head_epsilon: Annotated[Fraction | None, HIDDEN] = None
     # how start values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
     parametrization: Literal["standard", "mup", "completep"] = "standard"
-    base_width: Count = 64  # of mup and completep: the width that --lr and start values are for
+    base_width: Count = 64  # mup and completep: the width that --lr and start values are for
     # standard deviation of the first matrices and tables, which a scheme may scale; None: matrices 1 / sqrt(inputs)
     init_std: Positive | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of the computation; auto: float32 on CPU, else bfloat16
-    residual_dtype: Literal["auto", "float32"] = "auto"  # of the residual stream; auto: as the computation's
-    # recomputed in the backward pass: nothing; all; all but matmuls; all, with the stream kept in the host's memory
+    # dtype of the computation; auto: float32 on CPU, else bfloat16
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    residual_dtype: Literal["auto", "float32"] = "auto"  # dtype of the residual stream; auto: the computation's
+    # what is recomputed in the backward pass: nothing; all; all but matmuls; all, the stream kept in the host's memory
     remat: Literal["none", "block", "dots", "offload"] = "none"
-    # its implementation; auto: the device's own; tokamax: for a GPU, from the package of its name
+    # implementation of attention; auto: the device's own; tokamax: for a GPU, from the package of its name
     attention: Literal["auto", "xla", "cudnn", "splash", "tokamax"] = "auto"
     # implementation of the residual updates; auto: the device's own kernels where they fit, else xla
     kernels: Literal["auto", "reference", "xla", "mosaic_tpu", "pallas_triton", "mosaic_gpu", "triton"] = "auto"

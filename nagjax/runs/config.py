@@ -37,12 +37,13 @@ class RatesConfig:
     """Learning rates by role, relative to the peak; the model's parametrization and the scheme's own rate of its gates
     come on top. 0 keeps a role as it starts."""
 
-    matrix: NonNegative = 1.0  # of hidden matrices
-    embedding: NonNegative = 1.0  # of the tables that are looked up; of the head too, where it shares the table
-    head: NonNegative = 1.0  # of the table of the logits
-    norm: NonNegative = 1.0  # of gains and biases
-    gate: NonNegative = 1.0  # of what commits updates
-    adapter: NonNegative = 1.0  # of LoRA's adapters
+    matrix: NonNegative = 1.0  # learning rate, relative to the peak, of hidden matrices
+    # learning rate, relative to the peak, of the tables that are looked up; of the head too, where it shares the table
+    embedding: NonNegative = 1.0
+    head: NonNegative = 1.0  # learning rate, relative to the peak, of the table of the logits
+    norm: NonNegative = 1.0  # learning rate, relative to the peak, of gains and biases
+    gate: NonNegative = 1.0  # learning rate, relative to the peak, of the scheme's gates, which commit updates
+    adapter: NonNegative = 1.0  # learning rate, relative to the peak, of LoRA's adapters
 
     def __post_init__(self):
         check_fields(self, "rates.")
@@ -52,18 +53,18 @@ class RatesConfig:
 class OptimizerConfig:
     """Updates and their schedule. Gate parameters learn at the scheme's own relative rate."""
 
-    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for hidden matrices; the rest stays with AdamW
+    optimizer: Literal["adamw", "muon"] = "adamw"  # update rule; muon: of hidden matrices, the rest stays with AdamW
     lr: Positive | None = None  # peak learning rate; None: the scheme's default for the model's size
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # of the learning rate after the warm-up
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # course of the learning rate after the warm-up
     warmup: Share = 0.1  # share of the steps over which the rate rises linearly
     cooldown: Share = 0.2  # share of the steps over which wsd falls linearly
     final: Share = 0.1  # share of the peak that cosine and wsd fall to: one step after the last, which is just above it
     rates: RatesConfig = RatesConfig()  # learning rates by role
-    weight_decay: NonNegative = 0.1  # times the learning rate, of the roles in decay
+    weight_decay: NonNegative = 0.1  # coefficient of weight decay, times the learning rate, of the roles in decay
     decay: tuple[Role, ...] = ("matrix",)  # roles with weight decay
     beta1: Momentum = 0.9  # decay of the mean of the gradients
-    beta2: Momentum = 0.95  # decay of the mean of their squares
-    epsilon: Positive = 1e-8  # of AdamW, added to the root of the mean of squares
+    beta2: Momentum = 0.95  # decay of the mean of the gradients' squares
+    epsilon: Positive = 1e-8  # AdamW's, added to the root of the mean of squares
     clip: NonNegative = 1.0  # largest global gradient norm; 0: no clipping
     # parameters that are not trained: roles, or patterns of names such as embedding.* and blocks.mlp.*
     freeze: tuple[str, ...] = ()
@@ -83,7 +84,7 @@ class TrainConfig:
     steps: Count = 300  # updates of the parameters
     batch: Count = 16  # sequences per step, over all devices
     accumulate: Count = 1  # the batch goes through in this many parts
-    seed: Seed = 0  # of the start values; the data order has its own, data.seed
+    seed: Seed = 0  # seed of the start values; the data order has its own, data.seed
     z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
     # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
     loss_chunk: Count | None = None
@@ -91,16 +92,18 @@ class TrainConfig:
     ema: Annotated[float, Range(ge=0, lt=1)] = 0.0
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
-    # what evaluations score besides: files of questions (.jsonl), tasks of lm-evaluation-harness (a name, or a .yaml)
+    # what evaluations score besides, separated by spaces or commas: files of questions (.jsonl), tasks of
+    # lm-evaluation-harness (a name, or a .yaml)
     tasks: tuple[str, ...] = ()
-    tasks_every: Count | None = None  # steps between that, a multiple of eval_every; None: with every evaluation
+    tasks_every: Count | None = None  # steps between scorings, a multiple of eval_every; None: with every evaluation
     tasks_limit: Count | None = None  # first questions of each task; None: all of them
     save_every: Count = 100  # steps between checkpoints
     save_minutes: NonNegative = 0.0  # also save when so many minutes have passed since the last save; 0: never for that
     keep: Count = 2  # newest checkpoints kept
     keep_best: Natural = 0  # checkpoints of the lowest validation loss kept besides; an evaluation among them is saved
     keep_every: Natural = 0  # checkpoints whose step is a multiple of this are kept besides; 0: none
-    on_bad_step: Literal["raise", "skip", "rollback"] = "raise"  # where loss or gradient are not finite, or a spike
+    # what to do where loss or gradient are not finite, or spike
+    on_bad_step: Literal["raise", "skip", "rollback"] = "raise"
     spike: NonNegative = 0.0  # a loss so many robust deviations above the median of the last 64 is bad too; 0: never
     max_bad_steps: Count = 5  # bad steps in a row, or rollbacks to one checkpoint, before the run gives up
     log: tuple[Literal["tensorboard", "wandb"], ...] = ()  # where else metrics go, besides metrics.jsonl
@@ -182,8 +185,6 @@ def from_dict[T](cls: type[T], values: Any) -> T:
 def _as_it_was(values: Any) -> Any:
     """With what was done before there was an option for it, where that is not the option's default: a linear router's
     update was multiplied by its score. What is not of the right type is left for `build` to name."""
-    from nagjax.residual import find_scheme
-
     parts = values if isinstance(values, dict) else {}
     model, scheme = parts.get("model"), parts.get("scheme")
     mod = model.get("mod") if isinstance(model, dict) else None
@@ -192,17 +193,27 @@ def _as_it_was(values: Any) -> Any:
         return values
     if not skips(mod) or "weight" in mod or mod.get("router", "auto") not in ("auto", "linear"):
         return values
-    if mod.get("router", "auto") == "auto" and find_scheme(name).router != "linear":
+    if mod.get("router", "auto") == "auto" and _scheme_class(name).router != "linear":
         return values
     return values | {"model": model | {"mod": mod | {"weight": "score"}}}
 
 
 def _scheme(values: Any, where: str) -> "Scheme":
-    from nagjax.residual import find_scheme
-
     if not isinstance(values, dict) or not isinstance(values.get("name"), str):
         raise UserError(where, values, "must be one JSON object with the scheme's name")
-    return build(find_scheme(values["name"]), {name: v for name, v in values.items() if name != "name"}, where)
+    own = {name: value for name, value in values.items() if name != "name"}
+    return build(_scheme_class(values["name"]), own, where)
+
+
+def _scheme_class(name: str) -> "type[Scheme]":
+    """That a run names. Raises UserError with what to do about a scheme that was registered elsewhere."""
+    from nagjax.residual import find_scheme
+
+    try:
+        return find_scheme(name)
+    except UserError as error:
+        own = "a scheme of your own: open the run from Python where it is registered, or put its file into"
+        raise UserError(error.field, error.value, f"{error.fix}; {own} nagjax/residual/schemes/") from None
 
 
 def flatten(values: dict, prefix: str = "") -> dict:

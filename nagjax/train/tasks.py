@@ -149,14 +149,20 @@ class Tasks:
         return bool(self.tasks)
 
 
+def task_names(given: Sequence[str]) -> list[str]:
+    """The names in a list, each of which may be several, separated by commas; but the name of a file may have some."""
+    parts = [[str(name)] if Path(name).is_file() else str(name).split(",") for name in given]
+    return [name.strip() for part in parts for name in part if name.strip()]
+
+
 def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: int | None = None) -> Tasks:
-    """The tasks of these names, `FILE.jsonl` or of the harness, for models of this context.
+    """The tasks of these names (see `task_names`), `FILE.jsonl` or of the harness, for models of this context.
 
     Raises UserError: no such file, a line that is no question, no such task, two of one name, the harness missing, a
     task that asks for more than likelihoods, a choice longer than the context, or a tokenizer that cannot encode.
     """
     tasks: list[Task] = []
-    for name in map(str, names):
+    for name in (names := task_names(names)):
         if name.endswith(FILE):
             tasks.append(Questions(Path(name), limit))
         else:
@@ -172,7 +178,7 @@ def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: 
         fix = (
             f"a choice has {longest} tokens, the model's context is {context}: leave it out, or use a longer --context"
         )
-        raise UserError("tasks", ", ".join(map(str, names)), fix)
+        raise UserError("tasks", ", ".join(names), fix)
     return Tasks(tuple(tasks), tuple(pairs), tokenizer)
 
 

@@ -10,9 +10,12 @@ from nagjax import __version__
 from nagjax.cli import functions as functions_of
 from nagjax.cli import main, usage, verbs
 from nagjax.commands.completion import every_option, script
+from nagjax.declared import SCHEMES, scheme_fields
 from nagjax.options import COMMON
 
 FUNCTIONS = {words: function for verb in verbs() for words, function in functions_of(verb).items()}
+
+OWN_SCHEMES = sorted(path.stem for path in SCHEMES.glob("*.py") if path.stem != "__init__")
 
 HEAVY = {"jax", "flax", "optax", "orbax", "grain", "matplotlib", "pallas_kernels"}
 WITHOUT = """
@@ -111,9 +114,19 @@ def test_texts_stand_at_their_own_option(capsys):
     assert main(["train", "--help-all"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "--mod.skip attention,mlp|attention|mlp kinds of sublayers" in text
-    assert "--attention auto|xla|cudnn|splash|tokamax its implementation" in text
+    assert "--attention auto|xla|cudnn|splash|tokamax implementation of attention" in text
     assert text.count("recomputed in the backward") == 1
-    assert "--beta2 NUMBER decay of the mean of their squares (default 0.95; at least 0 and below 1)" in text
+    assert "--beta2 NUMBER decay of the mean of the gradients' squares (default 0.95; at least 0 and below 1)" in text
+
+
+def test_texts_name_their_quantity():
+    """A text is read alone: it must not begin as if the option's name were part of its sentence."""
+    for words, function in FUNCTIONS.items():
+        for option in every_option(function):
+            assert option.text.split()[0] not in ("of", "by", "on", "from", "times", "that"), (words, option.name)
+    for name in OWN_SCHEMES:
+        for field in scheme_fields(name):
+            assert field.text.split()[0] not in ("of", "by", "on", "from", "times", "that"), (name, field.name)
 
 
 def test_version(capsys):

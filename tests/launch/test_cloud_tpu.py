@@ -27,7 +27,7 @@ def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
     for name in ("python", "pip", "nagjax"):
         program(tmp_path / "nagjax" / "bin" / name, f'echo {name} "$@"')
     own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M"}
+    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M", "STEPS": "20"}
     done = subprocess.run(["bash", SCRIPT], env=own | given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["pip install -q nagjax[tpu] @ s", "nagjax train --preset 1M"]
+    assert done.stdout.splitlines() == ["pip install -q nagjax[tpu] @ s", "nagjax train --preset 1M --steps 20"]

@@ -103,3 +103,9 @@ def test_a_causal_pass_needs_thresholds():
 def test_names_are_file_names():
     assert list(routers()) == ["linear", "nag", "random", "skip_class"]
     assert list(deciders()) == ["aux_loss", "balance", "predictor", "threshold"]
+
+
+def test_a_rate_alone_is_shown_as_a_tuple_and_only_rate_1_is_sent_to_the_removing_options():
+    for rate, message in ((0.5, r"tuple, \(0.5,\)\)$"), ((1.5,), "below 1 each$")):
+        with pytest.raises(UserError, match=message):
+            ModConfig(rate=rate)

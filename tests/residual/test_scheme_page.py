@@ -28,8 +28,14 @@ def load():
 @pytest.fixture(scope="module")
 def sections() -> dict[str, str]:
     """The page's section for each scheme, and under "" the text before them."""
-    parts = re.split(r"^## .* \{ #(\w+) \}$", load().page(FOLDER), flags=re.MULTILINE)
+    parts = re.split(r"^## (\w+)$", load().page(FOLDER), flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
+
+
+def test_the_page_in_the_repository_is_of_these_schemes():
+    page = load()
+    kept, written = page.PAGE.read_text(encoding="utf-8"), page.page(FOLDER)
+    assert kept == written, "run: python docs/scheme_page.py"
 
 
 def test_every_scheme_has_a_row_with_equation_and_source(sections):

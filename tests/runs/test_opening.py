@@ -10,7 +10,7 @@ import pytest
 
 from nagjax.data import train_bpe
 from nagjax.errors import UserError
-from nagjax.generate.sample import complete, generate
+from nagjax.generate.sample import complete, fitting_tokens, generate
 from nagjax.runs.opening import open_run
 from tests.tiny_models import full_logits, shaken
 
@@ -45,6 +45,13 @@ def test_opening_changes_nothing(run_folder):
     assert open_run(run_folder).step == STEP
     assert {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")} == before
     leftover.rmdir()
+
+
+def test_a_text_alone_is_one_prompt_and_by_default_its_context_is_filled(run):
+    (whole,) = complete(run, "def ", temperature=0.0)
+    assert complete(run, ["def "], tokens=36, temperature=0.0) == [whole]  # of a context of 40
+    assert fitting_tokens(run, "x" * 30) == 10 and fitting_tokens(run, [""]) == 39
+    assert fitting_tokens(run, "x" * 30, slide=True) == 64
 
 
 def test_complete_is_generate_through_the_tokenizer(run):
@@ -95,7 +102,9 @@ def test_unreadable_config(tmp_path, text):
 
 def test_unknown_scheme_suggests_the_nearest(run_folder, tmp_path):
     edited(run_folder, tmp_path, lambda config: config["scheme"].update(name="nagg"))
-    with pytest.raises(UserError, match="'nag'") as error:
+    with pytest.raises(
+        UserError, match="'nag'.*a scheme of your own: open the run from Python.*residual/schemes/"
+    ) as error:
         open_run(tmp_path)
     assert error.value.field == "scheme"
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import nagjax
 from nagjax.data import DataConfig, store
 from nagjax.errors import UserError
 from nagjax.runs import names
@@ -92,3 +93,12 @@ def test_a_schedule_that_the_steps_are_too_few_for(whole, run_of, tmp_path):
         train(config, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     check_start(config, whole, fresh=False)
+
+
+def test_fit_says_that_it_opened_a_finished_run(corpus, tmp_path, capsys):
+    size = dict(depth=2, width=16, heads=2, context=16, steps=1, batch=4, eval_batches=1, mesh={"data": 1})
+    told = []
+    for fresh in (False, False, True):
+        nagjax.fit("plain", data=corpus, out=tmp_path / "run", fresh=fresh, **size)
+        told.append(f"opened the finished run in {tmp_path / 'run'}; fresh=True trains anew" in capsys.readouterr().out)
+    assert told == [False, True, False]

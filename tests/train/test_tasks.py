@@ -32,7 +32,7 @@ from nagjax.train.loop import train
 from nagjax.train.safety.stop import Stopper
 from nagjax.train.score import score_padded
 from nagjax.train.state import Blueprint
-from nagjax.train.tasks import Questions, open_tasks
+from nagjax.train.tasks import Questions, open_tasks, task_names
 from tests.tolerance import close_to
 
 ROWS = [
@@ -257,6 +257,23 @@ def test_other_refusals(run_of, questions, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"tasks = 'arc_easy'.*pip install -e '.\[eval\]'"):
         train(run_of(tasks=("arc_easy",)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_names_may_be_separated_by_spaces_and_commas(questions, tmp_path):
+    other, third = tmp_path / "b.jsonl", tmp_path / "c,d.jsonl"
+    for path in (other, third):
+        shutil.copy(questions, path)
+    for given in ([questions, str(other)], [f"{questions}, {other}"]):
+        assert [task.name for task in open_tasks(given, ByteTokenizer(), 16).tasks] == ["fox", "b"]
+    assert task_names([str(third), "x,y", ""]) == [str(third), "x", "y"]
+
+
+@pytest.mark.parametrize("separate", [[","], []])
+def test_eval_takes_both(separate, whole, questions, tmp_path, capsys):
+    other = str(shutil.copy(questions, tmp_path / "b.jsonl"))
+    names = [",".join((questions, other))] if separate else [questions, other]
+    assert main(["eval", str(whole), "--as-json", "--limit", "2", "--tasks", *names]) == 0
+    assert set(json.loads(capsys.readouterr().out.splitlines()[-1])) == {"fox", "b"}
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])

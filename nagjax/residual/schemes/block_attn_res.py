@@ -44,7 +44,7 @@ class BlockAttnRes(Plain):
     name: ClassVar[str] = "block_attn_res"
     title: ClassVar[str] = "Block AttnRes"
 
-    blocks: Count = 8  # of sublayers, at most
+    blocks: Count = 8  # number of blocks of sublayers, at most
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Query(width)

@@ -11,7 +11,7 @@ class HostsConfig:
 
     coordinator: str | None = None  # ADDRESS:PORT of process 0, or COORDINATOR_ADDRESS
     count: Count | None = None  # processes of the run, or NUM_PROCESSES; 1: this one alone, in any environment
-    index: Natural | None = None  # of this process, from 0, or PROCESS_ID, or JOB_COMPLETION_INDEX
+    index: Natural | None = None  # number of this process, from 0, or PROCESS_ID, or JOB_COMPLETION_INDEX
     timeout: Natural = 300  # seconds to wait for the others at the start
 
     def __post_init__(self):

@@ -1,0 +1,36 @@
+"""The commit that a result names is that of all code that made it."""
+
+import subprocess
+
+import pytest
+
+from pallas_kernels import origin
+
+
+@pytest.mark.parametrize(
+    "path, changed",
+    [
+        ("benchmarks/device.py", True),
+        ("benchmarks/parts/values.py", True),
+        ("nagjax/cli.py", True),
+        ("benchmarks/results/plan.json", False),
+        ("docs/cpu.md", False),
+    ],
+)
+def test_a_changed_program_makes_the_commit_dirty(path, changed, tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ("-c", "user.name=n", "-c", "user.email=e@localhost", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    file = tmp_path / path
+    for each in (file, tmp_path / "pallas_kernels" / "origin.py"):
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.write_text("before")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    monkeypatch.delenv("NAGJAX_COMMIT", raising=False)
+    monkeypatch.setattr(origin, "__file__", str(tmp_path / "pallas_kernels" / "origin.py"))
+    assert not origin.commit.__wrapped__().endswith("-dirty")
+    file.write_text("after")
+    assert origin.commit.__wrapped__().endswith("-dirty") == changed
