@@ -110,7 +110,7 @@ def named(name: str, file: str, found: list[Class]) -> Class | None:
 
 
 def schemes(found: list[Class]) -> dict[str, Known]:
-    """By name, as `nagjax.residual.schemes` finds them."""
+    """By name, as `nagjax.schemes` finds them."""
 
     def line(own: Class) -> tuple[Class, ...]:
         bases = (named(ast.unparse(base).split(".")[-1], own.file, found) for base in own.node.bases)

@@ -31,7 +31,7 @@ from experiments.harness.claims import Lowest
 from experiments.harness.comparison import COMMON, Comparison, Measure, schemes
 from experiments.harness.settings import Settings, crossed
 from nagjax.residual import Boundary
-from nagjax.residual import schemes as registered
+from nagjax.residual.registry import schemes as registered
 from nagjax.runs.opening import open_run
 
 PLAIN, JUDGED = "plain", "nag"

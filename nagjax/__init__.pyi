@@ -31,11 +31,11 @@ from nagjax.notebook import log as log
 from nagjax.notebook import plot as plot
 from nagjax.notebook import table as table
 from nagjax.report.diagnosis import diagnose as diagnose
-from nagjax.residual import find_scheme as find_scheme
-from nagjax.residual import register as register
-from nagjax.residual import schemes as schemes
 from nagjax.residual.module import Residual as Residual
 from nagjax.residual.module import start_factors as start_factors
+from nagjax.residual.registry import find_scheme as find_scheme
+from nagjax.residual.registry import register as register
+from nagjax.residual.registry import schemes as schemes
 from nagjax.residual.schemes.block_attn_res import BlockAttnRes as _BlockAttnRes
 from nagjax.residual.schemes.completep import CompleteP as _CompleteP
 from nagjax.residual.schemes.deepnorm import DeepNorm as _DeepNorm

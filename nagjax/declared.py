@@ -59,7 +59,7 @@ def _default(field: dataclasses.Field) -> Any:
 def scheme_names() -> list[str]:
     """The package's schemes, one for each file, and those that were registered."""
     own = (path.stem for path in SCHEMES.glob("*.py") if path.stem != "__init__")
-    loaded = sys.modules.get("nagjax.residual")
+    loaded = sys.modules.get("nagjax.residual.registry")
     return sorted({*own, *(loaded.schemes() if loaded else ())})
 
 
@@ -71,7 +71,7 @@ def scheme_fields(name: str) -> list[Field]:
     pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
     path = SCHEMES / f"{name}.py"
     if not path.exists():
-        return fields_of(sys.modules["nagjax.residual"].find_scheme(name))
+        return fields_of(sys.modules["nagjax.residual.registry"].find_scheme(name))
     found: dict[str, Field] = {}
     for file, node in reversed([*_line(path, name)]):
         found |= {field.name: field for field in _declared(file, node)}

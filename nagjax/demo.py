@@ -24,17 +24,22 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
 
     from nagjax.runs.folder import clear
     from nagjax.runs.lock import WriterLock
+    from nagjax.train.loop import checked
 
     runs = demo_runs(schemes, shared)
-    for folder in [out / run.folder.name for run in runs] if fresh else ():
-        with WriterLock(folder, "demo"):
-            clear(folder)
+    folders = [out / run.folder.name for run in runs]
+    if fresh:
+        for run, folder in zip(runs, folders, strict=True):
+            checked(run.config(), folder, fresh)
+        for folder in folders:
+            with WriterLock(folder, "demo"):
+                clear(folder)
     count = min(processes or (cores() if jax.default_backend() == "cpu" else 1), len(runs))
     if count > 1:
         in_processes("nagjax.demo", {"schemes": list(schemes), "shared": shared, "out": str(out)}, count)
     else:
         _train(runs, out)
-    return [out / run.folder.name for run in runs]
+    return folders
 
 
 def _train(runs: Sequence[RunOptions], out: Path) -> None:

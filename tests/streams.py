@@ -2,7 +2,7 @@
 
 import typing
 
-from nagjax.residual import schemes
+from nagjax.residual.registry import schemes
 
 USUAL = ("plain", "nag")  # come first
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import nagjax
-from nagjax.residual import schemes
 from nagjax.residual.module import Residual
+from nagjax.residual.registry import schemes
 from nagjax.residual.stubs import stubs
 
 CHECK = "import sys, nagjax; sys.exit(any(name in sys.modules for name in ('jax', 'flax', 'numpy', 'optax')))"

@@ -138,6 +138,17 @@ def test_no_two_modules_import_each_other():
         visit(module, ())
 
 
+def test_no_package_gives_one_of_its_modules_names_to_something_else():
+    """`import package.module as m` would take that."""
+    for init in (path for path in FILES if path.name == "__init__.py"):
+        own = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        body = ast.parse(init.read_text()).body
+        taken = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for node in (node for node in body if isinstance(node, ast.ImportFrom) and node.module != module_of(init)):
+            taken |= {alias.asname or alias.name for alias in node.names}
+        assert not own & taken, f"{init.relative_to(ROOT)} takes {sorted(own & taken)}"
+
+
 def test_the_names_of_a_run_folder_stand_in_one_place():
     """Elsewhere they are of other folders: a model's of transformers, a corpus'."""
     import nagjax.runs.names as names

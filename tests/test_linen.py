@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 import nagjax
 from nagjax.errors import UserError
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual import registry
 from nagjax.residual.module import module_of
+from nagjax.residual.registry import find_scheme, schemes
 from tests.own_models import SUBLAYERS, WIDTH
 from tests.streams import one_per_stream
 
@@ -147,7 +148,7 @@ def test_in_a_scan_of_linens():
 
 
 def test_a_scheme_that_is_registered_again_is_the_new_one(monkeypatch):
-    monkeypatch.setattr(nagjax.residual, "_registered", {})
+    monkeypatch.setattr(registry, "_registered", {})
     for start in (0.1, 0.2):
         scheme = type("OfTheTest", (nagjax.Plain.Scheme,), {"name": "of_the_test", "start": start})
         nagjax.register(scheme)

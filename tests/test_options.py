@@ -19,7 +19,7 @@ from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.options import read_options, run_options
 from nagjax.ranges import Range, check_value, field_hints, unwrapped
-from nagjax.residual import schemes
+from nagjax.residual.registry import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.runs.config import MeshConfig, OptimizerConfig, RunConfig, TrainConfig, from_dict, to_dict
 from nagjax.train.distributed.hosts_config import HostsConfig

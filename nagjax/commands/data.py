@@ -49,7 +49,7 @@ def prepare(
 
             manifest = prepare_on_beam(inputs, out, options=list(beam_options), **given)
         else:
-            from nagjax.data.prepare import prepare
+            from nagjax.data.preparation import prepare
 
             progress = Progress("documents")
             manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
@@ -82,7 +82,7 @@ def chat(
         longest: characters that one line may have.
     """
     from nagjax.data.chat_template import find_template
-    from nagjax.data.prepare import prepare
+    from nagjax.data.preparation import prepare
 
     form = find_template(tokenizer, template)
     say(f"preparing conversations of {len(inputs) + len(held_out)} inputs by the template {form.name}, into {out}")

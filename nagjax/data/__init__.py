@@ -3,7 +3,7 @@
 from nagjax.data.bpe import train_bpe
 from nagjax.data.documents import read_documents
 from nagjax.data.pipeline import DataConfig, Dataset, Mixture, batches, open_dataset
-from nagjax.data.prepare import prepare
+from nagjax.data.preparation import prepare
 from nagjax.data.stdlib import stdlib_documents
 from nagjax.data.store import Manifest, read_manifest, verify
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer

@@ -24,7 +24,7 @@ from nagjax.data.documents import (
     split_documents,
 )
 from nagjax.data.encode import encode_documents
-from nagjax.data.prepare import Request, describe_request, finish
+from nagjax.data.preparation import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.data.store import (
     PROGRESS,

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from nagjax.residual import schemes
+from nagjax.residual.registry import schemes
 from nagjax.runs.log import Run
 
 NOT_MEASURED = "n/m"

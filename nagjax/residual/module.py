@@ -35,8 +35,9 @@ from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
 from nagjax.parameters import STACKED, label
 from nagjax.ranges import Count, Positive, check_value
-from nagjax.residual import Scheme, Stream, find_scheme, schemes
+from nagjax.residual import Scheme, Stream
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.residual.sublayer import run
 
 Branch = Callable[[Float[Array, "*lead D"]], Float[Array, "*lead D"]]

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from nagjax.residual import schemes
 from nagjax.residual.protocol import Scheme
+from nagjax.residual.registry import schemes
 
 NAGJAX = Path(__file__).parents[1]
 
@@ -48,11 +48,11 @@ from nagjax.notebook import log as log
 from nagjax.notebook import plot as plot
 from nagjax.notebook import table as table
 from nagjax.report.diagnosis import diagnose as diagnose
-from nagjax.residual import find_scheme as find_scheme
-from nagjax.residual import register as register
-from nagjax.residual import schemes as schemes
 from nagjax.residual.module import Residual as Residual
 from nagjax.residual.module import start_factors as start_factors
+from nagjax.residual.registry import find_scheme as find_scheme
+from nagjax.residual.registry import register as register
+from nagjax.residual.registry import schemes as schemes
 {imports}
 from nagjax.train.own_model import constrain as constrain
 from nagjax.train.own_model import decays as decays

@@ -37,6 +37,23 @@ from nagjax.train.warm_start import begin, check_start
 BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors that say that a training broke down
 
 
+def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = False) -> tuple[Setup, list]:
+    """The setup of a training and its held-out batches, nothing written yet. Raises UserError for what `train` refuses,
+    text that cannot be read among it, so that this shows before `fresh` deletes."""
+    setup = together(lambda: set_up(config))
+    blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
+    together(lambda: check_start(config, folder, fresh))
+    if setup.tasks:
+        asked = from_first(lambda: setup.tasks.digest)
+        together(lambda: setup.tasks.check(asked))
+    finished = not fresh and options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
+    if not finished:
+        together(lambda: check_log(options.log))
+    if not (force or finished):
+        together(lambda: check_memory(blueprint))
+    return setup, together(lambda: list(setup.evaluator.batches(options.eval_batches)))
+
+
 def train(
     config: RunConfig,
     folder: Path,
@@ -67,19 +84,8 @@ def train(
     `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
     """
     folder = Path(folder)
-    setup = together(lambda: set_up(config))
+    setup, held_out = checked(config, folder, fresh, force)
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
-    together(lambda: check_start(config, folder, fresh))
-    if setup.tasks:
-        asked = from_first(lambda: setup.tasks.digest)
-        together(lambda: setup.tasks.check(asked))
-    finished = not fresh and options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
-    if not finished:
-        together(lambda: check_log(options.log))
-    if not (force or finished):
-        together(lambda: check_memory(blueprint))
-    # Now, so that text which cannot be read shows before --fresh deletes.
-    held_out = together(lambda: list(setup.evaluator.batches(options.eval_batches)))
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}
     with (
         closing(setup.batches),

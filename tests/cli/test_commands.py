@@ -58,6 +58,15 @@ def test_demo_fresh_starts_over(demo, tmp_path, capsys):
     assert [load_run(out / f"{scheme}-d2-w16").step for scheme in ("plain", "nag")] == [4, 4]
 
 
+def test_demo_fresh_deletes_nothing_if_it_cannot_train(demo, tmp_path, capsys):
+    out = tmp_path / "demo"
+    shutil.copytree(demo, out)
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 4 --schemes plain nag --fresh".split()
+    assert main(["demo", *args, "--out", str(out), "--data", str(tmp_path / "absent")]) == 2
+    assert "absent" in capsys.readouterr().err
+    assert [load_run(out / f"{scheme}-d2-w16").step for scheme in ("plain", "nag")] == [8, 8]
+
+
 def test_eval_prints_the_same_loss_the_run_logged(demo, capsys):
     run = demo / "nag-d2-w16"
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

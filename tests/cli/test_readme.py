@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nagjax import residual
+import nagjax
 from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
+from nagjax.residual import registry
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -22,13 +23,13 @@ def test_the_example_scheme_works():
     assert len(code) <= 30
     try:
         exec(compile(example, "README.md", "exec"), {"__name__": "readme_example"})
-        scheme = residual.find_scheme("tanh_gate")(start=0.0)
+        scheme = nagjax.find_scheme("tanh_gate")(start=0.0)
         config = ModelConfig(depth=2, width=16, vocab=11, context=8, dtype="float32")
         model = Transformer(config, scheme, nnx.Rngs(0))
         tokens = jnp.arange(16).reshape(2, 8) % 11
         output = model(tokens, Where.whole(2, 8), observed=True)
     finally:
-        residual._registered.pop("tanh_gate", None)
+        registry._registered.pop("tanh_gate", None)
     # A start of zero writes nothing: the head reads the normalised embedding.
     embedding = np.asarray(model.embedding.tokens[...])[np.asarray(tokens)]
     expected = embedding / np.sqrt(np.mean(embedding**2, axis=-1, keepdims=True))

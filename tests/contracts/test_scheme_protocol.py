@@ -15,9 +15,10 @@ from flax import nnx
 from nagjax.layers.attention import Where
 from nagjax.mod.routed import ForwardContext
 from nagjax.model.transformer import Observe, Transformer
-from nagjax.residual import Boundary, find_scheme, schemes
+from nagjax.residual import Boundary
 from nagjax.residual.module import Residual
 from nagjax.residual.protocol import telemetry
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.config import RunConfig, from_dict, to_dict
 from tests import tiny
 from tests.own_models import branches_of, residual_of, table_of

@@ -3,7 +3,7 @@ environment, one scheme for every kind of stream."""
 
 import os
 
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from tests.streams import one_per_stream
 
 OPTIONS = {

@@ -269,7 +269,7 @@ class Stop(Exception):
 
 def _stopped(folder: Path, documents: int | None = None) -> None:
     """A preparation that stops after this many documents, or runs to its end."""
-    from nagjax.data.prepare import prepare
+    from nagjax.data.preparation import prepare
 
     def stop(done: int, tokens: int) -> None:
         if done == documents:

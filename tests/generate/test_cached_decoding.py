@@ -5,7 +5,7 @@ import pytest
 
 from nagjax.generate.sample import generate
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
-from nagjax.residual import schemes
+from nagjax.residual.registry import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
 from tests import tiny

@@ -11,7 +11,7 @@ import pytest
 
 import nagjax
 from nagjax import cli
-from nagjax.data.prepare import prepare
+from nagjax.data.preparation import prepare
 from nagjax.errors import UserError
 from nagjax.generate.sample import generate
 from nagjax.interop.exporting import export

@@ -16,7 +16,7 @@ from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.opening import OpenRun, open_run
 from tests import tiny
 from tests.interop.parity import TOLERANCE, logits_of

@@ -17,7 +17,7 @@ from nagjax.layers.platform import tracing_for
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.train.state import factors
 from tests import tiny
 from tests.meshes import check_losses

@@ -9,7 +9,8 @@ from flax import nnx
 from nagjax.layers.where import Where
 from nagjax.measure.damage import skip_effect
 from nagjax.measure.interventions import erased, rebuilt, residual, skipping, tapped, through, without
-from nagjax.residual import Boundary, find_scheme, schemes
+from nagjax.residual import Boundary
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.train.loss import cross_entropy
 from tests import tiny
 from tests.tiny import blueprint, moved, packed_batch, run_config

@@ -8,7 +8,7 @@ from flax import nnx
 
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, kept
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from tests import tiny
 from tests.mod.routing_models import make, masked_reference, run
 from tests.streams import one_per_stream

@@ -13,7 +13,8 @@ from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
 from nagjax.mod.routed import ForwardContext, Site
 from nagjax.mod.routers import routers
-from nagjax.residual import Boundary, find_scheme, schemes
+from nagjax.residual import Boundary
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_eval_step, jit_train_step

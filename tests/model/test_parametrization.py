@@ -13,7 +13,7 @@ import nagjax
 from nagjax.errors import UserError
 from nagjax.model.parametrization import Parametrization
 from nagjax.model.transformer import Transformer
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.config import OptimizerConfig, RatesConfig
 from nagjax.train.optimizer import make_optimizer
 from nagjax.train.state import factors

@@ -10,7 +10,7 @@ from nagjax.layers.mlp import SwiGLU
 from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.plan.saved import saved_bytes
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from tests import tiny
 
 TOKENS = jax.random.randint(jax.random.key(0), (4, tiny.TOKENS), 0, tiny.VOCAB)

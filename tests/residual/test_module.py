@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nagjax.errors import UserError
-from nagjax.residual import schemes
 from nagjax.residual.module import Residual, as_scheme, module_of, modules, start_factors
+from nagjax.residual.registry import schemes
 from nagjax.residual.schemes.nag import NAG
 from pallas_kernels import shard_rows, using
 from tests.own_models import SUBLAYERS, WIDTH, residual, stacked

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from nagjax.errors import UserError
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.review import Review
 from tests.residual.stack import assert_rows_close, build, normal, streams

@@ -10,11 +10,11 @@ import pytest
 from flax import nnx
 
 import nagjax
-from nagjax import residual
 from nagjax.errors import UserError
 from nagjax.layers.attention import Where
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
+from nagjax.residual import registry
 from nagjax.residual.module import Residual
 from nagjax.residual.protocol import Nothing, Scheme, SublayerIndex, split_lanes
 from nagjax.residual.schemes.plain import Plain
@@ -27,15 +27,21 @@ VERBS = ("open", "read", "advance", "close", "lanes")
 
 
 def test_the_schemes_of_the_papers_and_their_baselines_are_there():
-    assert {"plain", "lns", "review", "highway", "highway_convex", "nag"} <= set(residual.schemes())
+    assert {"plain", "lns", "review", "highway", "highway_convex", "nag"} <= set(nagjax.schemes())
+
+
+def test_a_schemes_file_is_imported_as_any_module():
+    import nagjax.residual.schemes.plain as file
+
+    assert file.Plain is nagjax.find_scheme("plain")
 
 
 @pytest.mark.parametrize("typed, nearest", [("revew", "review"), ("NAG", "nag"), ("planes", "plain")])
 def test_an_unknown_scheme_names_the_nearest(typed, nearest):
     with pytest.raises(UserError, match=f"did you mean '{nearest}'.*known schemes: .*plain"):
-        residual.find_scheme(typed)
+        nagjax.find_scheme(typed)
     with pytest.raises(UserError, match="known schemes"):
-        residual.find_scheme("qqqq")
+        nagjax.find_scheme("qqqq")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,27 +68,27 @@ class Post(Scheme):
 
 
 def test_a_registered_scheme_is_known_and_runs(monkeypatch):
-    monkeypatch.setattr(residual, "_registered", {})
-    assert residual.register(Post) is Post
-    assert residual.find_scheme("post_of_the_test") is Post
+    monkeypatch.setattr(registry, "_registered", {})
+    assert nagjax.register(Post) is Post
+    assert nagjax.find_scheme("post_of_the_test") is Post
     config = ModelConfig(depth=2, width=8, heads=2, vocab=7, context=4)
     model = Transformer(config, Post(), nnx.Rngs(0))
     output = model(jnp.array([[1, 2, 3, 4]]), Where.whole(1, 4), observed=True)
     assert_close(np.mean(np.square(output.hidden), -1), 1.0, terms=64, chain=4)
     assert output.telemetry["turn"].shape == (4,)
     with pytest.raises(UserError, match="name"):
-        residual.register(type("Nameless", (Scheme,), {}))
+        nagjax.register(type("Nameless", (Scheme,), {}))
 
 
 def test_a_scheme_of_the_package_is_not_replaced(monkeypatch):
-    monkeypatch.setattr(residual, "_registered", {})
+    monkeypatch.setattr(registry, "_registered", {})
     for name, body, said in (
         ("Mine", {}, "scheme.name = 'plain'.* own Plain: give Mine"),  # its base's name
         ("NAG", {"name": "mine"}, "scheme = 'NAG'.* own nag"),
     ):
         with pytest.raises(UserError, match=said):
-            residual.register(type(name, (Plain,), body))
-    assert residual.register(Plain) is Plain and residual.register(Post) is residual.register(Post)
+            nagjax.register(type(name, (Plain,), body))
+    assert nagjax.register(Plain) is Plain and nagjax.register(Post) is nagjax.register(Post)
 
 
 def defined(name, qualified="Mine"):
@@ -92,35 +98,35 @@ def defined(name, qualified="Mine"):
 
 def test_two_schemes_of_one_class_name_are_refused(monkeypatch):
     """A module is known by the name of its class."""
-    monkeypatch.setattr(residual, "_registered", {})
+    monkeypatch.setattr(registry, "_registered", {})
     made = "made.<locals>.Mine"
     for first, second in (
         (defined("one"), defined("two", "Outer.Mine")),
         (defined("one", made), defined("two", made)),
         (defined("one"), type("Mine", (Plain,), {"name": "two", "__module__": "another"})),
     ):
-        residual._registered.clear()
-        residual.register(first)
+        registry._registered.clear()
+        nagjax.register(first)
         with pytest.raises(UserError, match="scheme = 'Mine'.*class of the registered scheme 'one'"):
-            residual.register(second)
-        assert nagjax.Mine.Scheme is first and "two" not in residual.schemes()
+            nagjax.register(second)
+        assert nagjax.Mine.Scheme is first and "two" not in nagjax.schemes()
 
 
 def test_a_cell_may_be_run_again(monkeypatch, recwarn):
-    monkeypatch.setattr(residual, "_registered", {})
+    monkeypatch.setattr(registry, "_registered", {})
     for _ in range(2):
-        again = residual.register(defined("one"))
-        assert residual.find_scheme("one") is nagjax.Mine.Scheme is again
+        again = nagjax.register(defined("one"))
+        assert nagjax.find_scheme("one") is nagjax.Mine.Scheme is again
     assert not recwarn
     with pytest.warns(UserWarning, match="the scheme 'one' is now 'two'"):
-        renamed = residual.register(defined("two"))
-    assert "one" not in residual.schemes() and nagjax.Mine.Scheme is renamed
+        renamed = nagjax.register(defined("two"))
+    assert "one" not in nagjax.schemes() and nagjax.Mine.Scheme is renamed
 
 
 def test_a_gate_may_be_a_layer_of_flax_and_a_title_is_not_inherited(monkeypatch):
-    monkeypatch.setattr(residual, "_registered", {})
+    monkeypatch.setattr(registry, "_registered", {})
 
-    @residual.register
+    @nagjax.register
     @dataclasses.dataclass(frozen=True)
     class Layered(Plain):
         name: ClassVar[str] = "layered"
@@ -163,7 +169,7 @@ def test_a_scheme_without_one_of_the_five_verbs_is_refused_by_its_name(verb):
 
 
 def test_only_a_scheme_that_declares_it_has_an_angle_before_its_branch_runs():
-    own = residual._discovered()  # other tests register some
+    own = registry._discovered()  # other tests register some
     able = {name for name, scheme in own.items() if scheme.turns}
     assert able == {name for name, scheme in own.items() if scheme.turn is not Scheme.turn} == {"nag"}
     with pytest.raises(UserError, match="plain"):
@@ -172,6 +178,6 @@ def test_only_a_scheme_that_declares_it_has_an_angle_before_its_branch_runs():
 
 def test_output_projections_start_scaled_where_the_paper_scales_them():
     assert Plain(scaled_start=False).output_scale(PLACE) == 1.0
-    for scheme in (Plain(scaled_start=True), residual.find_scheme("review")(), residual.find_scheme("highway")()):
+    for scheme in (Plain(scaled_start=True), nagjax.find_scheme("review")(), nagjax.find_scheme("highway")()):
         assert scheme.output_scale(PLACE) == pytest.approx(48**-0.5)
-    assert residual.find_scheme("lns")().output_scale(PLACE) == 1.0  # not to be combined with a scaled start
+    assert nagjax.find_scheme("lns")().output_scale(PLACE) == 1.0  # not to be combined with a scaled start

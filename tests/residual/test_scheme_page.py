@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from nagjax.residual import schemes
 from nagjax.residual.protocol import Nothing, SublayerIndex
+from nagjax.residual.registry import schemes
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "nagjax" / "residual"

@@ -90,7 +90,7 @@ def make_corpus(scratch: Path) -> None:
 def variants() -> list:
     """Every scheme, with and without Mixture-of-Depths, on one host and on two; and on one bad batches under the two
     policies that go on."""
-    from nagjax.residual import schemes
+    from nagjax.residual.registry import schemes
     from tests.torture.history import Variant
 
     found = [

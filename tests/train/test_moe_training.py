@@ -12,7 +12,7 @@ from nagjax.errors import UserError
 from nagjax.layers.balance import moved_biases
 from nagjax.layers.config import MoEConfig
 from nagjax.mod import ModConfig
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs import names
 from nagjax.runs.config import MeshConfig
 from nagjax.runs.metrics import comparable

@@ -4,14 +4,13 @@ import dataclasses
 import json
 import os
 import shutil
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from nagjax.data import DataConfig, prepare, read_manifest, store
+from nagjax.data import DataConfig, preparation, prepare, read_manifest, store
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.report.compare import behind
@@ -325,10 +324,9 @@ def test_prepared_inputs_are_known_by_content(tmp_path):
 
 
 def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch):
-    module = sys.modules["nagjax.data.prepare"]
     text, out = tmp_path / "a.txt", tmp_path / "out"
     text.write_text("all work and no play " * 50)
-    read = module.split_documents
+    read = preparation.split_documents
 
     def changing(inputs, validation, **options):
         for document in read(inputs, validation, **options):
@@ -336,7 +334,7 @@ def test_an_input_that_changes_while_it_is_read(tmp_path, monkeypatch):
             Path(text).write_text("all work and no joy! " * 50)
             os.utime(text, ns=(time.time_ns() + 10**9,) * 2)
 
-    monkeypatch.setattr(module, "split_documents", changing)
+    monkeypatch.setattr(preparation, "split_documents", changing)
     with pytest.raises(UserError, match="a.txt.*changed while it was read"):
         prepare([str(text)], out, validation=0.0)
     assert not (out / "manifest.json").exists()

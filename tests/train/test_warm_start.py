@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nagjax.residual import find_scheme, schemes
+from nagjax.residual.registry import find_scheme, schemes
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.evaluator import put
 from nagjax.train.loss import Batch, cross_entropy

@@ -10,12 +10,10 @@ import pytest
 
 import nagjax.data.documents
 from nagjax.cli import main
-from nagjax.data import DataConfig, load_tokenizer, open_dataset, prepare, read_manifest, verify
+from nagjax.data import DataConfig, load_tokenizer, open_dataset, preparation, prepare, read_manifest, verify
 from nagjax.data.beam import prepare_on_beam
 from nagjax.errors import UserError
 from tests.data.test_beam import in_this_process
-
-PREPARE = sys.modules["nagjax.data.prepare"]  # the function has its name
 
 
 def raw_documents(folder, split):
@@ -217,13 +215,13 @@ def test_a_recorded_shard_of_an_unfinished_corpus_is_gone(jsonl, tmp_path, monke
             raise KeyboardInterrupt
         return rounds[-1]
 
-    write_shard = PREPARE.write_shard
-    monkeypatch.setattr(PREPARE, "write_shard", stopping)
+    write_shard = preparation.write_shard
+    monkeypatch.setattr(preparation, "write_shard", stopping)
     arguments = [jsonl], f"{prefix}{tmp_path}/out"
     with pytest.raises(KeyboardInterrupt):
         prepare(*arguments, validation=0.2, shard_tokens=3000)
     damage(tmp_path / "out" / "train-00000.tokens")
-    monkeypatch.setattr(PREPARE, "split_documents", None)
+    monkeypatch.setattr(preparation, "split_documents", None)
     with pytest.raises(UserError, match="train-00000.tokens.*delete the folder"):
         prepare(*arguments, validation=0.2, shard_tokens=3000)
 
@@ -272,7 +270,7 @@ def test_a_record_of_inputs_as_older_versions_had_it(hub, jsonl, tmp_path, monke
     arguments = [jsonl, "hub:x"], tmp_path / "out"
     with monkeypatch.context() as patch:
         if state == "progress.json":
-            patch.setattr(PREPARE, "finish", lambda request, splits: None)
+            patch.setattr(preparation, "finish", lambda request, splits: None)
         prepare(*arguments, shard_tokens=3000)
     record = json.loads((tmp_path / "out" / state).read_text())
     source = record[key]

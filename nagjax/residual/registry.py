@@ -1,0 +1,59 @@
+"""Which residual schemes there are: one for each file in `schemes/`, and those registered from outside."""
+
+import warnings
+from functools import cache
+
+from nagjax.discovery import classes_by_file, pick
+from nagjax.errors import UserError
+from nagjax.residual import schemes as _files
+from nagjax.residual.protocol import Scheme
+
+_registered: dict[str, type[Scheme]] = {}
+
+
+@cache
+def _discovered() -> dict[str, type[Scheme]]:
+    return classes_by_file(_files, Scheme)
+
+
+def schemes() -> dict[str, type[Scheme]]:
+    """Every scheme by name: the registered ones, and one for each file in `schemes/`, whose `name` is the file's."""
+    return dict(sorted((_discovered() | _registered).items()))
+
+
+def register(scheme: type[Scheme]) -> type[Scheme]:
+    """Class decorator that makes a scheme from outside this package known by its `name`; again, in place of the one
+    registered before, also where the class was meanwhile given another `name`, of which it warns. Its title is its name
+    unless it has one. Raises UserError for a class without a name, for a class or a name of a scheme in `schemes/`, and
+    for the class name of another registered scheme: modules are known by it."""
+    if not scheme.name:
+        raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
+    for own in _discovered().values():
+        if scheme is not own and scheme.name == own.name:
+            fix = f"is nagjax's own {own.__name__}: give {scheme.__name__} another class attribute `name`"
+            raise UserError("scheme.name", scheme.name, fix)
+        if scheme is not own and scheme.__name__ == own.__name__:
+            raise UserError("scheme", scheme.__name__, f"is the class of nagjax's own {own.name}: name yours otherwise")
+    for other in [own for own in _registered.values() if own.name != scheme.name]:
+        if other.__name__ == scheme.__name__:
+            _renamed(other, scheme)
+            del _registered[other.name]
+    if "title" not in vars(scheme):
+        scheme.title = scheme.name  # the title that it inherits is another scheme's
+    _registered[scheme.name] = scheme
+    return scheme
+
+
+def _renamed(old: type[Scheme], new: type[Scheme]) -> None:
+    """Warns of a class, such as a notebook's cell defines, that was defined again under another `name`. Raises
+    UserError where these are two classes; those that a function makes always are."""
+    same = (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)
+    if not same or "<locals>" in new.__qualname__:
+        fix = f"is the class of the registered scheme {old.name!r}, too: name one of the two classes otherwise"
+        raise UserError("scheme", new.__name__, fix)
+    warnings.warn(f"the scheme {old.name!r} is now {new.name!r}: {new.__name__} was defined again", stacklevel=3)
+
+
+def find_scheme(name: str) -> type[Scheme]:
+    """The scheme class of this name. Raises UserError with the nearest names if there is none."""
+    return pick("scheme", name, schemes(), "schemes")
