@@ -92,7 +92,8 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
 
 
 def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any]) -> Trial:
-    return Trial(name, varied, read_options(overridden(base, varied)))
+    given = {SHORT.get(option, option): value for option, value in varied.items()}
+    return Trial(name, varied, read_options(overridden(base, given)))
 
 
 def _name(varied: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
@@ -145,6 +146,29 @@ def test_in_a_scan_of_linens():
     residual = nagjax.linen.NAG(WIDTH, SUBLAYERS).bind({"params": params["NAG_0"]})
     branches = [lambda x, i=i: x @ dense["kernel"][i] + dense["bias"][i] for i in range(SUBLAYERS)]
     np.testing.assert_allclose(got, residual(x, branches, progress=1.0), rtol=1e-5, atol=1e-5)
+
+
+def test_in_linens_vmap_and_in_the_bridge_to_nnx():
+    """Which Flax's own boxes refuse without the name of an axis, and without a mesh."""
+    x = jax.random.normal(jax.random.key(0), (3, 2, WIDTH))
+    each = nn.vmap(Mixer, variable_axes={"params": 0}, split_rngs={"params": True})("nag")
+    variables = each.init(jax.random.key(1), x)
+    assert nn.get_partition_spec(variables)["params"]["residual"]["gate"]["weight"] == P(None, None, "embed", None)
+    got, own = each.apply(variables, x), jax.tree.map(lambda leaf: leaf[1], nn.unbox(variables))
+    np.testing.assert_allclose(got[1], Mixer("nag").apply(own, x[1]), rtol=1e-5, atol=1e-5)
+    params = nn.unbox(variables["params"])
+    training = nagjax.optimizer(optax.sgd(1.0), variables["params"])
+    moved, _ = training.update(jax.tree.map(jnp.ones_like, params), training.init(params), params)
+    np.testing.assert_allclose(moved["residual"]["gate"]["alpha"], -1 / 12, rtol=1e-6)
+    bridged = nnx.bridge.ToNNX(Mixer("nag"), rngs=nnx.Rngs(0)).lazy_init(x)
+    again = Mixer("nag").apply({"params": nnx.to_pure_dict(nnx.state(bridged, nnx.Param))}, x)
+    np.testing.assert_allclose(bridged(x), again, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_of_nnx_is_refused():
+    own = nagjax.NAG(WIDTH, SUBLAYERS, rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="residual = 'NAG': .*nagjax.linen.NAG"):
+        nagjax.linen.MixtureOfDepths(own).init(jax.random.key(0), jnp.ones((1, 4, WIDTH)), [jnp.tanh] * SUBLAYERS)
 
 
 def test_a_scheme_that_is_registered_again_is_the_new_one(monkeypatch):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
 from nagjax.layers.flash import flash, outgrows_cudnn
+from nagjax.layers.platform import on_gpu
 from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.softcap import softcap
 from nagjax.layers.splash import refusal, splash
@@ -51,6 +52,9 @@ def attend(
         implementation = "xla" if cap is not None else _best(q, k, window, causal, gaps)
     if cap is not None and implementation != "xla":
         raise UserError("attention", implementation, f"does not support block.softcap = {cap}: choose auto or xla")
+    if implementation == "cudnn" and not (on_gpu() and q.dtype.itemsize == 2):
+        fix = f"takes bfloat16 on a GPU, not {q.dtype} on a {current_platform()}: choose auto or xla"
+        raise UserError("attention", "cudnn", fix)
     if implementation == "tokamax":
         return flash(q, k, v, q_where, k_where, window, causal)
     if implementation == "splash":

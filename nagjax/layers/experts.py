@@ -38,7 +38,8 @@ class Choices(NamedTuple):
 
 class Experts(nnx.Module):
     """The branch. At the start its update has the variance of one MLP with the hidden features of all experts that a
-    token runs: a chosen expert's down projection makes up for the weight that it gets."""
+    token runs: a chosen expert's down projection makes up for the weight that it gets. Not so with `weights` "score",
+    whose weights it does not know: there the experts' part starts smaller by the scores."""
 
     def __init__(self, width: int, config: MoEConfig, kind: str, scales: Scales, rngs: nnx.Rngs):
         self.config, self.kind = config, kind

@@ -1,5 +1,6 @@
 """The layers' parameters and their initial values."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -32,12 +33,13 @@ def table(
     return parameter(jax.random.normal(rngs.params(), shape) * std, (rows, "embed"), role)
 
 
-def restart(module: nnx.Module, std: float) -> None:
-    """Start values of a module's matrices [..., in, out] as if `matrix` drew them with this standard deviation times
-    `scale`, in place."""
+def restart(module: nnx.Module, std: Callable[[tuple[str | None, ...]], float]) -> None:
+    """Start values of a module's matrices [..., in, out] as if `matrix` drew them with this standard deviation, given
+    their axes, times `scale`, in place."""
     for leaf in jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
-        if leaf.get_metadata()["role"] == "matrix":
-            leaf[...] = leaf[...] * (std * leaf.shape[-2] ** 0.5)
+        facts = leaf.get_metadata()
+        if facts["role"] == "matrix":
+            leaf[...] = leaf[...] * (std(facts["axes"]) * leaf.shape[-2] ** 0.5)
 
 
 def bias(size: int, axis: str | None) -> nnx.Param:

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.layers.softcap import softcap
 from nagjax.layers.where import seen_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
@@ -71,8 +72,11 @@ def probe(
 
     Statistics are computed inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
     depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
-    `progress`, `cuts` and `causal` are those of `Transformer.__call__`.
+    `progress`, `cuts` and `causal` are those of `Transformer.__call__`. Raises UserError for any other model.
     """
+    if not isinstance(model, Transformer):
+        fix = "give a nagjax.Transformer, such as run.model; a residual in a model of your own has observe=True"
+        raise UserError("model", type(model).__name__, fix)
     counted = np.asarray(jax.device_get(batch.counted))
     inside = np.flatnonzero(counted & (np.asarray(jax.device_get(batch.positions)) > 0))
     chosen = np.random.default_rng(seed).permutation(inside)[:sample]

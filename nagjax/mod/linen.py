@@ -7,6 +7,7 @@ from flax import linen as nn
 from flax import nnx
 from jaxtyping import Array, Float, UInt32
 
+from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.mod import module
 from nagjax.residual.linen import LinenResidual, nnx_residual, parameters
@@ -24,6 +25,10 @@ class MixtureOfDepths(nn.Module):
     decider: str = "threshold"
 
     def setup(self):
+        if not isinstance(self.residual, LinenResidual):
+            fix = "give a Linen module such as nagjax.linen.NAG(width, sublayers)"
+            raise UserError("residual", type(self.residual).__name__, fix)
+
         def make(key: jax.Array) -> module.MixtureOfDepths:
             inner, rngs = nnx_residual(self.residual, key), nnx.Rngs(params=key)
             return module.MixtureOfDepths(inner, self.rate, rngs=rngs, router=self.router, decider=self.decider)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -91,8 +92,8 @@ class MixtureOfDepths(nnx.Module):
         if listed is None or len(listed) != sublayers:
             given = type(branches).__name__ if listed is None else len(listed)
             raise UserError("branches", given, f"give a list of {sublayers} callables, one for a sublayer")
-        if cuts is not None and jnp.shape(cuts) != (sublayers,):
-            raise UserError("cuts", jnp.shape(cuts), f"give {sublayers} numbers, one for a sublayer")
+        if cuts is not None and np.shape(cuts) != (sublayers,):
+            raise UserError("cuts", np.shape(cuts), f"give {sublayers} numbers, one for a sublayer")
         if noise is None:
             noise = 0
             if self.rules.router.draws:
@@ -120,7 +121,13 @@ class MixtureOfDepths(nnx.Module):
             raise UserError("x", (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
         if causal and cut is None and self.rules.decider.needs_cuts:
             raise UserError("cuts", None, "a threshold compares with averages of Routed.cut over training: give them")
+        if cut is not None and np.shape(cut):
+            raise UserError("cut", np.shape(cut), "give one number for the sublayer, the average of Routed.cut")
         where = Where.whole(*stream.lead) if where is None else where
+        given = [np.shape(part) for part in where] if isinstance(where, Where) else type(where).__name__
+        if given != [stream.lead] * len(Where._fields):
+            fix = f"give nagjax.layers.where.Where of segments and positions, {list(stream.lead)} each"
+            raise UserError("where", given, fix)
         at = Boundary(*self.residual.slot(i), stream.progress, self.residual.sublayers)
         own = jax.tree.map(lambda all: all[i - 1], self.routing)
         cut = jnp.float32(0.0) if cut is None else cut

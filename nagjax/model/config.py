@@ -89,11 +89,14 @@ class ModelConfig:
         if heads % kv_heads:
             raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must be divisible by kv_heads")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
-            raise UserError("heads", self.heads, f"rotary needs an even head width, not {self.rotated_width}")
-        for rope in (self.block.rope, self.block.others.rope):
+            causes = {"block.rotated": self.block.rotated, "block.head_width": self.block.head_width}
+            field = next((name for name, value in causes.items() if value not in (None, 1.0)), "heads")
+            fix = f"rotary needs an even head width, not {self.rotated_width}"
+            raise UserError(field, causes.get(field, self.heads), fix)
+        for field, rope in (("block.rope", self.block.rope), ("block.others.rope", self.block.others.rope)):
             if rope.scaling == "longrope" and len(rope.divisors) != self.rotated_width // 2:
                 fix = f"longrope needs {self.rotated_width // 2}, one for each pair of features that rotary turns"
-                raise UserError("block.rope.divisors", rope.divisors, fix)
+                raise UserError(f"{field}.divisors", rope.divisors, fix)
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
 

@@ -83,6 +83,10 @@ class Parametrization:
         """m^-1/2: of the head's start values, and of `init_std`, which does not follow the width by itself."""
         return self.m**-0.5
 
+    def start(self, axes: tuple[str | None, ...]) -> float:
+        """Factor on `init_std` of a matrix with these (last) axes."""
+        return 1.0 if axes[-2] == ONE_HEAD else self.root
+
     def peak(self, model: "ModelConfig", scheme: "Scheme") -> float:
         """The scheme's default learning rate at the size where all factors are 1."""
         if model.parametrization == "standard":

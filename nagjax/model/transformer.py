@@ -99,10 +99,7 @@ class Block(nnx.Module):
         else:
             mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
         attention = (CompressedAttention if config.block.cca else Attention)(config, scales(first), rngs)
-        if config.init_std is not None:
-            std = config.init_std * Parametrization.of(config, scheme).root
-            restart(attention, std)
-            restart(mlp, std)
+        _restart(config, scheme, attention, mlp)
         self.attention = Sublayer("attention", attention, mod, config, first, rngs)
         self.mlp = Sublayer("mlp", mlp, mod, config, second, rngs)
 
@@ -164,6 +161,8 @@ class Transformer(nnx.Module):
         first = first if config.init_std is None else own.root * config.init_std
         self.head = None if config.tied else Head(config, own.root * first, rngs)
         self.transform = None if config.head_epsilon is None else HeadTransform(config, rngs)
+        if self.transform is not None:
+            _restart(config, scheme, self.transform)
         label(self)
 
     def __repr__(self) -> str:
@@ -379,6 +378,14 @@ class Transformer(nnx.Module):
             return kind.empty(group.repeats, batch, slots, *own)
 
         return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)
+
+
+def _restart(config: ModelConfig, scheme: Scheme, *parts: nnx.Module) -> None:
+    """Start values of the parts' matrices by `init_std`, if there is one."""
+    if config.init_std is not None:
+        own, std = Parametrization.of(config, scheme), config.init_std
+        for part in parts:
+            restart(part, lambda axes: std * own.start(axes))
 
 
 def _check_experts(config: ModelConfig, scheme: Scheme) -> None:

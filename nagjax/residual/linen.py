@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
-from flax import nnx
+from flax import nnx, struct
 from flax.core import FrozenDict
 from jaxtyping import Array, Float, Int
 
@@ -14,6 +14,23 @@ from nagjax.layers.parameters import Scales
 from nagjax.parameters import Labelled
 from nagjax.residual import Scheme
 from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_of, start_factors
+
+
+@struct.dataclass
+class Box(Labelled):
+    """The box of a parameter whose user may never have heard of boxes: an axis that `nn.vmap` or `nn.scan` adds has no
+    name unless `metadata_params` gives one, and `nnx.bridge` needs no mesh. Flax's own boxes raise in both cases."""
+
+    def add_axis(self, index: int, params: dict) -> nn.Partitioned:
+        return super().add_axis(index, {nn.PARTITION_NAME: None} | params)
+
+    def remove_axis(self, index: int, params: dict) -> nn.Partitioned:
+        return super().remove_axis(index, {nn.PARTITION_NAME: None} | params)
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        facts = dict(vars(self))
+        facts |= {"out_sharding": facts.pop("names"), "sharding_rules": facts.pop("rules"), "eager_sharding": False}
+        return facts
 
 
 class LinenResidual(nn.Module):
@@ -89,9 +106,9 @@ def parameters(
     graph, state = nnx.split(abstract)
     scheme = getattr(abstract, "residual", abstract).scheme
 
-    def boxed(variable: nnx.Variable) -> Labelled:
+    def boxed(variable: nnx.Variable) -> Box:
         facts, value = variable.get_metadata(), variable[...]
-        return Labelled(value, names=facts["out_sharding"] or (None,) * value.ndim, role=facts["role"], scheme=scheme)
+        return Box(value, names=facts["out_sharding"] or (None,) * value.ndim, role=facts["role"], scheme=scheme)
 
     def start(key: jax.Array, part: str) -> dict:
         own = _plain(nnx.state(make(key))[part])

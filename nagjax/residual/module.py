@@ -26,6 +26,7 @@ import flax
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Shaped
 
@@ -34,7 +35,7 @@ from nagjax.layers.branch import Update, fitting
 from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
 from nagjax.parameters import STACKED, label
-from nagjax.ranges import Count, Positive, check_value
+from nagjax.ranges import Count, Positive, Share, check_value
 from nagjax.residual import Scheme, Stream
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
 from nagjax.residual.registry import find_scheme, schemes
@@ -104,6 +105,8 @@ class Residual(nnx.Module):
         for field, value in (("width", width), ("sublayers", sublayers)):
             check_value(field, value, Count)
         check_value("embedding_std", embedding_std, Positive | None)
+        if not hasattr(rngs, "split"):
+            raise UserError("rngs", rngs, "give nnx.Rngs(seed)")
         width, sublayers = int(width), int(sublayers)
         self.scheme, self.width, self.sublayers = as_scheme(scheme), width, sublayers
         self.asked = Asked()
@@ -159,7 +162,7 @@ class Residual(nnx.Module):
             raise UserError("x", x.dtype.name, "give floating-point numbers")
         if progress is None and self.scheme.trained() != self.scheme:
             say(f"{self.scheme.name} behaves differently early in training: {_how(self.scheme)}")
-        progress = jnp.asarray(1.0 if progress is None else progress, jnp.float32)
+        progress = _share_done(1.0 if progress is None else progress)
         first = jax.tree.map(lambda own: own[0], self.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress, self.sublayers)
         lead = x.shape[:-1]
@@ -190,6 +193,8 @@ class Residual(nnx.Module):
 
     def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
         """Float32 logits over the rows of a table, by the scheme's own head. NAG's head uses the residual's norm."""
+        if np.ndim(table) != 2 or np.shape(table)[1] != self.width:
+            raise UserError("table", np.shape(table), f"give a row of {self.width} features for each word")
         logits = unembed(*self.scheme.close(stream.rows, self.ends), self.scheme.head_rows(table))
         return logits.reshape(*stream.lead, table.shape[0])
 
@@ -197,7 +202,8 @@ class Residual(nnx.Module):
         """All sublayers' slots, leaves [S, ...]: what a scan over sublayers runs over."""
         index = jnp.arange(1, self.sublayers + 1, dtype=jnp.int32)
         readers = jax.tree.map(lambda own: own[1:], self.entry)
-        return Slot(self.gate, readers, index, jnp.where(index < self.sublayers, index + 1, 0))
+        gate = jax.tree.map(lambda own: own, self.gate)  # nnx.scan refuses variables that are the module's, too
+        return Slot(gate, readers, index, jnp.where(index < self.sublayers, index + 1, 0))
 
     def start_factors(self, i: int | Int[Array, ""]) -> Scales:
         """Factors on the initial values of branch i (see `nagjax.start_factors`)."""
@@ -234,6 +240,8 @@ class Residual(nnx.Module):
         slots = jax.tree.transpose(jax.tree.structure(self.slots()), None, parts)
         facts = []
         for branch, slot in zip(branches, slots, strict=True):
+            if not callable(branch):
+                raise UserError("branches", branch, f"give {self.sublayers} callables")
             stream, fact = self._step(stream, branch, slot, observe)
             facts.append(fact)
         return stream, jax.tree.map(lambda *each: jnp.stack(each), *facts)
@@ -252,17 +260,18 @@ class Residual(nnx.Module):
 
         def body(stream, xs):
             slots, params, state = xs
+            old = _values(state)  # before the merge: branches change these very variables
             branches, facts = nnx.merge(graph, params, state), []
             for j, branch in enumerate(branches):
                 stream, fact = self._step(stream, branch, jax.tree.map(lambda x, j=j: x[j], slots), observe)
                 facts.append(fact)
-            state = nnx.split(branches, nnx.Param, ...)[2]
-            return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), state)
+            changed = _changed(old, nnx.split(branches, nnx.Param, ...)[2])
+            return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), changed)
 
         step = jax.checkpoint(body, prevent_cse=False) if remat else body
         slots = jax.tree.map(lambda x: x.reshape(blocks, kinds, *x.shape[1:]), self.slots())
-        stream, (facts, state) = jax.lax.scan(step, stream, (slots, params, state))
-        nnx.update(tuple(stacks), state)
+        stream, (facts, changed) = jax.lax.scan(step, stream, (slots, params, state))
+        nnx.update(tuple(stacks), changed)
         return stream, jax.tree.map(lambda x: x.reshape(-1), facts)
 
 
@@ -337,6 +346,7 @@ def module_of(scheme: type[Scheme]) -> "type[Residual]":
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in dataclasses.fields(scheme)
     ]
+    __init__.__qualname__ = f"{scheme.__name__}.__init__"  # errors about arguments name it
     vars(__init__)["__signature__"] = inspect.Signature(plain + options)
     doc = f"{inspect.getdoc(scheme)}\n\n{inspect.cleandoc(Residual.__doc__ or '').split('\n\n', 2)[2]}"
     body = {"__init__": __init__, "__doc__": doc, "__module__": "nagjax", "Scheme": scheme}
@@ -355,6 +365,27 @@ def _how(scheme: Scheme) -> str:
     old, new = dataclasses.asdict(scheme), dataclasses.asdict(scheme.trained())
     without = ", ".join(f"{name}={value!r}" for name, value in new.items() if value != old[name])
     return f"pass progress=step / steps in training and progress=1.0 afterwards, or turn that off ({without})"
+
+
+def _share_done(progress: Any) -> Float[Array, ""]:
+    """Float32. Raises UserError for what is no number from 0 to 1; of a traced one only the shape is known."""
+    progress = progress[...] if isinstance(progress, nnx.Variable) else progress
+    if np.shape(progress):
+        raise UserError("progress", np.shape(progress), "give one number for all rows, step / steps")
+    if not isinstance(progress, jax.core.Tracer):
+        check_value("progress", np.asarray(progress).item(), Share, "it is step / steps, and 1.0 after training")
+    return jnp.asarray(progress, jnp.float32)
+
+
+def _values(state: nnx.State) -> dict[tuple, list[Array]]:
+    return {path: jax.tree.leaves(own) for path, own in nnx.to_flat_state(state)}
+
+
+def _changed(old: dict[tuple, list[Array]], state: nnx.State) -> nnx.State:
+    """What branches have changed of their state. An update of the rest too would fail where Flax allows none: in a
+    transformation that closes over a model in evaluation."""
+    same = lambda path, own: path in old and all(map(operator.is_, old[path], jax.tree.leaves(own)))  # noqa: E731
+    return nnx.from_flat_state([(path, own) for path, own in nnx.to_flat_state(state) if not same(path, own)])
 
 
 def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:

@@ -62,7 +62,7 @@ class OptimizerConfig:
     rates: RatesConfig = RatesConfig()  # learning rates by role
     weight_decay: NonNegative = 0.1  # coefficient of weight decay, times the learning rate, of the roles in decay
     decay: tuple[Role, ...] = ("matrix",)  # roles with weight decay
-    beta1: Momentum = 0.9  # decay of the mean of the gradients
+    beta1: Momentum = 0.9  # decay of the mean of the gradients; that of Muon is 0.95
     beta2: Momentum = 0.95  # decay of the mean of the gradients' squares
     epsilon: Positive = 1e-8  # AdamW's, added to the root of the mean of squares
     clip: NonNegative = 1.0  # largest global gradient norm; 0: no clipping

@@ -10,6 +10,7 @@ from nagjax.data import Dataset, Mixture
 from nagjax.errors import UserError
 from nagjax.runs.trained import count_trained
 from nagjax.train.distributed.mesh import BATCH, parameter_sharding
+from nagjax.train.head_loss import chunk_tokens
 from nagjax.train.state import Blueprint
 
 GIB = 2**30
@@ -53,8 +54,8 @@ def check_memory(blueprint: Blueprint) -> None:
 
 def least_bytes(blueprint: Blueprint) -> int:
     """A lower bound of a training step's memory on one device: parameters, their moments and gradients (of those
-    that are trained) in float32, each
-    block's residual for the backward pass, and the logits. Other activations come on top."""
+    that are trained) in float32, each block's residual for the backward pass, and the logits that are there at once
+    (`nagjax.train.head_loss`). Other activations come on top."""
     config, mesh = blueprint.config, blueprint.mesh
     model, train = config.model, config.train
     held = lambda p: math.prod(parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape))  # noqa: E731
@@ -65,7 +66,11 @@ def least_bytes(blueprint: Blueprint) -> int:
     rows = train.batch // train.accumulate // math.prod(mesh.shape[axis] for axis in BATCH)
     tokens = rows * model.context // mesh.shape["sequence"]
     kept = 0 if model.remat == "offload" else model.depth * model.width * model.stream_dtype.itemsize
-    return state + tokens * (kept + model.vocab // mesh.shape["tensor"] * model.compute_dtype.itemsize)
+    parts = mesh.shape["tensor"]
+    at_once = train.loss_chunk or chunk_tokens(tokens, model.vocab if model.vocab % parts else model.vocab // parts)
+    whole = model.head_epsilon is not None or at_once >= tokens
+    logits = tokens if whole else math.ceil(tokens / math.ceil(tokens / at_once))
+    return state + tokens * kept + logits * (model.vocab // parts) * model.compute_dtype.itemsize
 
 
 def available_bytes(mesh: jax.sharding.Mesh) -> int | None:

@@ -34,6 +34,8 @@ def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule
         rest = optax.constant_schedule(peak)
     else:
         cooldown = max(round(config.cooldown * steps), 1)
+        if config.warmup + config.cooldown <= 1:  # else an old run, which goes on as it began
+            cooldown = min(cooldown, max(steps - warmup, 1))  # both may have been rounded up
         fall = optax.linear_schedule(peak, config.final * peak, cooldown)
         rest = optax.join_schedules([optax.constant_schedule(peak), fall], [max(steps - warmup - cooldown, 0)])
     return optax.join_schedules([rise, rest], [warmup])

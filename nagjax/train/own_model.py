@@ -16,6 +16,7 @@ from nagjax.mod.module import MixtureOfDepths
 from nagjax.model.parametrization import Factors, Parametrization
 from nagjax.model.transformer import Transformer
 from nagjax.parameters import ROLES, Labelled
+from nagjax.ranges import Count, check_value
 from nagjax.residual import Scheme
 from nagjax.residual.module import Residual, say
 from nagjax.residual.protocol import SublayerIndex
@@ -70,6 +71,15 @@ def optimizer(
     Warns where a scheme has start factors that nobody asked for. Raises UserError: no residual in the model, or a
     config without steps.
     """
+    if not isinstance(tx, OptimizerConfig):
+        if not (hasattr(tx, "init") and hasattr(tx, "update")):
+            raise UserError(
+                "tx", type(tx).__name__, "give an optax chain, such as optax.adamw(3e-4), or an OptimizerConfig"
+            )
+        if steps is not None:
+            raise UserError(
+                "steps", steps, "is for an OptimizerConfig: a chain has a schedule of its own, leave it out"
+            )
     parts = _residuals(model)
     if not parts:
         fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
@@ -205,6 +215,7 @@ def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:
 def _from_config(config: OptimizerConfig, steps: int | None, known: dict[Path, Known], parts: list) -> Any:
     if steps is None:
         raise UserError("steps", None, "give the number of training steps: the schedule of OptimizerConfig needs it")
+    check_value("steps", steps, Count)
     check_schedule(config)
     scheme, module = parts[0][1:]
     if isinstance(module, Transformer):

@@ -56,9 +56,9 @@ def progress(blueprint: ModelBlueprint, step: Int[Array, ""]) -> Float[Array, ""
     return step.astype(jnp.float32) / blueprint.config.train.steps
 
 
-def noise(state: TrainState) -> UInt32[Array, ""]:
-    """The random router's seed in this step."""
-    return jax.random.bits(jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step))
+def noise(state: TrainState, parts: int) -> UInt32[Array, " n"]:
+    """The random router's seeds in this step, one for each part of the batch: it draws by a row's place in its part."""
+    return jax.random.bits(jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step), (parts,))
 
 
 def auxiliary(model: Transformer, output: Output) -> Float[Array, ""] | float:
@@ -93,11 +93,12 @@ def _experts(output: Output) -> dict[str, dict[str, Array]]:
     return {} if output.experts is None else {"experts": jax.lax.stop_gradient(output.experts)}
 
 
-def _balanced(params: Any, load: Float[Array, "L n"], rate: float) -> Any:
-    """The parameters with the experts' balancing biases moved, which no gradient moves."""
-    move = lambda path, p: moved_biases(p, load, rate) if path[-1].key == "balance" else p  # noqa: E731
+def _balanced(params: Any, before: Any, load: Float[Array, "L n"], rate: float) -> Any:
+    """The parameters with the experts' balancing biases moved from where they were before the step: neither a gradient
+    nor the decay of their role moves them."""
+    move = lambda path, p, old: moved_biases(old, load, rate) if path[-1].key == "balance" else p  # noqa: E731
     blocks = params["blocks"]
-    branch = jax.tree_util.tree_map_with_path(move, blocks["mlp"]["branch"])
+    branch = jax.tree_util.tree_map_with_path(move, blocks["mlp"]["branch"], before["blocks"]["mlp"]["branch"])
     return params | {"blocks": blocks | {"mlp": blocks["mlp"] | {"branch": branch}}}
 
 
@@ -132,7 +133,8 @@ def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
     """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
 
-    With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean.
+    With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean, but what
+    balances experts is the mean over the parts (`auxiliary`).
 
     Raises UserError for a model that is not causal.
     """
@@ -142,11 +144,11 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
     balanced = any(path[-1].key == "balance" for path, _ in leaves)
     rate = schedule(blueprint.config.optimizer, blueprint.config.learning_rate, train.steps)
 
-    def summed_loss(trained, part: Batch, state: TrainState, share):
+    def summed_loss(trained, part: Batch, seed, state: TrainState, share):
         model = blueprint.model(blueprint.with_trained(state.params, trained))
         options: dict[str, Any] = {
             "progress": progress(blueprint, state.step),
-            "noise": noise(state),
+            "noise": seed,
             "pin": pin_rows(mesh),
         }
         if model.config.mod.adaptive:
@@ -158,27 +160,28 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
         return objective + extra, (sums, _cuts(model, output, part) | _experts(output))
 
-    def gradient(trained, part: Batch, state: TrainState, share):
+    def gradient(trained, part: Batch, seed, state: TrainState, share):
         """Gradients of what is trained, sharded like the parameters: summed over devices and scattered at once. `share`
         is the batch's targets divided by its tokens: it weighs parts by tokens in the auxiliary loss, by targets in the
         others."""
-        grads, rest = jax.grad(summed_loss, has_aux=True)(trained, part, state, share)
+        grads, rest = jax.grad(summed_loss, has_aux=True)(trained, part, seed, state, share)
         return jax.lax.with_sharding_constraint(grads, blueprint.trained(blueprint.parameter_shardings())), rest
 
     def step(state: TrainState, batch: Batch):
         share = jnp.sum(batch.weights) / jnp.maximum(jnp.sum(batch.segment_ids > 0), 1)
-        trained = blueprint.trained(state.params)
+        trained, seeds = blueprint.trained(state.params), noise(state, train.accumulate)
         if train.accumulate == 1:
-            grads, (sums, cuts) = gradient(trained, batch, state, share)
+            grads, (sums, cuts) = gradient(trained, batch, seeds[0], state, share)
         else:
             parts = jax.tree.map(lambda x: _parts(x, train.accumulate), batch)
-            zeros = jax.eval_shape(lambda: gradient(trained, jax.tree.map(lambda x: x[0], parts), state, share))
+            first = jax.tree.map(lambda x: x[0], parts)
+            zeros = jax.eval_shape(lambda: gradient(trained, first, seeds[0], state, share))
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), zeros)
 
             def add(total, part):
-                return jax.tree.map(jnp.add, total, gradient(trained, part, state, share)), None
+                return jax.tree.map(jnp.add, total, gradient(trained, *part, state, share)), None
 
-            (grads, (sums, cuts)), _ = jax.lax.scan(add, zeros, parts)
+            (grads, (sums, cuts)), _ = jax.lax.scan(add, zeros, (parts, seeds))
         count = jnp.maximum(sums.count, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.named_scope("optimizer"):
@@ -186,14 +189,16 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             trained = blueprint.constrained(optax.apply_updates(trained, updates))
             params = blueprint.with_trained(state.params, trained)
             if moe.bias_rate and balanced:
-                params = _balanced(params, cuts["experts"]["load"], moe.bias_rate)
+                params = _balanced(params, state.params, cuts["experts"]["load"], moe.bias_rate)
         mod = _averaged(state, cuts, blueprint.config.model.mod)
         loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
         new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
         with jax.named_scope("optimizer"):
             if train.ema:
-                new = new._replace(average=_mixed(state.average, params, state.guard.good, train.ema))
+                average = _mixed(state.average, params, state.guard.good, train.ema)
+                part = blueprint.constrained(blueprint.trained(average))  # a mean of unit vectors is shorter
+                new = new._replace(average=blueprint.with_trained(average, part))
             new = guarded(state, new, loss, grad_norm, train.spike)
         pool = cuts.get("cuts")
         skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None

@@ -12,6 +12,7 @@ With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / s
     dc = dw - <dw r> r                 du = dc - <dc>
 Where q is below eps there is no direction to turn to, and k, up to 1e6, would be the gain of the gradient: one such row
 would decide how a whole batch's gradient is clipped. There dw = t dy, the gradient of an update that is added as it is.
+Likewise dy = g where <y^2> is below eps: v would be the gain of a row of zeros in every sublayer, and overflow.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pallas_kernels.ops import by_rows
 # Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its rotation.
 EPS_UPDATE = 1e-12
 # Added to mean(y^2) of the rotated direction. It changes nothing for a unit direction (mean(y^2) >= 1); a row of zeros,
-# such as padding, stays zero, with gradients below 1e6 times the incoming one.
+# such as padding, stays zero, and its gradient is the incoming one.
 EPS_NORM = 1e-12
 
 
@@ -62,7 +63,7 @@ def nag_update(
     the log-norm still grows by the predicted log(1 + t^2) / 2; its gradient is that of an update that is added
     without being normalised, so that a branch that starts at zero can learn. Rounding errors of the mean count as
     an orthogonal part unless they are small compared with the formula's 1e-6. Updates are exact up to an RMS of
-    1e17. A row of zeros stays zero.
+    1e17. A row of zeros stays zero, and its gradient is the incoming one.
     Backend: see `pallas_kernels.dispatch`; XLA on CPU.
 
     Args:
@@ -106,8 +107,10 @@ def reference(
     n = u_perp * jax.lax.rsqrt(q + EPS_UPDATE)
     n = jnp.where(q > EPS_UPDATE, n, jax.lax.stop_gradient(n - u_perp) + u_perp)
     y = r + t * n
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + EPS_NORM)
-    return y.astype(direction.dtype), log_norm + 0.5 * jnp.log1p(turn * turn)
+    square = jnp.mean(y * y, -1, keepdims=True)
+    unit = y * jax.lax.rsqrt(square + EPS_NORM)
+    unit = jnp.where(square > EPS_NORM, unit, jax.lax.stop_gradient(unit - y) + y)
+    return unit.astype(direction.dtype), log_norm + 0.5 * jnp.log1p(turn * turn)
 
 
 Row = Float[Array, "..."]
@@ -153,7 +156,9 @@ def gradients(state: Turned, a: Row, mr: Row, rr: Row, t: Row, mg: Row, gr: Row,
     """The factors, from the forward scalars, a, <r>, <r^2>, the turn, and <g>, <g r>, <g w> of the cotangent."""
     v, _, k, rn, nn = state
     kt, gn = k * t, k * gw
-    pull = v * v * (v * (gr + t * gn))  # dy = v g - pull y
+    still = v * v * EPS_NORM > 0.5  # <y^2> < eps
+    pull = jnp.where(still, 0.0, v * v * (v * (gr + t * gn)))  # dy = v g - pull y
+    v = jnp.where(still, 1.0, v)
     dy_n = v * gn - pull * (rn + t * nn)
     dy_r = v * gr - pull * (rr + t * rn)
     live = nn > 0.5  # q > eps

@@ -11,6 +11,7 @@ from nagjax.layers.attend import attend
 from nagjax.layers.attention import Attention, Where
 from nagjax.layers.cache import CachedLayer, KVCache, attend_cached
 from nagjax.layers.parameters import Scales
+from nagjax.layers.platform import tracing_for
 from nagjax.layers.rotary import rotary
 from tests import tiny
 from tests.tolerance import assert_close, close_to
@@ -109,6 +110,10 @@ def test_a_forced_backend_that_cannot_says_why():
         attend(q, q, q, where, where, "splash")
     with pytest.raises(UserError, match="splash.*bidirectional"):
         attend(q, q, q, where, where, "splash", causal=False)
+    with pytest.raises(UserError, match="cudnn.*float32 on a cpu"):
+        attend(q, q, q, where, where, "cudnn")
+    with tracing_for("gpu"), pytest.raises(UserError, match="cudnn.*float32 on a gpu"):
+        attend(q, q, q, where, where, "cudnn")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

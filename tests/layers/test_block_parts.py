@@ -168,8 +168,13 @@ def test_bad_parts_are_refused_by_name(values, named):
 def test_parts_that_do_not_go_together_are_refused():
     with pytest.raises(UserError, match="qk_gain.*qk_norm"):
         tiny.model_config(qk_norm=False, block=BlockConfig(qk_gain="head"))
-    with pytest.raises(UserError, match="even head width, not 1"):
+    with pytest.raises(UserError, match="block.rotated = 0.2: .*even head width, not 1"):
         tiny.model_config(block=BlockConfig(rotated=0.2))
+    with pytest.raises(UserError, match="block.head_width = 5: .*even head width, not 5"):
+        tiny.model_config(block=BlockConfig(head_width=5))
+    with pytest.raises(UserError, match="block.others.rope.divisors = .*needs 4"):
+        own = RopeConfig("longrope", divisors=(2.0,))
+        tiny.model_config(block=BlockConfig(others=OtherBlocks((1,), rotary="own", rope=own)))
     with pytest.raises(UserError, match="others.places.*below 3"):
         tiny.model_config(depth=3, block=BlockConfig(others=OtherBlocks((1, 3))))
     with pytest.raises(UserError, match="others.places.*ascending"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nagjax.errors import UserError
 from nagjax.measure import angles, norms, outliers
 from nagjax.measure.probe import _probe, probe
 from nagjax.mod import ModConfig
@@ -17,6 +18,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.blueprint import build_model
 from nagjax.train.distributed.mesh import batch_sharding
 from tests import tiny
+from tests.own_models import residual
 from tests.tiny import blueprint, moved, packed_batch, run_config
 from tests.tolerance import assert_close, close_to
 
@@ -29,6 +31,11 @@ def looked_at(name):
     plan = blueprint(run_config(find_scheme(name)()))
     model = plan.model(moved(plan.create().params))
     return model, probe(model, packed_batch(), full=True, sample=SOME)
+
+
+def test_a_model_that_is_no_transformer_is_refused():
+    with pytest.raises(UserError, match="model = 'NAG': .*observe=True"):
+        probe(residual(), packed_batch())
 
 
 @pytest.mark.parametrize("name", ["plain", "nag"])

@@ -109,12 +109,16 @@ def test_what_does_not_fit_is_refused():
         (lambda: own(x[0], [tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [tanh] * 4, progress=1.0, causal=True), "cuts"),
         (lambda: own.advance(own.residual.open(x, 1.0), tanh, 0), "i"),
+        (lambda: own.advance(own.residual.open(x, 1.0), tanh, 1, causal=True, cut=jnp.zeros(TOKENS)), "cut"),
+        (lambda: own(x, [tanh] * 4, progress=1.0, where=Where.whole(1, TOKENS)), "where"),
+        (lambda: own(x, [tanh] * 4, progress=1.0, where=jnp.ones((2, TOKENS))), "where"),
     ):
         with pytest.raises(UserError, match=f"{field} = "):
             call()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         own(x, [tanh] * 4, progress=1.0)
+        own(x, [tanh] * 4, progress=1.0, causal=True, cuts=[0.1] * 4)
 
 
 def test_a_random_router_draws_by_the_noise_of_the_pass():

@@ -11,6 +11,7 @@ from flax import nnx
 
 import nagjax
 from nagjax.errors import UserError
+from nagjax.layers.config import BlockConfig
 from nagjax.model.parametrization import Parametrization
 from nagjax.model.transformer import Transformer
 from nagjax.residual.registry import find_scheme, schemes
@@ -91,6 +92,12 @@ def test_start_values():
     both = spread(init_std=0.02, parametrization="mup", **WIDE)
     for name, root in ((blocks + "up", 1), ("embedding/tokens", 0), ("head/tokens", 2)):
         assert both[name] == pytest.approx(papers[name] / 2**root, rel=1e-6), name
+    cca = {"block": BlockConfig(cca=True, head_width=8)}
+    narrow, both = (spread(init_std=0.02, parametrization="mup", **size, **cca) for size in ({"width": 32}, WIDE))
+    mix = "blocks/attention/branch/key_convolution/mix"  # sums over one head's features, as many at every width
+    assert both[mix] == pytest.approx(0.02, rel=0.1) and narrow[mix] == pytest.approx(0.02, rel=0.1)
+    encoder = spread(init_std=0.02, causal=False, head_epsilon=1e-5)
+    assert encoder["transform/map"] == pytest.approx(0.02, rel=0.1)
     tied = spread(init_std=0.02, tied=True)
     assert tied["embedding/tokens"] == pytest.approx(0.02, rel=0.1)
 

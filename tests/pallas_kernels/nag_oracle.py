@@ -20,7 +20,10 @@ def update(r, s, u, t):
     unit = jnp.where(nothing, jax.lax.stop_gradient(unit - perpendicular) + perpendicular, unit)
     y = r + t[:, None] * unit
     size = jnp.sqrt(jnp.einsum("nd,nd->n", y, y) + d * 1e-12)[:, None]
-    return np.sqrt(d) * y / size, s - jnp.log(jnp.cos(jnp.arctan(t)))
+    turned = np.sqrt(d) * y / size
+    nothing = size**2 <= 2 * d * 1e-12
+    turned = jnp.where(nothing, jax.lax.stop_gradient(turned - y) + y, turned)
+    return turned, s - jnp.log(jnp.cos(jnp.arctan(t)))
 
 
 def inputs(n, d, dtype, seed=0):

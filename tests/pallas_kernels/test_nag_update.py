@@ -106,6 +106,16 @@ def test_no_update_does_not_rule_the_gradient(name):
     assert np.all(du < 3 * t[:3] * g) and np.all(du > 0.1 * t[:3] * g)
 
 
+@pytest.mark.parametrize("name", ("reference", "xla", *INTERPRETERS))
+def test_rows_of_zeros_do_not_rule_the_gradient(name):
+    """A factor of 1 / rms in every sublayer would overflow after a few of them."""
+    (r, s, u, t), cotangents = nag_oracle.inputs(8, 128, "float32")
+    with interpreting(INTERPRETERS.get(name)):
+        got = nag_oracle.with_gradients(implementation(name), (0 * r, s, 0 * u, t), cotangents)
+    np.testing.assert_array_equal(got[0], 0 * r)
+    assert_close(got[NAMES.index("d_direction")], cotangents[0], terms=1, chain=4)
+
+
 def test_parallel_update_leaves_nothing_to_turn_to():
     (r, s, _, t), cotangents = nag_oracle.inputs(5, 640, "float32")
     r = r - r.mean(-1, keepdims=True)

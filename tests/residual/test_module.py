@@ -1,6 +1,7 @@
 """Schemes as modules around branches of a user's own. That they are the Transformer's schemes: tests/contracts."""
 
 import inspect
+import operator
 import pickle
 import warnings
 
@@ -17,6 +18,8 @@ from nagjax.errors import UserError
 from nagjax.residual.module import Residual, as_scheme, module_of, modules, start_factors
 from nagjax.residual.registry import schemes
 from nagjax.residual.schemes.nag import NAG
+from nagjax.runs.config import OptimizerConfig
+from nagjax.train.own_model import optimizer
 from pallas_kernels import shard_rows, using
 from tests.own_models import SUBLAYERS, WIDTH, residual, stacked
 from tests.residual.stack import normal
@@ -161,6 +164,50 @@ def test_a_scan_carries_what_stacked_branches_keep():
     assert not np.array_equal(first, second)
 
 
+def test_stacked_branches_in_evaluation_may_come_from_outside_a_transformation():
+    class Kept(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.dropout = nnx.Linear(WIDTH, WIDTH, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.norm(self.linear(x)))
+
+    stack, own, x = nnx.vmap(Kept)(nnx.Rngs(0).split(SUBLAYERS)), residual("plain"), normal(0, 2, 3, WIDTH)
+    own(x, stack)
+    assert (stack.dropout.rngs.count[...] == 1).all() and np.abs(stack.norm.mean[...]).min() > 0
+    stack.eval()
+    before = jax.tree.leaves(nnx.state(stack, nnx.Not(nnx.Param)))
+    want = own(x, stack)
+    close(jax.jit(lambda x: own(x, stack))(x), want)
+    close(jax.vmap(lambda row: own(row, stack, remat=True))(x), want)
+    assert all(map(operator.is_, before, jax.tree.leaves(nnx.state(stack, nnx.Not(nnx.Param)))))
+
+
+def test_in_a_scan_of_nnx_that_gets_the_module_and_its_slots():
+    own, stack, x = residual(), stacked(), normal(0, 2, WIDTH)
+
+    @nnx.scan(in_axes=(nnx.Carry, None, 0, 0), out_axes=nnx.Carry)
+    def step(stream, own, branch, slot):
+        return own.advance(stream, branch(own.read(stream)), slot)
+
+    close(own.close(step(own.open(x, 1.0), own, stack, own.slots())), own(x, stack, progress=1.0))
+
+
+@pytest.mark.parametrize("name", ["nag", "prores"])
+@pytest.mark.parametrize("progress", [-0.1, 7, np.nan, "0.5", np.ones(1), jnp.ones((3, 1))], ids=str)
+def test_a_progress_that_is_no_share_is_refused(name, progress):
+    with pytest.raises(UserError, match="progress = .*step / steps"):
+        residual(name)(jnp.ones((2, 3, WIDTH)), [jnp.tanh] * SUBLAYERS, progress=progress)
+    with pytest.raises(UserError, match="progress = "):
+        jax.jit(lambda p: residual(name).open(jnp.ones((2, 3, WIDTH)), p))(jnp.ones((2, 1)))
+
+
+@pytest.mark.parametrize("progress", [0, 1, np.float64(0.5), jnp.bfloat16(0.5), nnx.Param(jnp.float32(1.0))], ids=str)
+def test_numbers_that_may_be_a_progress(progress):
+    assert residual().open(jnp.ones((2, WIDTH)), progress).progress.dtype == jnp.float32
+
+
 @pytest.mark.parametrize("i", [0, -1, SUBLAYERS + 1, np.int64(0), jnp.int32(0), 1.0, "1"])
 def test_a_sublayer_that_is_not_there_is_refused(i):
     own = residual()
@@ -186,6 +233,13 @@ def test_what_does_not_fit_is_refused():
         (lambda: own(x, [lambda x: (x, x)] * 4, progress=1.0), "update"),
         (lambda: own(x.astype(int), [jnp.tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [jnp.tanh] * 4, progress=1.0, remat=True), "remat"),
+        (lambda: own(x, [jnp.tanh, None] * 2, progress=1.0), "branches"),
+        (lambda: own.logits(own.open(x, 1.0), jnp.ones((WIDTH, 5))), "table"),
+        (lambda: own.logits(own.open(x, 1.0), jnp.ones(WIDTH)), "table"),
+        (lambda: module_of(NAG)(WIDTH, 2, rngs=jax.random.key(0)), "rngs"),
+        (lambda: optimizer(1e-3, own), "tx"),
+        (lambda: optimizer(optax.adam(1e-3), own, steps=100), "steps"),
+        (lambda: optimizer(OptimizerConfig(), own, steps=0), "steps"),
         (lambda: residual(sublayers=0), "sublayers"),
         (lambda: residual(sublayers=True), "sublayers"),
         (lambda: residual(embedding_std=0.0), "embedding_std"),
@@ -242,7 +296,7 @@ def test_modules_are_documented_named_and_known_by_any_of_their_names():
 
 def test_a_few_steps_with_an_own_optax_chain():
     own, stack, x, target = residual("review"), stacked(), normal(0, 8, WIDTH), normal(1, 8, WIDTH)
-    optimizer = nnx.Optimizer((own, stack), optax.adam(1e-2), wrt=nnx.Param)
+    training = nnx.Optimizer((own, stack), optax.adam(1e-2), wrt=nnx.Param)
 
     @nnx.jit
     def step(models, optimizer):
@@ -250,5 +304,5 @@ def test_a_few_steps_with_an_own_optax_chain():
         optimizer.update(models, grads)
         return loss
 
-    losses = [float(step((own, stack), optimizer)) for _ in range(20)]
+    losses = [float(step((own, stack), training)) for _ in range(20)]
     assert losses[-1] < 0.8 * losses[0]

@@ -8,6 +8,7 @@ from flax import nnx
 
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
+from nagjax.residual.registry import find_scheme
 from nagjax.residual.schemes.nag import NAG, NAGStream
 from tests.residual.stack import boundary, build, normal, streams
 from tests.tolerance import assert_close
@@ -118,6 +119,23 @@ def test_the_embedding_enters_centred_and_padding_of_zeros_stays_finite():
     zeros, pull = jax.vjp(opened, jnp.zeros((1, 4, WIDTH)))
     (grad,) = pull(jax.tree.map(jnp.ones_like, zeros))
     assert all(np.all(np.isfinite(x)) for x in (*zeros, grad))
+    np.testing.assert_array_equal(grad, np.zeros_like(grad))  # equal for all features: an embedding has no mean
+
+
+@pytest.mark.parametrize("name", ["nag", "ngpt"])
+def test_rows_of_zeros_do_not_rule_the_gradient(name):
+    """One division by a row's RMS in every sublayer would overflow long before the last of 24."""
+    stack = build(find_scheme(name)(), width=WIDTH, sublayers=24, moved=0.0)
+    weights = normal(0, 1, 4, WIDTH)
+
+    def loss(embedding, updates):
+        return jnp.mean(weights * stack.scheme.close(streams(stack, embedding, updates)[-1], stack.ends)[0])
+
+    zeros = jnp.zeros((1, 4, WIDTH)), jnp.zeros((24, 1, 4, WIDTH))
+    by_embedding, by_update = jax.grad(loss, argnums=(0, 1))(*zeros)
+    largest = np.abs(weights).max() / weights.size
+    assert 0.01 * largest < np.abs(by_embedding).max() < 2.0 * largest
+    assert 0.0 < np.abs(by_update).max() < 2.0 * largest
 
 
 @pytest.mark.parametrize("ramp", [0.0, 0.05])

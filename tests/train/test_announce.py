@@ -38,7 +38,8 @@ def test_a_run_says_what_it_will_do_before_it_does_it(tmp_path, capsys):
 
 
 def test_the_bound_lies_below_what_the_compiler_counts():
-    for changes in ({}, {"vocab": 512}, {"depth": 12, "remat": "block"}):
+    in_chunks = {"vocab": 4096, "context": 64, "train": {"loss_chunk": 32}, "depth": 1}
+    for changes in ({}, {"vocab": 512}, {"depth": 12, "remat": "block"}, in_chunks):
         blueprint = tiny.blueprint(tiny.run_config(find_scheme("plain")(), **changes))
         lowered = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint))
         used = lowered.compile().memory_analysis()

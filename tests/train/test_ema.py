@@ -48,6 +48,16 @@ def test_the_average_is_that_of_good_steps(mesh):
     assert not np.allclose(state.average["head"]["tokens"], state.params["head"]["tokens"], rtol=1e-3)
 
 
+def test_the_average_is_where_the_scheme_puts_its_matrices():
+    """nGPT's have unit rows or columns after every step: the mean of such is shorter, and would be another model."""
+    bp = tiny.blueprint(tiny.run_config(find_scheme("ngpt")(), train={"ema": 0.9}, optimizer={"lr": 0.1}, depth=1))
+    state, step = tiny.fresh(bp), jit_train_step(bp)
+    for seed in range(4):
+        state, _ = step(state, tiny.packed_batch(seed))
+    assert_close(state.average, bp.constrained(state.average), terms=64, chain=4)
+    assert not np.allclose(state.average["head"]["tokens"], state.params["head"]["tokens"], rtol=1e-3)
+
+
 def test_without_one_the_state_is_as_it_was():
     plain, averaged = (tiny.blueprint(tiny.run_config(find_scheme("plain")(), train={"ema": e})) for e in (0.0, DECAY))
     assert plain.abstract().average == {}

@@ -129,9 +129,11 @@ def test_every_kind_of_stream_trains(name):
 
 
 def test_the_biases_follow_the_load_of_the_whole_batch():
-    """With the batch in parts or whole; the biases have no gradient, moment or decay."""
+    """With the batch in parts or whole; the biases have no gradient, moment or decay, which others of their role may
+    have."""
     moe = dataclasses.replace(CONFIGS["capacity"], dispatch="dropless", load_weight=0.0)
-    whole, parts = (steps("nag", moe, 1, train={"accumulate": n})[0] for n in (1, 2))
+    decay = {"decay": ("matrix", "norm"), "weight_decay": 10.0}
+    whole, parts = (steps("nag", moe, 1, train={"accumulate": n}, optimizer=decay)[0] for n in (1, 2))
     own = lambda state: state.params["blocks"]["mlp"]["branch"]["balance"]  # noqa: E731
     np.testing.assert_array_equal(own(whole), own(parts))
     before = start("nag", moe)

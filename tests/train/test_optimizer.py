@@ -99,13 +99,18 @@ def test_schedules():
     assert float(one(0)) == 2.0
 
 
-@pytest.mark.parametrize("changes", [{}, {"schedule": "wsd"}, {"schedule": "wsd", "warmup": 0.5, "cooldown": 0.5}])
-def test_the_last_update_comes_one_step_before_the_final_rate(changes):
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"schedule": "wsd"}, {"schedule": "wsd", "warmup": 0.5, "cooldown": 0.5},
+     {"schedule": "wsd", "warmup": 0.0, "cooldown": 1.0}],
+)  # fmt: skip
+@pytest.mark.parametrize("steps", [7, 40])
+def test_the_last_update_comes_one_step_before_the_final_rate(changes, steps):
     config = OptimizerConfig(final=0.1, **changes)
     check_schedule(config)
-    rate = schedule(config, 1.0, 40)
-    rates = [float(rate(step)) for step in range(41)]
-    assert rates[40] == pytest.approx(0.1) and rates[39] > 0.1 + 1e-4 and max(rates) == 1.0
+    rate = schedule(config, 1.0, steps)
+    rates = [float(rate(step)) for step in range(steps + 1)]
+    assert rates[-1] == pytest.approx(0.1) and rates[-2] > 0.1 + 1e-4 and max(rates) == 1.0
 
 
 @pytest.mark.parametrize(("warmup", "cooldown"), [(0.9, 0.2), (1.0, 0.01), (0.01, 1.0)])

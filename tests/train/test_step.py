@@ -55,6 +55,20 @@ def test_accumulation_in_parts_is_the_gradient_of_the_whole():
     assert metrics.count == batch.weights.sum() and int(state.step) == 51
 
 
+def test_a_random_router_draws_anew_for_every_part():
+    """Of the same row in two parts other tokens skip: the loss is not that of the row alone."""
+    mod, row = ModConfig(rate=(0.5,), router="random"), jax.tree.map(lambda x: x[:1], tiny.packed_batch())
+    losses = []
+    for parts in (1, 2):
+        config = tiny.run_config(PLAIN, train={"batch": parts, "accumulate": parts}, mod=mod, depth=2)
+        bp = tiny.blueprint(config)
+        state = tiny.fresh(bp)
+        state = state._replace(params=tiny.moved(state.params))
+        _, metrics = jit_train_step(bp)(state, jax.tree.map(lambda x, n=parts: np.concatenate([x] * n), row))
+        losses.append(float(metrics.loss))
+    assert abs(losses[0] - losses[1]) > 1e-4
+
+
 def test_a_stream_kept_on_the_host_changes_nothing():
     """Two steps on two devices: what is read back from the host is what was written."""
     bp = tiny.blueprint(tiny.run_config(NAG, remat="offload"), data=2)
@@ -96,9 +110,13 @@ def test_sharding_rules():
     assert spec((), ()) == ()
 
 
-@pytest.mark.parametrize("wrong", [MeshConfig(data=3, fsdp=3), MeshConfig(fsdp=3), MeshConfig(tensor=16)])
-def test_a_mesh_that_does_not_fit(wrong):
-    with pytest.raises(UserError, match="data x fsdp x expert x tensor x sequence must be 8, the number of devices"):
+@pytest.mark.parametrize(
+    "wrong, axis",
+    [(MeshConfig(data=3, fsdp=3), "data"), (MeshConfig(fsdp=3), "data"), (MeshConfig(fsdp=2, tensor=16), "tensor")],
+)
+def test_a_mesh_that_does_not_fit(wrong, axis):
+    words = f"data x fsdp x expert x tensor x sequence must be 8, the number of devices: change --mesh.{axis}"
+    with pytest.raises(UserError, match=words):
         make_mesh(wrong)
     with pytest.raises(UserError, match="at least 1"):
         MeshConfig(tensor=0)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from nagjax.ranges import Count, NonNegative, Range
 from nagjax.residual.protocol import Boundary, Scheme, gate_parameter, split_lanes
 from pallas_kernels import nag_update, nag_update_modulated, nag_update_rows
+from pallas_kernels.ops.nag_update import EPS_UPDATE
 
 HEAD_SPREAD = 0.5  # standard deviation of the first logits: the start loss is about log V + 0.125 nats
 MIXTURE_FLOOR = 1e-6  # x ** beta has an infinite derivative at 0
@@ -23,6 +24,15 @@ class NAGStream(NamedTuple):
 
     direction: Float[Array, "B T D"]
     log_norm: Float[Array, "B T"]
+
+
+def _lanes_at_start(centred: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+    """`split_lanes`. A row of zeros has no direction, and 1/rms, up to 1e15, would be the gain of its gradient, which
+    would rule a whole batch's: as in `nag_update`, its gradient is that of a row that is not normalised."""
+    live = jnp.mean(centred**2, axis=-1, keepdims=True) > EPS_UPDATE
+    fixed = jax.lax.stop_gradient(centred)
+    direction, log_norm = split_lanes(jnp.where(live, centred, fixed))
+    return direction + jnp.where(live, 0.0, centred - fixed), log_norm
 
 
 class Modulator(nnx.Module):
@@ -120,7 +130,7 @@ class NAG(Scheme):
 
     def open(self, embedding, at: Boundary, ends) -> NAGStream:
         wide = embedding.astype(jnp.float32)
-        direction, log_norm = split_lanes(wide - jnp.mean(wide, axis=-1, keepdims=True))
+        direction, log_norm = _lanes_at_start(wide - jnp.mean(wide, axis=-1, keepdims=True))
         return NAGStream(direction.astype(embedding.dtype), log_norm + ends.encode[...])
 
     def rebuild(self, residual, at: Boundary, ends) -> NAGStream:

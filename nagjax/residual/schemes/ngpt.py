@@ -17,9 +17,11 @@ TINY = 1e-12  # added to a mean square: a row of zeros stays zero
 
 
 def unit_rms(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """float32."""
+    """float32. A row of zeros, whose gradient would be 1e6 times the incoming one, passes it on as it is."""
     wide = x.astype(jnp.float32)
-    return wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + TINY)
+    square = jnp.mean(wide**2, axis=-1, keepdims=True)
+    unit = wide * jax.lax.rsqrt(square + TINY)
+    return jnp.where(square > TINY, unit, jax.lax.stop_gradient(unit - wide) + wide)
 
 
 class Scaled(nnx.Module):

@@ -34,7 +34,8 @@ def make_mesh(config: MeshConfig, devices=None) -> Mesh:
     data = config.data or max(len(devices) // model, 1)
     shape = (data, config.fsdp, config.expert, config.tensor, config.sequence)
     if data * model > len(devices) or (config.data is None and data * model != len(devices)):
-        fix = f"the product {' x '.join(AXES)} must be {len(devices)}, the number of devices: change --mesh.data"
+        few = "data" if model <= len(devices) else max(AXES[1:], key=lambda axis: getattr(config, axis))
+        fix = f"the product {' x '.join(AXES)} must be {len(devices)}, the number of devices: change --mesh.{few}"
         raise UserError("mesh", shape, fix)
     return Mesh(np.array(devices[: data * model]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

@@ -43,7 +43,9 @@ def growth(t):
 def gradients(a, mr, rr, t, mg, gr, gw, k, rn, nn, v, D: constexpr):
     kt = k * t
     gn = k * gw
-    pull = v * v * (v * (gr + t * gn))
+    still = v * v * EPS_NORM > 0.5
+    pull = tl.where(still, 0.0, v * v * (v * (gr + t * gn)))
+    v = tl.where(still, 1.0, v)
     dy_n = v * gn - pull * (rn + t * nn)
     dy_r = v * gr - pull * (rr + t * rn)
     live = nn > 0.5
