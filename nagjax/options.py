@@ -144,7 +144,8 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
         check_value(f"scheme.{name}", value, hints[name])
     parts = {field.name: field.hint for field in fields_of(RunConfig) if field.name in (*FLAT, *PREFIXED)}
     prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
-    _refuse_unknown(values, {name for part, cls in parts.items() for name in _names(cls, prefixes[part])})
+    fields = [(field, prefixes[part]) for part, cls in parts.items() for field in fields_of(cls)]
+    _refuse_unknown(values, {option.name for field, prefix in fields for option in expanded(field, prefix)})
     made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
     return RunOptions(scheme, own, made, start, file)
 
@@ -167,14 +168,6 @@ def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
-
-
-def _names(cls: type, prefix: str) -> list[str]:
-    names = []
-    for field in fields_of(cls):
-        inner = dataclasses.is_dataclass(field.hint)
-        names += _names(field.hint, f"{prefix}{field.name}.") if inner else [f"{prefix}{field.name}"]
-    return names
 
 
 def _refuse_unknown(values: Mapping[str, Any], known: set[str]) -> None:

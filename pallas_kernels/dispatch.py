@@ -43,7 +43,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from pallas_kernels.launch import WIDE_ON_AMD, interpreter, interpreting, traced_platform, tracing_for
-from pallas_kernels.placement import Placement, current_placement, on_shards, place
+from pallas_kernels.placement import Placement, alike, current_placement, on_shards, place
 
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
@@ -149,7 +149,7 @@ def run(
     """
     if implementation is None:
         implementation = _preferred.get()
-    args = tuple(map(jnp.asarray, args))
+    args = alike([jnp.asarray(x) for x in args])
     choice = choose(op, implementation, *args, **constants)
     if implementation == REFERENCE or not all(x.size for x in args):  # a kernel cannot be launched on no rows
         shape, rows = _flatten(op.inputs, args)
@@ -274,11 +274,11 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
 
     def local_outputs(way, *rows):
         outputs, extra = way.forward(*rows, **constants)
-        return outputs, extra[: len(extras)]
+        return alike(outputs, rows), alike(extra[: len(extras)], rows)
 
     def local_gradients(way, *arrays):
         n = len(kept_types)
-        sums = way.backward(arrays[:n], arrays[n:], **constants)
+        sums = alike(way.backward(arrays[:n], arrays[n:], **constants), arrays)
         return tuple(
             x.astype(jnp.promote_types(dtype, jnp.float32) if t is None else dtype)
             for x, t, dtype in zip(sums, op.gradients, real_dtypes, strict=True)
@@ -348,7 +348,7 @@ def refuse(message: str, like: Callable, *args: jax.Array) -> tuple[jax.Array, .
     """Arrays with the types of `like(*args)`; lowering the program that contains them raises ValueError(message)."""
     leaves, tree = jax.tree.flatten(jax.eval_shape(like, *args))
     outs = _refuse_p.bind(message=message, types=tuple((s.shape, s.dtype) for s in leaves))
-    return jax.tree.unflatten(tree, outs)
+    return jax.tree.unflatten(tree, alike(outs, args))
 
 
 def _raise(message: str):

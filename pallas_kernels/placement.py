@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -103,6 +103,18 @@ def on_shards(
     # This shard_map is never transposed (forward and backward each have their own), so replication types are of
     # no use here, and Pallas interpreters do not support them.
     return jax.shard_map(per_shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def alike(args: Sequence[jax.Array], like: Sequence[jax.Array] = ()) -> tuple[jax.Array, ...]:
+    """`args`, all varying over the mesh axes that any of them, or of `like`, varies over: inside a `shard_map` of the
+    user's, which then sums the gradients of what does not vary, such as a gain, over its axes."""
+    axes = frozenset().union(*map(_varying, (*args, *like)))
+    missing = [tuple(sorted(axes - _varying(x))) for x in args]
+    return tuple(jax.lax.pcast(x, m, to="varying") if m else x for x, m in zip(args, missing, strict=True))
+
+
+def _varying(x: jax.Array) -> frozenset[str]:
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def place(args: tuple, placement: Placement | None, lead: tuple[int | None, ...]) -> tuple:

@@ -129,6 +129,7 @@ def test_a_path_of_other_bytes_is_printed_and_read_again(file, capsys):
     [
         ("dpeth: 3", ["dpeth", "'depth'"]),
         ("mod: {rat: 0.5}", ["mod.rat"]),
+        ("vocab: 300", ["vocab", "known"]),
         ("mod: null", ["mod"]),
         ("scheme: nga", ["nga", "'nag'"]),
         ("scheme: [nag]", ["scheme"]),

@@ -191,6 +191,8 @@ def _open_mixture(config: DataConfig, split: str, tokenizer: Tokenizer | None) -
         if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
             names = [f"{c.config.path} has {c.tokenizer.name} ({c.tokenizer.fingerprint[:8]})" for c in (first, other)]
             fix = "a mixture has one tokenizer: prepare one of the two again with that of the other (--tokenizer)"
+            if STDLIB in (first.config.path, other.config.path):
+                fix = f"a mixture has one tokenizer: read {STDLIB} with that of the other (--data.tokenizer tok.json)"
             raise UserError("data.mix", " and ".join(names), fix)
     stream = TokenStream.joined([corpus.stream for corpus in corpora])
     content = sha256("".join(corpus.content for corpus in corpora).encode()).hexdigest()

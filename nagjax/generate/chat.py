@@ -9,17 +9,27 @@ from nagjax.generate.sample import cut, generate
 from nagjax.generate.text import encodable
 from nagjax.runs.opening import OpenRun
 
+MOST_TOKENS = 256  # of an answer, where nobody says how many
+
 
 def answer(
-    run: OpenRun, conversations: Sequence[list[Message]], *, template: str | None = None, tokens: int = 256, **options
+    run: OpenRun,
+    conversations: Sequence[list[Message]],
+    *,
+    template: str | None = None,
+    tokens: int | None = None,
+    **options,
 ) -> list[str]:
     """What the model answers to each conversation, a list of {"role": ..., "content": ...} that ends with what it is to
     answer; all of them in one batch.
 
     template: a file with a Jinja template; None: the one in the run's folder, which training on conversations and
-    imports leave there. An answer ends where the template ends its turn, with the document, or after `tokens` tokens.
-    `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide. What is not UTF-8 in a message is
-    replaced.
+    imports leave there.
+
+    tokens: of an answer, at most; None: as many as fit the context behind the longest conversation, at most 256.
+
+    An answer ends where the template ends its turn, or with the document. `options` are `generate`'s: temperature,
+    top_k, top_p, min_p, seed, slide. What is not UTF-8 in a message is replaced.
 
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
     what `generate` raises.
@@ -29,6 +39,9 @@ def answer(
         return []
     conversations = [_read(messages) for messages in conversations]
     asked = [_asked(run, form, messages) for messages in conversations]
+    if tokens is None:
+        room = run.config.model.context - max(map(len, asked))
+        tokens = MOST_TOKENS if options.get("slide") else min(MOST_TOKENS, max(room, 1))
     text = form.ending(conversations[0])
     ending = run.tokenizer.encode_templated([text])[0].ids.tolist()
     special = ending[0] if ending and not run.tokenizer.decode(ending[:1]) else None

@@ -67,7 +67,9 @@ def generate(
     config.check_causal("generation")
     check_value("tokens", tokens, Count)
     if tokens >= config.context and not slide:
-        raise UserError("tokens", tokens, f"give less than the context of {config.context}, or let it slide (--slide)")
+        raise UserError(
+            "tokens", tokens, f"give less than the context of {config.context}, or let it slide (slide=True, --slide)"
+        )
     for name, value, hint in (("temperature", temperature, NonNegative), ("top_k", top_k, Natural)):
         check_value(name, value, hint)
     check_value("top_p", top_p, TopP, "1 draws from all tokens")
@@ -153,7 +155,7 @@ def _checked(
         fix = f"with {tokens} new ones it exceeds the context of {config.context}: shorten it to {room} tokens"
         if len(ids) < config.context:
             fix += f", or ask for at most {config.context - len(ids)} new ones"
-        fix += ", or let it slide (--slide)"
+        fix += ", or let it slide (slide=True, --slide)"
         raise UserError("prompt", f"{len(ids)} tokens", fix)
     for i in ids:
         if not 0 <= i < config.vocab:

@@ -77,6 +77,12 @@ def parted(values: Iterable[Any], *counts: int) -> list[list[Any]]:
     return [list(itertools.islice(values, count)) for count in counts] + [list(values)]
 
 
+def varying_as(operand: jax.Array, types: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The types of a kernel's results, which vary over the mesh axes of a `shard_map` around it as its operands do."""
+    axes = jax.typeof(operand).manual_axis_type
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes) for x in types]
+
+
 def _nothing_but(scalars, computed):
     return computed
 

@@ -19,7 +19,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted, traced_platform
+from pallas_kernels.launch import (
+    Arrays,
+    Block,
+    Launch,
+    Results,
+    RowKernel,
+    interpreter,
+    parted,
+    traced_platform,
+    varying_as,
+)
 
 PLATFORMS = ("cuda", "rocm")
 
@@ -251,7 +261,7 @@ def launch(
     return pl.pallas_call(
         program,
         grid=(grid,),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
+        out_shape=varying_as(inputs[0], like),
         input_output_aliases=dict(aliases),
         compiler_params=_triton().CompilerParams(num_warps=warps, num_stages=1),
         cost_estimate=cost,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted
+from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted, varying_as
 from pallas_kernels.launch.gpu import refuse_rows, too_old
 
 PLATFORMS = ("cuda",)
@@ -242,13 +242,12 @@ def rows_call(
     if groups > 1:
         scratch += [plgpu.SMEM((2 * size * SUMS * groups,), jnp.float32), plgpu.Barrier(num_arrivals=groups)]
         threads = dict(num_threads=groups, thread_name="group")
+    out = [jax.ShapeDtypeStruct((n, groups * a, c), x.dtype) for x in like]
+    out += [jax.ShapeDtypeStruct((n,), jnp.float32)] * kernel.computes
+    out += [jax.ShapeDtypeStruct((programs, groups * a, c), jnp.float32)] * kernel.sums
     results = plgpu.kernel(
         program,
-        out_type=[
-            *[jax.ShapeDtypeStruct((n, groups * a, c), x.dtype) for x in like],
-            *[jax.ShapeDtypeStruct((n,), jnp.float32)] * kernel.computes,
-            *[jax.ShapeDtypeStruct((programs, groups * a, c), jnp.float32)] * kernel.sums,
-        ],
+        out_type=varying_as(rows[0], out),
         scratch_types=scratch,
         grid=(programs,),
         grid_names=("program",),

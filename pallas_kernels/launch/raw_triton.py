@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.launch import Arrays, Results, RowKernel, gpu, parted
+from pallas_kernels.launch import Arrays, Results, RowKernel, gpu, parted, varying_as
 from pallas_kernels.launch.gpu import bytes_moved as bytes_moved
 from pallas_kernels.launch.gpu import refusal as refusal
 
@@ -105,7 +105,7 @@ def call(
     """Launches `grid` programs of `kernel(*input pointers, *output pointers, constants)`."""
     import jax_triton
 
-    outs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like)
+    outs = tuple(varying_as(inputs[0], like))
     options = dict(num_warps=warps, num_stages=1, backend_options={"ptx_version": PTX_VERSION})
     return jax_triton.triton_call(
         *inputs, kernel=kernel, grid=(grid,), name=name, out_type=outs, **options, **constants

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.launch import interpreter
+from pallas_kernels.launch import interpreter, varying_as
 from pallas_kernels.launch.tpu import blocked, to_column
 
 PLATFORMS = ("tpu",)
@@ -167,7 +167,7 @@ def _call(kernel, verb: str, size: int, like, out_spec, inputs, *, scratch: int 
         grid=(blocks,),
         in_specs=[spec or vector for _, spec in inputs],
         out_specs=out_spec,
-        out_shape=jax.ShapeDtypeStruct(like.shape, like.dtype),
+        out_shape=varying_as(arrays[0], [like])[0],
         scratch_shapes=[pltpu.VMEM((size, width), jnp.uint32)] * scratch + [pltpu.SemaphoreType.DMA],
         input_output_aliases={len(inputs) - 1: 0} if in_place else {},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),

@@ -134,6 +134,8 @@ def test_it_is_a_dataset(corpora):
 def test_what_does_not_fit(corpora, bpe_corpus, tmp_path):
     with pytest.raises(UserError, match=f"data.mix = '{corpora[0]} has bytes .*{bpe_corpus} has .*one tokenizer"):
         open_dataset(config([corpora[0], bpe_corpus]))
+    with pytest.raises(UserError, match=r"read stdlib with that of the other \(--data.tokenizer"):
+        open_dataset(config([bpe_corpus, "stdlib"]))
     with pytest.raises(UserError, match="data.path.*data.mix"):
         DataConfig(path=corpora[0], mix=("a=1",))
     with pytest.raises(UserError, match="nowhere.*does not exist"):

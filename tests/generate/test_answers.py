@@ -17,6 +17,7 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+CONFIG = SimpleNamespace(model=SimpleNamespace(context=300))
 ASKED = [{"role": "user", "content": "2+2?"}]
 
 
@@ -40,12 +41,12 @@ def scripted(monkeypatch, tmp_path):
         seen = SimpleNamespace(asked=None, stopped=None)
 
         def generate(model, prompts, *, finished, **options):
-            seen.asked = prompts
+            seen.asked, seen.tokens = prompts, options["tokens"]
             seen.stopped = next((n for n in range(len(written)) if finished(0, written[:n])), None)
             return [written for _ in prompts]
 
         monkeypatch.setattr(chat, "generate", generate)
-        opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=None, progress=1.0, mod={})
+        opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=None, progress=1.0, mod={}, config=CONFIG)
         return opened, seen
 
     return run
@@ -66,6 +67,16 @@ def test_an_answer_ends_at_the_token_that_ends_its_turn(scripted, tmp_path):
     assert seen.asked == [[start, *b"user\n2+2?", end, *b"\n", start, *b"assistant\n"]]
     run, seen = scripted(tokenizer, CHATML, [*b"4", tokenizer.end_of_text, *b"more"])
     assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == 2
+
+
+def test_an_answer_has_as_many_tokens_as_fit(scripted):
+    run, seen = scripted(ByteTokenizer(), DEFAULT, [65])
+    for options, want in (({}, None), ({"slide": True}, 256), ({"tokens": 7}, 7)):
+        chat.answer(run, [ASKED, [{"role": "user", "content": "?" * 150}]], **options)
+        longest = max(map(len, seen.asked))
+        assert seen.tokens == (want or 300 - longest)
+    chat.answer(run, [ASKED])
+    assert seen.tokens == 256
 
 
 def test_an_answer_ends_where_the_users_turn_begins(scripted):

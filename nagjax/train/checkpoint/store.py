@@ -270,7 +270,7 @@ def _load(path: Path, wanted: dict, partial: bool = False) -> dict:
 
 
 def _damaged(path: Path, damage: Damaged) -> UserError:
-    fix = f"is damaged: {damage}; bring it back, or go on from the one before with --resume=previous"
+    fix = f"is damaged: {damage}; bring it back, or train on from the one before: nagjax train --resume=previous"
     return UserError("checkpoint", str(path), fix)
 
 
