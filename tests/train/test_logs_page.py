@@ -1,0 +1,57 @@
+"""docs/logs.md lists every field that a run logs, and no other."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nagjax.data import prepare
+from nagjax.options import read_options
+from nagjax.train.loop import train
+
+PAGE = Path(__file__).parents[2] / "docs" / "logs.md"
+SIZES = {"depth": 2, "width": 16, "context": 32, "steps": 2, "batch": 2, "eval_batches": 1, "mesh.data": 1}
+ROUTED = {"scheme": "nag", "mod.rate": 0.25, "mod.capacity": "adaptive"}
+EXPERTS = {"scheme": "plain", "moe.experts": 4, "moe.active": 2}
+RARE = {("train", "skipped")}  # of a bad step
+
+
+def listed() -> set[tuple[str, str]]:
+    """(kind, field) of every row of the page's tables."""
+    found, kind = set(), ""
+    for line in PAGE.read_text().splitlines():
+        if begun := re.match(r"`(train|eval|depth)`, ", line):
+            kind = begun[1]
+        if line.startswith("| `"):
+            found |= {(kind, name) for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    return found
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory) -> list[str]:
+    parts = []
+    for name in ("one", "two"):
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "in.jsonl").write_text("".join(f'{{"text": "{name * n}"}}\n' for n in range(3, 40)))
+        prepare([str(folder / "in.jsonl")], folder / name, validation=0.3)
+        parts.append(f"{folder / name}=0.5")
+    return parts
+
+
+def test_the_page_lists_what_runs_log(mixed, tmp_path):
+    (tmp_path / "asked.jsonl").write_text('{"context": "a", "choices": ["b", "c"], "answer": 0}\n')
+    seen, kinds = set(), set()
+    for own in (ROUTED | {"tasks": [str(tmp_path / "asked.jsonl")]}, EXPERTS):
+        run = train(read_options(SIZES | own | {"data.mix": mixed}).config(), tmp_path / own["scheme"])
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+            kinds.add(line["kind"])
+            seen |= {(line["kind"], name) for name in line.keys() - {"kind", "step"}}
+    assert {"train", "eval", "depth", "tasks"} <= kinds
+    assert ("tasks", "asked/acc") in seen
+    page = listed()
+    known = {name for kind, name in page if kind == "eval"}
+    seen = {(kind, re.sub("^loss/.*", "loss/NAME", name)) for kind, name in seen if kind in ("train", "eval", "depth")}
+    causal = {("eval", name) for kind, name in seen if name.startswith("causal_") and kind == "eval"}
+    assert all(re.sub("loss/.*", "loss/NAME", name.removeprefix("causal_")) in known for _, name in causal) and causal
+    assert page - RARE == seen - causal | {("eval", "causal_*")}
