@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from nagjax.residual import Scheme
 from nagjax.residual.module import as_scheme
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.names import CHECKPOINTS
-from nagjax.runs.opening import OpenRun, open_run
+from nagjax.runs.opening import OpenRun, check_opened, open_run
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.loop import train
 
@@ -70,6 +70,9 @@ def log(run: AnyRun) -> Run:
     """What a run has measured: arrays by step, and by step and sublayer (see `nagjax.runs.log`)."""
     if isinstance(run, Run):
         return run
+    if not isinstance(run, AnyRun):
+        fix = "give a run's folder, or what nagjax.load, nagjax.fit or nagjax.log returns"
+        raise UserError("run", type(run).__name__, fix)
     return load_run(run.folder if isinstance(run, OpenRun) else run)
 
 
@@ -96,6 +99,7 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False) -> Plot:
 
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training.
     """
+    check_opened(run)
     model = run.config.model
     title = f"{run.config.scheme.title}, {model.depth} blocks x {model.width}"
     return Plot("map", title, draw_depth_map(token_paths(run, text, top_k=top_k), title, dpi=MAP_DPI))
@@ -103,8 +107,11 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False) -> Plot:
 
 def dial(points: dict) -> Plot:
     """The loss at every point that `nagjax.generate.calibrate.calibrate` has tried, against executed FLOPs."""
+    if not isinstance(points, dict) or not {"points", "dense"} <= points.keys():
+        raise UserError("points", type(points).__name__, "give what nagjax.generate.calibrate.calibrate returns")
     return Plot("dial", "validation loss against executed FLOPs", dial_plot(points, dpi=DPI))
 
 
 def _logs(runs: AnyRun | Sequence[AnyRun]) -> list[Run]:
-    return [log(run) for run in ([runs] if isinstance(runs, AnyRun) else runs)]
+    alone = isinstance(runs, AnyRun) or not isinstance(runs, Iterable)
+    return [log(run) for run in ([runs] if alone else runs)]

@@ -7,7 +7,7 @@ from nagjax.data.conversation import Message, refuse_special
 from nagjax.errors import UserError
 from nagjax.generate.sample import cut, generate
 from nagjax.generate.text import encodable
-from nagjax.runs.opening import OpenRun
+from nagjax.runs.opening import OpenRun, check_opened
 
 MOST_TOKENS = 256  # of an answer, where nobody says how many
 
@@ -34,6 +34,7 @@ def answer(
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
     what `generate` raises.
     """
+    check_opened(run)
     form = find_form(run, template)
     if not conversations:
         return []

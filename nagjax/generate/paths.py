@@ -11,7 +11,7 @@ from flax import nnx
 from nagjax.errors import UserError
 from nagjax.generate.text import encodable
 from nagjax.layers.where import Where
-from nagjax.runs.opening import OpenRun
+from nagjax.runs.opening import OpenRun, check_opened
 
 
 def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
@@ -21,9 +21,10 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
     `tokens`: the text piece by piece; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the
     angle by which it turned the token's residual (0 where it was skipped).
 
-    What is not UTF-8 in the text is replaced. Raises UserError for an empty text, and for `top_k` at a calibrated
-    point, which has no capacities.
+    What is not UTF-8 in the text is replaced. Raises UserError for a run that is not opened, for an empty text, and for
+    `top_k` at a calibrated point, which has no capacities.
     """
+    check_opened(run)
     if not text:
         raise UserError("text", text, "give at least one character")
     if top_k and run.calibrated:

@@ -18,7 +18,7 @@ from nagjax.generate.weights import narrow_model
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check_value
-from nagjax.runs.opening import OpenRun
+from nagjax.runs.opening import OpenRun, check_opened
 
 MOST_TOKENS = 64  # new ones, where nobody says how many
 
@@ -102,6 +102,7 @@ def complete(
     expects before every text. A row ends with its document. What is not UTF-8, in a prompt or in what the model
     wrote, is replaced.
     """
+    check_opened(run)
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     check_value("stop", stop, tuple[str, ...])
     if "" in stop:

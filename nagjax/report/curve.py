@@ -8,7 +8,7 @@ from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose
 from nagjax.measure.masked import masked
-from nagjax.runs.opening import OpenRun, open_run
+from nagjax.runs.opening import OpenRun, check_opened, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loss import Batch
 
@@ -63,5 +63,6 @@ def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list
 
 def check_depth(run: OpenRun) -> None:
     """Raises UserError for a model of a single block, which cannot be left out."""
+    check_opened(run)
     if run.config.model.depth == 1:
         raise UserError("run", str(run.folder), "has a single block, which cannot be left out: give a deeper model")

@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.data import Tokenizer, load_tokenizer
@@ -118,6 +120,15 @@ class OpenRun:
         }
         state = {} if cuts is None else {"cuts": jnp.asarray(cuts, jnp.float32)}
         return dataclasses.replace(self, blueprint=blueprint, params=self.params | {"blocks": blocks}, mod=state)
+
+
+def check_opened(run: Any) -> None:
+    """Raises UserError for a path, or for a model, in place of a run that was opened."""
+    if isinstance(run, str | Path):
+        raise UserError("run", str(run), f"is not opened: give nagjax.load({str(run)!r})")
+    if isinstance(run, nnx.Module):
+        fix = "is a model without tokenizer and config: give what nagjax.load or nagjax.fit returns"
+        raise UserError("run", type(run).__name__, fix)
 
 
 def beginning_of(tokenizer: Tokenizer) -> list[int]:

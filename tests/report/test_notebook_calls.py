@@ -58,5 +58,25 @@ def test_a_map_of_an_open_run_is_a_picture(run_folder):
     assert nagjax.depth_map(run, "it was dark").png.startswith(b"\x89PNG")
 
 
+def test_what_is_no_run_is_refused_by_name(run_folder):
+    path, model = str(run_folder), nagjax.load(run_folder).model
+    calls = [
+        lambda run: nagjax.complete(run, "it was"),
+        lambda run: nagjax.answer(run, []),
+        lambda run: nagjax.depth_map(run, "it was"),
+        nagjax.diagnose,
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=rf"run = '{path}': is not opened: give nagjax.load\('{path}'\)"):
+            call(path)
+        with pytest.raises(UserError, match="run = 'Transformer': .*nagjax.load or nagjax.fit"):
+            call(model)
+    for call in (nagjax.log, nagjax.table, nagjax.plot, lambda run: nagjax.table([run])):
+        with pytest.raises(UserError, match="run = 'Transformer': give a run's folder"):
+            call(model)
+    with pytest.raises(UserError, match="points = 'dict': give what .*calibrate returns"):
+        nagjax.dial({})
+
+
 def test_an_error_is_one_line_in_a_notebook():
     assert UserError("width", 0, "give more")._render_traceback_() == ["UserError: width = 0: give more"]
