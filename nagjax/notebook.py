@@ -20,7 +20,7 @@ from nagjax.residual import Scheme
 from nagjax.residual.module import as_scheme
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.names import CHECKPOINTS
-from nagjax.runs.opening import OpenRun, check_opened, open_run
+from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.loop import train
 
@@ -99,10 +99,10 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False) -> Plot:
 
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training.
     """
-    check_opened(run)
+    paths = token_paths(run, text, top_k=top_k)
     model = run.config.model
     title = f"{run.config.scheme.title}, {model.depth} blocks x {model.width}"
-    return Plot("map", title, draw_depth_map(token_paths(run, text, top_k=top_k), title, dpi=MAP_DPI))
+    return Plot("map", title, draw_depth_map(paths, title, dpi=MAP_DPI))
 
 
 def dial(points: dict) -> Plot:

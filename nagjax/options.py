@@ -40,6 +40,11 @@ def run_options(scheme: str = DEFAULT_SCHEME) -> list[Option]:
     ]
     for field in scheme_fields(scheme):
         options += expanded(field, "scheme.", f"scheme {scheme}")
+    return options + _options_of_every_scheme()
+
+
+def _options_of_every_scheme() -> list[Option]:
+    parts, options = {field.name: field for field in fields_of(RunConfig)}, []
     for part in FLAT:
         options += [o for field in fields_of(parts[part].hint) for o in expanded(field, "", _heading(part, field))]
     for part in PREFIXED:
@@ -144,8 +149,7 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
         check_value(f"scheme.{name}", value, hints[name])
     parts = {field.name: field.hint for field in fields_of(RunConfig) if field.name in (*FLAT, *PREFIXED)}
     prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
-    fields = [(field, prefixes[part]) for part, cls in parts.items() for field in fields_of(cls)]
-    _refuse_unknown(values, {option.name for field, prefix in fields for option in expanded(field, prefix)})
+    _refuse_unknown(values, {option.name for option in _options_of_every_scheme()})
     made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
     return RunOptions(scheme, own, made, start, file)
 

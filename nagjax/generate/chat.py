@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
 from nagjax.errors import UserError
-from nagjax.generate.sample import cut, generate
+from nagjax.generate.sample import cut, generate, room_behind
 from nagjax.generate.text import encodable
 from nagjax.runs.opening import OpenRun, check_opened
 
@@ -41,8 +41,7 @@ def answer(
     conversations = [_read(messages) for messages in conversations]
     asked = [_asked(run, form, messages) for messages in conversations]
     if tokens is None:
-        room = run.config.model.context - max(map(len, asked))
-        tokens = MOST_TOKENS if options.get("slide") else min(MOST_TOKENS, max(room, 1))
+        tokens = room_behind(run, max(map(len, asked)), MOST_TOKENS, slide=options.get("slide", False))
     text = form.ending(conversations[0])
     ending = run.tokenizer.encode_templated([text])[0].ids.tolist()
     special = ending[0] if ending and not run.tokenizer.decode(ending[:1]) else None

@@ -10,7 +10,7 @@ from nagjax.data import Dataset, Mixture
 from nagjax.errors import UserError
 from nagjax.runs.trained import count_trained
 from nagjax.train.distributed.mesh import BATCH, parameter_sharding
-from nagjax.train.head_loss import chunk_tokens
+from nagjax.train.head_loss import chunk_tokens, even_parts
 from nagjax.train.state import Blueprint
 
 GIB = 2**30
@@ -68,8 +68,7 @@ def least_bytes(blueprint: Blueprint) -> int:
     kept = 0 if model.remat == "offload" else model.depth * model.width * model.stream_dtype.itemsize
     parts = mesh.shape["tensor"]
     at_once = train.loss_chunk or chunk_tokens(tokens, model.vocab if model.vocab % parts else model.vocab // parts)
-    whole = model.head_epsilon is not None or at_once >= tokens
-    logits = tokens if whole else math.ceil(tokens / math.ceil(tokens / at_once))
+    logits = tokens if model.head_epsilon is not None else even_parts(tokens, at_once)[1]
     return state + tokens * kept + logits * (model.vocab // parts) * model.compute_dtype.itemsize
 
 

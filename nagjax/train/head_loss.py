@@ -42,6 +42,12 @@ def chunk_tokens(tokens: int, vocab: int) -> int:
     return min(tokens, max(FEWEST, LOGITS // vocab))
 
 
+def even_parts(tokens: int, most: int) -> tuple[int, int]:
+    """How many parts of at most so many tokens there are, and the size of each: as equal as they can be."""
+    count = -(-tokens // most)
+    return count, -(-tokens // count)
+
+
 class Head(NamedTuple):
     """What the loss reads of the model, [..., D], [...], [V, D]."""
 
@@ -98,10 +104,9 @@ def by_token(of: Callable, model: Transformer, output: Output, *others: Shaped[A
     """`of(logits [B, c, V], *others [b, c, ...])`, a tree of arrays [b', c, ...], for all T tokens, in pieces of c that
     have at most 256 MiB of logits. No gradient is made for it: a pass back would keep all logits."""
     (rows, tokens), vocab = output.hidden.shape[:2], model.head_rows().shape[0]
-    count = -(-tokens // max(1, LOGITS // (rows * vocab)))
+    count, size = even_parts(tokens, max(1, LOGITS // (rows * vocab)))
     if count == 1:
         return of(model.logits(output), *others)
-    size = -(-tokens // count)
 
     def cut(x):
         padded = jnp.pad(x, [(0, 0), (0, count * size - tokens), *[(0, 0)] * (x.ndim - 2)])
@@ -183,8 +188,7 @@ def _chunks(
 ) -> tuple[Sums, Head | None]:
     """Sums over one device's tokens, and the objective's gradient; of the table it is this device's own part."""
     shape, tokens = targets.shape, targets.size
-    count = -(-tokens // chunk)
-    size = -(-tokens // count)  # as equal as they can be; what the last one lacks weighs nothing
+    count, size = even_parts(tokens, chunk)  # what the last one lacks weighs nothing
 
     def cut(x, *features):
         flat = x.reshape(tokens, *features)

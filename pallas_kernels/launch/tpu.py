@@ -160,9 +160,9 @@ def launch(
 
     row_spec = pl.BlockSpec((size, width), lambda part, i: (part * blocks + i, 0))
     scalar_spec = pl.BlockSpec((1, 1, size), lambda part, i: (part * blocks + i, 0, 0))
-    results = [jax.ShapeDtypeStruct((n, width), x.dtype) for x in outputs]
-    results += [jax.ShapeDtypeStruct((all_blocks, 1, size), jnp.float32)] * scalar_outputs
-    results += [jax.ShapeDtypeStruct((parts, *shape), jnp.float32) for shape in sums]
+    out = [jax.ShapeDtypeStruct((n, width), x.dtype) for x in outputs]
+    out += [jax.ShapeDtypeStruct((all_blocks, 1, size), jnp.float32)] * scalar_outputs
+    out += [jax.ShapeDtypeStruct((parts, *shape), jnp.float32) for shape in sums]
     results = pl.pallas_call(
         program,
         grid=(parts, blocks),
@@ -172,7 +172,7 @@ def launch(
         out_specs=[row_spec] * len(outputs)
         + [scalar_spec] * scalar_outputs
         + [pl.BlockSpec((1, *shape), lambda part, i: (part, 0, 0)) for shape in sums],
-        out_shape=varying_as(rows[0], results),
+        out_shape=varying_as(rows[0], out),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         cost_estimate=cost,
         interpret=interpreter(),

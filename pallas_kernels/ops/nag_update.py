@@ -103,14 +103,16 @@ def reference(
     t = turn[:, None]
     u = u - jnp.mean(u, -1, keepdims=True)
     u_perp = u - jnp.mean(u * r, -1, keepdims=True) * r
-    q = jnp.mean(u_perp * u_perp, -1, keepdims=True)
-    n = u_perp * jax.lax.rsqrt(q + EPS_UPDATE)
-    n = jnp.where(q > EPS_UPDATE, n, jax.lax.stop_gradient(n - u_perp) + u_perp)
-    y = r + t * n
-    square = jnp.mean(y * y, -1, keepdims=True)
-    unit = y * jax.lax.rsqrt(square + EPS_NORM)
-    unit = jnp.where(square > EPS_NORM, unit, jax.lax.stop_gradient(unit - y) + y)
-    return unit.astype(direction.dtype), log_norm + 0.5 * jnp.log1p(turn * turn)
+    y = unit_rms(r + t * unit_rms(u_perp, EPS_UPDATE), EPS_NORM)
+    return y.astype(direction.dtype), log_norm + 0.5 * jnp.log1p(turn * turn)
+
+
+def unit_rms(x: Float[Array, "... D"], epsilon: float) -> Float[Array, "... D"]:
+    """`x / sqrt(mean(x^2) + epsilon)`; where mean(x^2) is below epsilon its gradient is the incoming one, instead of up
+    to 1 / sqrt(epsilon) times that."""
+    square = jnp.mean(x * x, -1, keepdims=True)
+    unit = x * jax.lax.rsqrt(square + epsilon)
+    return jnp.where(square > epsilon, unit, jax.lax.stop_gradient(unit - x) + x)
 
 
 Row = Float[Array, "..."]

@@ -12,16 +12,14 @@ from jaxtyping import Array, Float
 from nagjax.ranges import Range
 from nagjax.residual.direct import Direct
 from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
+from pallas_kernels.ops.nag_update import unit_rms
 
 TINY = 1e-12  # added to a mean square: a row of zeros stays zero
 
 
-def unit_rms(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """float32. A row of zeros, whose gradient would be 1e6 times the incoming one, passes it on as it is."""
-    wide = x.astype(jnp.float32)
-    square = jnp.mean(wide**2, axis=-1, keepdims=True)
-    unit = wide * jax.lax.rsqrt(square + TINY)
-    return jnp.where(square > TINY, unit, jax.lax.stop_gradient(unit - wide) + wide)
+def unit(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """float32."""
+    return unit_rms(x.astype(jnp.float32), TINY)
 
 
 class Scaled(nnx.Module):
@@ -78,12 +76,12 @@ class NGPT(Direct):
         return value * jax.lax.rsqrt(jnp.sum(value**2, axis=axis, keepdims=True) + TINY)
 
     def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
-        return unit_rms(embedding).astype(embedding.dtype)
+        return unit(embedding).astype(embedding.dtype)
 
     def advance(self, stream, update, at: Boundary):
         h = stream.astype(jnp.float32)
         alpha = jnp.abs(at.gate(self.start, h.shape[-1]))
-        return unit_rms(h + alpha * (unit_rms(update) - h)).astype(stream.dtype), alpha[None, None]
+        return unit(h + alpha * (unit(update) - h)).astype(stream.dtype), alpha[None, None]
 
     def close(self, stream, ends):
         width = stream.shape[-1]
