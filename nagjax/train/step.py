@@ -25,7 +25,7 @@ from pallas_kernels.placement import shard_rows
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of one step; loss in nats per counted target."""
+    """Scalars of one step; loss in nats per counted target, NaN like the accuracy where there is none."""
 
     loss: Float[Array, ""]
     accuracy: Float[Array, ""]
@@ -131,7 +131,8 @@ def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any
 
 
 def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-    """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state.
+    """A training step as a pure function: gradient of the batch's mean loss (plus z-loss), optimizer, new state. What a
+    bad step changes, and one whose batch has no counted target, is told in `nagjax.train.safety.guard`.
 
     With accumulation the batch is processed in parts; the gradient is still that of the whole batch's mean, but what
     balances experts is the mean over the parts (`auxiliary`).
@@ -191,7 +192,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             if moe.bias_rate and balanced:
                 params = _balanced(params, state.params, cuts["experts"]["load"], moe.bias_rate)
         mod = _averaged(state, cuts, blueprint.config.model.mod)
-        loss, grad_norm = sums.nats / count, optax.tree.norm(grads)
+        loss, accuracy, grad_norm = sums.nats / sums.count, sums.correct / sums.count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
         new = state._replace(step=state.step + 1, params=params, optimizer=optimizer, mod=mod)
         with jax.named_scope("optimizer"):
@@ -199,10 +200,10 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
                 average = _mixed(state.average, params, state.guard.good, train.ema)
                 part = blueprint.constrained(blueprint.trained(average))  # a mean of unit vectors is shorter
                 new = new._replace(average=blueprint.with_trained(average, part))
-            new = guarded(state, new, loss, grad_norm, train.spike)
+            new = guarded(state, new, loss, grad_norm, sums.count, train.spike)
         pool = cuts.get("cuts")
         skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None
-        found = loss, sums.correct / count, grad_norm, lr, sums.count, skipped, new.guard.bad
+        found = loss, accuracy, grad_norm, lr, sums.count, skipped, new.guard.bad
         return new, StepMetrics(*found, *(balance_of(cuts["experts"]) if moe.experts else ()))
 
     return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step

@@ -91,13 +91,26 @@ def test_a_skipped_step_leaves_everything_as_it_was_bit_for_bit(routed):
     assert np.isfinite(metrics.loss) and int(metrics.bad) == 0 and step._cache_size() == 1
 
 
+def test_a_batch_without_a_counted_target_changes_only_the_step_count(routed):
+    """Neither moments, decay, averages nor the window of losses, in which its 0 nats would make others spikes."""
+    blueprint, step, before = routed
+    place = lambda tree: jax.device_put(tree, blueprint.shardings())  # noqa: E731
+    batch = tiny.packed_batch(5)
+    batch = jax.device_put(batch._replace(weights=batch.weights * 0), batch_sharding(blueprint.mesh))
+    after, metrics = step(place(before), batch)
+    assert int(after.step) == 3 and int(metrics.bad) == 0
+    assert float(metrics.count) == 0 and np.isnan(metrics.loss) and np.isnan(metrics.accuracy)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after)._replace(step=before.step), before)
+
+
 def test_a_gradient_alone_is_enough(routed):
     _, _, before = routed
     new = before._replace(step=before.step + 1, params=jax.tree.map(lambda x: x + NAN, before.params))
-    after = guarded(before, new, jnp.float32(1.0), jnp.float32(INF), 0.0)
+    after = guarded(before, new, jnp.float32(1.0), jnp.float32(INF), jnp.float32(9.0), 0.0)
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
     assert int(after.guard.bad) == 1
-    after = guarded(before, new._replace(params=before.params), jnp.float32(1.0), jnp.float32(1.0), 0.0)
+    one = jnp.float32(1.0)
+    after = guarded(before, new._replace(params=before.params), one, one, one, 0.0)
     assert int(after.guard.bad) == 0 and int(after.guard.good) == 3
 
 

@@ -59,12 +59,13 @@ def test_a_fresh_run_starts_an_empty_file(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_tensorboard_gets_the_scalars(tmp_path, monkeypatch):
+def test_tensorboard_gets_the_scalars_and_where_a_run_goes_on(tmp_path, monkeypatch):
     written = []
 
     class SummaryWriter:
-        def __init__(self, folder):
+        def __init__(self, folder, *, purge_step, filename_suffix):
             assert folder == str(tmp_path / "tensorboard")
+            written.append((purge_step, filename_suffix))
 
         def add_scalar(self, name, value, step):
             written.append((name, value, step))
@@ -75,14 +76,44 @@ def test_tensorboard_gets_the_scalars(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=SummaryWriter))
     writers = Writers(tmp_path, ("tensorboard",), {}, resume_step=0)
     writers.write("depth", 3, turn=[0.1, 0.2], mean=0.15, mfu=None)
+    writers.rewind(2, owed=True)
     writers.close()
-    assert written == [("depth/mean", 0.15, 3), "closed"]
+    Writers(tmp_path, ("tensorboard",), {}, resume_step=5).close()
+    assert written == [(0, ".0"), ("depth/mean", 0.15, 3), "closed", (3, ".1"), "closed", (6, ".0"), "closed"]
 
 
-def test_wandb_gets_config_and_scalars(tmp_path, monkeypatch):
+def test_tensorboard_hides_the_steps_that_are_done_again(tmp_path):
+    """With the real writer; read as TensorBoard does: a start of a session drops what has its step or a later one."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    writers = Writers(tmp_path, ("tensorboard",), {}, resume_step=0)
+    for step, loss in ((1, 4.0), (2, 3.0), (3, 9.0)):
+        writers.write("train", step, loss=loss)
+    writers.rewind(2, owed=False)
+    writers.write("train", 3, loss=2.0)
+    writers.close()
+    seen: dict[int, float] = {}
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    assert len(files) == 2
+    for file in files:
+        data = file.read_bytes()
+        while data:  # length, its checksum, record, its checksum
+            length = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                seen = {step: loss for step, loss in seen.items() if step < event.step}
+            for value in event.summary.value:
+                seen[event.step] = value.simple_value
+    assert seen == {1: 4.0, 2: 3.0, 3: 2.0}
+
+
+def test_wandb_gets_config_and_scalars_by_a_step_that_may_fall(tmp_path, monkeypatch):
     logged = []
     run = types.SimpleNamespace(
-        log=lambda values, step: logged.append((values, step)), finish=lambda: logged.append("finished")
+        log=logged.append,
+        finish=lambda: logged.append("finished"),
+        define_metric=lambda name, step_metric=None: logged.append((name, step_metric)),
     )
 
     def init(**options):
@@ -92,8 +123,12 @@ def test_wandb_gets_config_and_scalars(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     writers = Writers(tmp_path, ("wandb",), {"a": 1}, resume_step=0)
     writers.write("train", 7, loss=1.25)
+    writers.write("event", 7, message="noted")
+    writers.rewind(6, owed=False)
+    writers.write("train", 7, loss=1.0)
     writers.close()
-    assert logged == [({"train/loss": 1.25}, 7), "finished"]
+    lines = [{"train/loss": 1.25, "step": 7}, {"train/loss": 1.0, "step": 7}]
+    assert logged == [("step", None), ("*", "step"), *lines, "finished"]
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])

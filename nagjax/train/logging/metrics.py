@@ -36,8 +36,22 @@ def _imported(name: str) -> Any:
 
 
 class TensorBoard:
-    def __init__(self, folder: Path):
-        self._writer = _imported("tensorboard").SummaryWriter(str(folder / TENSORBOARD))
+    """A run that goes on from a step begins a file that says so: TensorBoard hides what older ones have after it."""
+
+    def __init__(self, folder: Path, step: int):
+        self._folder, self._files = folder / TENSORBOARD, 0
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        # Files are named by the second in which they begin, so a rewind soon after would write over its own.
+        after, suffix = step + 1 if step else 0, f".{self._files}"
+        make = _imported("tensorboard").SummaryWriter
+        self._writer = make(str(self._folder), purge_step=after, filename_suffix=suffix)
+        self._files += 1
+
+    def rewind(self, step: int, owed: bool) -> None:
+        self._writer.close()
+        self._open(step)
 
     def write(self, record: dict) -> None:
         for name, value in _scalars(record).items():
@@ -48,6 +62,9 @@ class TensorBoard:
 
 
 class Wandb:
+    """The training's step is a value of every record and the axis of its charts. W&B's own step must not fall, and it
+    would drop whatever a rewound or resumed run logs until it is further than before. What it has, it keeps."""
+
     def __init__(self, folder: Path, config: dict):
         wandb = _imported("wandb")
         name = folder / WANDB_ID  # the same run goes on after a resume
@@ -56,9 +73,15 @@ class Wandb:
         options = {"name": folder.name, "dir": str(folder), "config": config}
         known = read_bytes(name, largest=1000).decode(errors="replace").strip()
         self._run = wandb.init(project="nagjax", id=known, resume="allow", **options)
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def rewind(self, step: int, owed: bool) -> None:
+        pass
 
     def write(self, record: dict) -> None:
-        self._run.log(_scalars(record), step=record["step"])
+        if scalars := _scalars(record):
+            self._run.log(scalars | {"step": record["step"]})
 
     def close(self) -> None:
         self._run.finish()
@@ -76,12 +99,12 @@ class Writers:
         owed: bool = False,
         callback: Callable[[dict], None] | None = None,
     ):
-        self._writers: list[Any] = []  # with `write`, which takes a record (`kind`, `step` and values), and `close`
+        self._writers: list[Any] = []  # with `write`, which takes a record (`kind`, `step`, values), `rewind`, `close`
         self._callback = callback  # on all hosts, so that it may compute with what is spread over them
         self._lines: JsonLines | None = None
         if jax.process_index() == 0:  # only the first host writes
             if "tensorboard" in log:
-                self._writers.append(TensorBoard(folder))
+                self._writers.append(TensorBoard(folder, resume_step))
             if "wandb" in log:
                 self._writers.append(Wandb(folder, config))
             self._lines = JsonLines(folder / METRICS, resume_step, owed)
@@ -95,9 +118,9 @@ class Writers:
             self._callback(record)
 
     def rewind(self, step: int, owed: bool) -> None:
-        """Goes back to `step`: removes later records from the JSON lines, except events."""
-        if self._lines:
-            self._lines.rewind(step, owed)
+        """Goes back to `step`: later records leave the JSON lines, except events, and are hidden in TensorBoard."""
+        for writer in self._writers:
+            writer.rewind(step, owed)
 
     def sync(self) -> None:
         """Makes sure that the JSON lines are on disk."""

@@ -3,7 +3,7 @@
 A step is bad if its loss or the norm of its gradient is not finite, or if its loss is a spike: above the median of the
 last `WINDOW` good losses by more than `spike` times their robust deviation, which is 1.4826 times the median distance
 from the median (a normal distribution's standard deviation), and at least 1% of the median. Nothing is a spike before
-the window is full.
+the window is full. A step without a counted target teaches nothing: neither bad nor good, it changes the step count.
 """
 
 from typing import Any, NamedTuple
@@ -56,7 +56,11 @@ def select(good: Bool[Array, ""], new: Tree, old: Tree) -> Tree:
     return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
 
-def guarded(old: Tree, new: Tree, loss: Float[Array, ""], grad_norm: Float[Array, ""], spike: float) -> Tree:
-    """The state after a step: all of `new`, or, after a bad step, `old` with only the step and the guard moved on."""
-    good = is_good(old.guard, loss, grad_norm, spike)
-    return select(good, new, old)._replace(step=new.step, guard=remember(old.guard, good, loss))
+def guarded(
+    old: Tree, new: Tree, loss: Float[Array, ""], grad_norm: Float[Array, ""], count: Float[Array, ""], spike: float
+) -> Tree:
+    """The state after a step: all of `new`; after a bad step `old`, with only the step and the guard moved on; after
+    one with a `count` of 0 targets, with only the step moved on."""
+    good, empty = is_good(old.guard, loss, grad_norm, spike), count == 0
+    guard = select(empty, old.guard, remember(old.guard, good, loss))
+    return select(good & ~empty, new, old)._replace(step=new.step, guard=guard)
