@@ -165,6 +165,19 @@ def test_in_linens_vmap_and_in_the_bridge_to_nnx():
     np.testing.assert_allclose(bridged(x), again, rtol=1e-5, atol=1e-5)
 
 
+def test_the_optimizer_of_a_bridged_model_is_that_of_its_parameters():
+    x = jax.random.normal(jax.random.key(0), (2, WIDTH))
+    bridged = nnx.bridge.ToNNX(Mixer("nag"), rngs=nnx.Rngs(0)).lazy_init(x)
+    boxed = Mixer("nag").init(jax.random.key(1), x)["params"]
+    params = nnx.to_pure_dict(nnx.state(bridged, nnx.Param))
+    training = nagjax.optimizer(optax.adamw(0.1, weight_decay=0.5), boxed)
+    moved, _ = training.update(jax.tree.map(jnp.ones_like, params), training.init(params), params)
+    own = nnx.Optimizer(bridged, nagjax.optimizer(optax.adamw(0.1, weight_decay=0.5), bridged), wrt=nnx.Param)
+    own.update(bridged, jax.tree.map(jnp.ones_like, nnx.state(bridged, nnx.Param)))
+    after = nnx.to_pure_dict(nnx.state(bridged, nnx.Param))
+    jax.tree.map(lambda *each: np.testing.assert_allclose(*each, atol=1e-6), after, optax.apply_updates(params, moved))
+
+
 def test_a_module_of_nnx_is_refused():
     own = nagjax.NAG(WIDTH, SUBLAYERS, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="residual = 'NAG': .*nagjax.linen.NAG"):

@@ -59,7 +59,10 @@ class MixtureOfDepths(nnx.Module):
             raise UserError("residual", residual, "give a module such as nagjax.NAG(width, sublayers, rngs=rngs)")
         check_value("rate", rate, Rate, "the share of the tokens that skip")
         self.residual, self.rate = residual, rate
-        self.rules = MoD.of(residual.scheme, ModConfig(rate=(rate,), router=router, decider=decider), context=0)
+        try:
+            self.rules = MoD.of(residual.scheme, ModConfig(rate=(rate,), router=router, decider=decider), context=0)
+        except UserError as error:
+            raise UserError(error.field.removeprefix("mod."), error.value, error.fix) from None
         make = functools.partial(Routing, self.rules.router, self.rules.decider, residual.width)
         needed = jax.tree.leaves(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
         if needed and rngs is None:

@@ -56,13 +56,13 @@ def optimizer(
     what a scheme keeps in its place (nGPT's matrices) is there after every step. Use it as any optax optimizer, in
     `nnx.Optimizer(model, nagjax.optimizer(tx, model), wrt=nnx.Param)` or with `init` and `update` on the parameters.
 
-    model: an nnx module, or several in a tuple, list or dict; or the parameters that Linen's `init` has returned,
-    before `unbox`. A scheme keeps in their place those parameters to which its module is the nearest of all. Your own
-    parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by their name and shape: a name
-    with "embed" or "token" in it is a table; a bias, a scale and whatever has less than two axes does not decay; the
-    rest are matrices. tx: what does not decay is shown to it as zeros, so that any decay in it is
-    0; a chain that has other uses for parameters (schedule-free, SAM, Adafactor's step sizes) wants `hide=False` and
-    `mask=nagjax.decays(model)` in its own decay. steps: of the training, for a config.
+    model: an nnx module (`nnx.bridge.ToNNX` among them), or several in a tuple, list or dict; or the parameters that
+    Linen's `init` has returned, before `unbox`. A scheme keeps in their place those parameters to which its module is
+    the nearest of all. Your own parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by
+    their name and shape: a name with "embed" or "token" in it is a table; a bias, a scale and whatever has less than
+    two axes does not decay; the rest are matrices. tx: what does not decay is shown to it as zeros, so that any decay
+    in it is 0; a chain that has other uses for parameters (schedule-free, SAM, Adafactor's step sizes) wants
+    `hide=False` and `mask=nagjax.decays(model)` in its own decay. steps: of the training, for a config.
 
     A `nagjax.Transformer` with a parametrization (muP, CompleteP) has learning rates by role, width and depth, as AdamW
     wants them: a chain's updates are multiplied by them. Its decay and epsilon stay the chain's own, which a warning
@@ -175,18 +175,25 @@ def _guessed(path: Path, leaf: Any) -> str:
 
 
 def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:
-    """Where a model's residuals are, their schemes, and the modules (None for Linen's)."""
+    """Where a model's residuals are, their schemes, and the modules (None for Linen's, of which parameters remain)."""
     found = []
     for keys, part in jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda x: isinstance(x, _HOLDERS))[0]:
         own = part.residual if isinstance(part, MixtureOfDepths) else part
         if isinstance(own, Residual | Transformer):
             found.append((_names(keys), own.scheme, own))
-        elif isinstance(part, Labelled) and _names(keys)[:-1] not in [path for path, _, _ in found]:
-            found.append((_names(keys)[:-1], part.scheme, None))
+        elif (scheme := _said_by(part)) and _names(keys)[:-1] not in [path for path, _, _ in found]:
+            found.append((_names(keys)[:-1], scheme, None))
     return found
 
 
-_HOLDERS = (Residual, MixtureOfDepths, Transformer, Labelled)
+_HOLDERS = (Residual, MixtureOfDepths, Transformer, Labelled, nnx.Variable)
+
+
+def _said_by(part: Any) -> Scheme | None:
+    """The scheme that a Linen parameter says it is of, in its box or in the variable that `nnx.bridge` makes of it."""
+    if isinstance(part, nnx.Variable):
+        return part.get_metadata().get("scheme")
+    return part.scheme if isinstance(part, Labelled) else None
 
 
 def _leaves(tree: Tree) -> list[tuple[Path, Any]]:

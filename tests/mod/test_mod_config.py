@@ -76,10 +76,10 @@ def test_rates_that_some_block_takes(options):
 @pytest.mark.parametrize(
     "scheme, options, message",
     [
-        ("plain", {"router": "nag"}, "mod.router.*plain has no rotation angle.*--mod.router linear"),
-        ("nag", {"router": "linear"}, "mod.router.*no gradient.*--mod.router nag"),
-        ("peri_ln", {"router": "linear"}, "mod.router.*no gradient.*--mod.router random"),
-        ("nag", {"router": "skip_class"}, "mod.router.*no gradient.*--mod.router nag"),
+        ("plain", {"router": "nag"}, "mod.router.*plain has no rotation angle.*the router linear"),
+        ("nag", {"router": "linear"}, "mod.router.*no gradient.*the router nag"),
+        ("peri_ln", {"router": "linear"}, "mod.router.*no gradient.*the router random"),
+        ("nag", {"router": "skip_class"}, "mod.router.*no gradient.*the router nag"),
         ("nag", {"decider": "balance"}, "mod.decider.*no logit.*threshold or predictor"),
         ("nag", {"router": "rand"}, "did you mean 'random'"),
         ("nag", {"decider": "aux_loss"}, "mod.decider.*no logit.*threshold or predictor"),

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: MixtureOfDepths(residual(), 1.0), "rate"),
         (lambda: MixtureOfDepths(residual(), "0.5"), "rate"),
         (lambda: MixtureOfDepths(residual("plain"), 0.25), "rngs"),
-        (lambda: MixtureOfDepths(residual("plain"), 0.25, router="nag"), "mod.router"),
+        (lambda: MixtureOfDepths(residual("plain"), 0.25, router="nag"), "^router"),
         (lambda: own(x, [tanh] * 3, progress=1.0), "branches"),
         (lambda: own(x, stacked(), progress=1.0), "branches"),
         (lambda: own(x, [lambda x: x[..., :1]] * 4, progress=1.0), "update"),

@@ -28,7 +28,7 @@ class Decider:
     def check(self, router: Router) -> None:
         """Raises UserError for a router whose tokens it cannot judge."""
         if self.needs_odds and not router.judges:
-            fix = f"the {router.name} router's score is no logit: use --mod.decider threshold or predictor"
+            fix = f"the {router.name} router's score is no logit: take the decider threshold or predictor"
             raise UserError("mod.decider", self.name, fix)
 
     def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:

@@ -32,7 +32,7 @@ class Router:
     def check(self, scheme: Scheme) -> None:
         """Raises UserError for a scheme the router cannot score."""
         if self.factor and scheme.scale_free:
-            own = f"use --mod.router {scheme.router}"
+            own = f"take the router {scheme.router}"
             fix = f"{scheme.name} normalises every update, so a factor on it has no gradient: {own}"
             raise UserError("mod.router", self.name, fix)
 

@@ -22,7 +22,7 @@ class NAGRouter(Router):
 
     def check(self, scheme):
         if not scheme.turns:
-            fix = f"scheme {scheme.name} has no rotation angle to route by: use --mod.router linear, or --scheme nag"
+            fix = f"scheme {scheme.name} has no rotation angle to route by: take the router linear, or the scheme nag"
             raise UserError("mod.router", self.name, fix)
 
     def products(self, width, gate):
