@@ -156,6 +156,13 @@ def _confirmed(records: Sequence[Record], scheme: str) -> dict[int, float]:
     return {seed: loss for seed, loss in _losses(records, scheme).items() if loss is not None}
 
 
+def _edges(settings: Settings, records: Sequence[Record]) -> list[str]:
+    """Schemes whose best trial has the smallest or the largest rate there was to draw."""
+    found = {scheme: best(_part(records, scheme, "trial")) for scheme in settings.schemes}
+    ends = min(COMMON["rate"]), max(COMMON["rate"])
+    return [scheme for scheme, trial in found.items() if trial and trial.labels["options"]["rate"] in ends]
+
+
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     fresh = {scheme: _confirmed(records, scheme) for scheme in settings.schemes}
     table, told = [], []
@@ -178,7 +185,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     head = f"{settings.depth} blocks, best of {settings.trials} trials each, {settings.seeds} fresh seeds: "
     plain = gaps.get(PLAIN)
     found = f"plain minus NAG: {plain} nats" if plain else ""
-    return Summary(head + "; ".join(told), ahead_of_all([plain] if plain else []), table, headline=found)
+    details = {"at_the_grid_edge": _edges(settings, records)}
+    return Summary(head + "; ".join(told), ahead_of_all([plain] if plain else []), table, details, found)
 
 
 def draw(settings: Settings, records: Sequence[Record]) -> Figure:

@@ -18,7 +18,8 @@ successive updates h_l+1 - h_l; ||h_l||; angle to the end arccos cos(h_l, h_L); 
 <h_l - h_0, h_L - h_0> / ||h_L - h_0||^2; and early exits: the loss where the last block reads h_l. Middle blocks are
 the middle half; the exponent over all blocks but the first and the last stands beside it, and so does that of the
 same models before their training, which is what their start values alone would say. Intervals are Student's over seeds;
-a claim about an angle is met within 20 degrees at every depth, that about the exponent within a quarter.
+a claim about an angle is met within 20 degrees at every depth, that about the exponent within a quarter. Models trained
+here have their schemes' default rates, untuned, and decide nothing.
 
 `--runs FOLDER ...` looks at these models instead of training any: runs, or what `nagjax import` reads; intervals are
 then over batches of text.
@@ -204,7 +205,7 @@ def between_ends(values: Sequence[float]) -> float:
     return float(np.mean(values[1:-1] if len(values) > 2 else values))
 
 
-Draws = dict[int, list[dict]]  # by depth: per seed, or per batch of text, the means `turn` and `between`
+Draws = dict[int, dict[int, dict]]  # by depth, then by seed or batch of text: the means `turn` and `between`
 
 
 def draws(records: Sequence[Record], scheme: str) -> Draws:
@@ -217,23 +218,24 @@ def draws(records: Sequence[Record], scheme: str) -> Draws:
         own = [{name: seen[name][i] for name in ("turn", "between")} for i in range(len(seen["turn"]))]
         if "seed" in record.labels:
             mean = {name: np.mean([one[name] for one in own], axis=0) for name in own[0]}
-            own = [mean | {"start": seen["start"]}]
-        found.setdefault(seen["depth"], []).extend(own)
+            drawn = {record.labels["seed"]: mean | {"start": seen["start"]}}
+        else:
+            drawn = dict(enumerate(own, start=len(found.get(seen["depth"], ()))))  # behind those of another such model
+        found.setdefault(seen["depth"], {}).update(drawn)
     return dict(sorted(found.items()))
 
 
 def exponent(found: Draws, read: Callable[[Sequence[float]], float], name: str = "turn") -> Interval | None:
-    """Of 1/depth in what is read off a draw's profile; None for less than two depths. Draws go together by number."""
-    count = min((len(own) for own in found.values()), default=0)
-    if len(found) < 2 or not count or name not in next(iter(found.values()))[0]:
+    """Of 1/depth in what is read off a draw's profile, over the seeds (or batches) that every depth has; None for less
+    than two depths, or no such seed."""
+    common = sorted(set.intersection(*(set(own) for own in found.values()))) if len(found) > 1 else []
+    if not common or name not in next(iter(found.values()))[common[0]]:
         return None
-    return mean_interval(
-        [power_law(list(found), [read(own[i][name]) for own in found.values()])[0] for i in range(count)]
-    )
+    return mean_interval([power_law(list(found), [read(own[i][name]) for own in found.values()])[0] for i in common])
 
 
-def degrees(own: Sequence[dict], read: Callable[[dict], float]) -> Interval:
-    return mean_interval([float(np.degrees(read(one))) for one in own])
+def degrees(own: dict[int, dict], read: Callable[[dict], float]) -> Interval:
+    return mean_interval([float(np.degrees(read(one))) for one in own.values()])
 
 
 FIRST, LAST = (lambda one: one["turn"][0]), (lambda one: one["turn"][-1])
@@ -271,11 +273,11 @@ def _listed(exponents: dict[str, Interval | None]) -> str:
     return ", ".join(f"{scheme} {own.text(2)}" for scheme, own in exponents.items() if own is not None)
 
 
-def _angles(own: Sequence[dict]) -> str:
+def _angles(own: dict[int, dict]) -> str:
     return " / ".join(f"{degrees(own, read).estimate:.0f}" for read in (FIRST, LAST, BETWEEN))
 
 
-def _row(scheme: str, depth: int, own: Sequence[dict]) -> dict:
+def _row(scheme: str, depth: int, own: dict[int, dict]) -> dict:
     reads = {"first": FIRST, "middle": MIDDLE, "last": LAST, "between": BETWEEN}
     return {"scheme": scheme, "blocks": depth} | {name: degrees(own, read).text(1) for name, read in reads.items()}
 
@@ -297,10 +299,10 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
         for depth, own in found.items():
             deepest = depth == max(found)
             style = {"color": color, "alpha": 1.0 if deepest else 0.35, "label": scheme if deepest else None}
-            _profile(turns, [one["turn"] for one in own], **style)
+            _profile(turns, [one["turn"] for one in own.values()], **style)
             if deepest:
-                _profile(between, [one["between"] for one in own], color=color)
-        values = [[np.degrees(middle(one["turn"])) for one in own] for own in found.values()]
+                _profile(between, [one["between"] for one in own.values()], color=color)
+        values = [[np.degrees(middle(one["turn"])) for one in own.values()] for own in found.values()]
         with_spread(middles, list(found), values, color=color)
         deepest = [r.metrics for r in records if r.metrics.get("scheme") == scheme and r.metrics["depth"] == max(found)]
         blocks = [block / max(found) for block, _ in deepest[0]["exits"]]

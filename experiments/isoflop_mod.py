@@ -12,7 +12,7 @@ run at a higher rate takes more steps, over more tokens, with the same schedule 
 plain pre-norm by a linear router; as controls NAG by random choice, and NAG without every second or fourth block. The
 loss is the validation loss under the causal decider (moving-average thresholds), as in sampling; that under top-k,
 which looks at later tokens, stands beside it. Differences are paired by seed: same start, same data order. Step times
-are measured by turns.
+are measured by turns. All arms have their scheme's default rate, at which nothing is decided; `--factors` tunes them.
 """
 
 from experiments.harness.claims import Matches

@@ -218,7 +218,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     every = [gap for own in gaps.values() for gap in own.values()]
     nearest = min((gap for gap in every if gap.values), key=lambda gap: gap.middle, default=None)
     head = f"{nearest.name} against the angle: {nearest} nats" if nearest else ""
-    return Summary(text, ahead_of_all(every), rows, headline=head)
+    return Summary(text, ahead_of_all(every), rows, {"within_one_model": True}, head)
 
 
 def _gaps(records: Sequence[Record], rate: float) -> dict[str, Gap]:

@@ -184,7 +184,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     nearest = min((gap for gap in last if gap.values), key=lambda gap: gap.middle, default=None)
     head = f"{nearest.name}, against the fitted square: {nearest} nats" if nearest else ""
     text = f"{'; '.join(told)} (nats per token, 95% over {settings.seeds} seeds)"
-    return Summary(text, ahead_of_all(last), rows, headline=head)
+    return Summary(text, ahead_of_all(last), rows, {"within_one_model": True}, head)
 
 
 def _tokens(settings: Settings, steps: int) -> int:

@@ -10,7 +10,8 @@ Command: python -m experiments.prune --processes 2
 Three ways to choose the blocks: the deepest ones; those of least influence, 1 - cos(h_l, h_l+1) (ShortGPT); and the run
 of neighbours over which the residual turns least, arccos cos(h_l, h_l+n) / pi (Gromov et al.). Scores are measured on a
 first part of the validation batches, losses on the rest. A removed block passes the residual on unchanged; the blocks
-that stay keep their place in depth (LNS its scale, arXiv:2502.05795 does not, which is a confounder).
+that stay keep their place in depth (LNS its scale, arXiv:2502.05795 does not, which is a confounder). Models are
+compared at their schemes' default rates, untuned, which decides nothing.
 """
 
 import dataclasses

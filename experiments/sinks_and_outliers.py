@@ -16,7 +16,8 @@ tokens) and max / median (the largest of any token). Neither depends on the resi
 and offset from zero of every matrix. Rounding: the branches' matrices (int8 and int4 with a scale for each output, e4m3
 with one for each matrix) and what the branches read (one scale for a whole batch, taken as it comes), on validation
 text; embedding, head, gates and the inside of the branches stay as they are. Only numbers are rounded, the arithmetic
-is the run's own: this tells of losses, not of speed. Differences are paired by seed.
+is the run's own: this tells of losses, not of speed. Differences are paired by seed, at the schemes' default rates,
+untuned, which decides nothing.
 """
 
 import dataclasses

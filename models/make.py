@@ -71,7 +71,7 @@ Small models that have read the same text, each with another residual scheme, lo
 
 ```sh
 nagjax generate nag-24 --prompt 'def read(self'
-nagjax diagnose nag-24
+nagjax diagnose nag-24                   # the page is in nag-24-report, unless --out names a folder
 nagjax import nag-24 --out runs/mine     # a run's folder of one's own, to calibrate, prune or train further
 ```
 
@@ -145,14 +145,14 @@ def write_card(scheme: str, found: dict) -> None:
     (HERE / f"{scheme}-24" / "README.md").write_text(card)
 
 
-def write_index() -> None:
+def index() -> str:
     """README.md of this folder: the cards' losses side by side."""
     rows = []
     for card in sorted(HERE.glob("*/README.md")):
         told = card.read_text()
         title, loss, right = (re.search(pattern, told)[1] for pattern in CARD_FACTS)
         rows.append(f"| [{card.parent.name}]({card.parent.name}/README.md) | {title} | {loss} | {right} |")
-    (HERE / "README.md").write_text(INDEX.format(rows="\n".join(rows)))
+    return INDEX.format(rows="\n".join(rows))
 
 
 def main() -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     with ThreadPoolExecutor(len(cpus)) as pool:
         for done in [pool.submit(make, scheme, cpus[i % len(cpus)]) for i, scheme in enumerate(schemes)]:
             done.result()
-    write_index()
+    (HERE / "README.md").write_text(index())
 
 
 if __name__ == "__main__":

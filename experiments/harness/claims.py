@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Literal, Protocol
 
 import numpy as np
@@ -81,27 +82,32 @@ class Lead:
         if len(gaps) == 1:
             head = f"{self.rival} minus {self.judged} at {told} nats; over {self.along} needs two"
         else:
-            shown = f"{signed(slope)} nats" if slope else "needs two"
+            none = "a run diverged" if self._groups(gaps) else "needs two"
+            shown = f"{signed(slope)} nats" if slope else none
             head = f"{self.judged}'s lead over {self.rival} per doubling of the {self.along}: {shown}"
         text = f"{self.rival} minus {self.judged}: {told} nats per token; {outcome.ranking()}"
         return Decision(verdict, head, text)
 
+    def _groups(self, shapes: Iterable[Shape]) -> list[list[Shape]]:
+        """Of shapes alike in the other dimension, those in which what the lead is along has two values."""
+        other = (lambda s: (s.tokens, s.width)) if self.along == "depth" else (lambda s: (s.depth, s.width))
+        groups: dict[tuple, list[Shape]] = {}
+        for shape in shapes:
+            groups.setdefault(other(shape), []).append(shape)
+        return [own for own in groups.values() if len({getattr(s, self.along) for s in own}) > 1]
+
     def slope(self, gaps: dict[Shape, Gap]) -> Interval | None:
         """Nats per doubling: least squares for each seed (with fresh ones none: the tuning's own) at each value of the
         other dimension, averaged over these. None without two values, or where one of the two diverged."""
-        other = (lambda s: (s.tokens, s.width)) if self.along == "depth" else (lambda s: (s.depth, s.width))
-        groups: dict[tuple, list[Shape]] = {}
-        for shape in gaps:
-            groups.setdefault(other(shape), []).append(shape)
-        groups = {at: own for at, own in groups.items() if len({getattr(s, self.along) for s in own}) > 1}
+        groups = self._groups(gaps)
         if not groups:
             return None
-        seeds = set.intersection(*(set(gaps[shape].values) for own in groups.values() for shape in own))
+        seeds = set.intersection(*(set(gaps[shape].values) for own in groups for shape in own))
         value = (lambda gap, seed: gap.values[seed]) if seeds else (lambda gap, seed: gap.hint)
 
         def at(seed) -> float:
             fits = []
-            for own in groups.values():
+            for own in groups:
                 x, y = np.log2([getattr(s, self.along) for s in own]), [value(gaps[s], seed) for s in own]
                 fits.append(np.polyfit(x, y, 1)[0] if np.all(np.isfinite(y)) else np.nan)
             return float(np.mean(fits))
@@ -139,7 +145,8 @@ class Matches:
 
 @dataclasses.dataclass(frozen=True)
 class Wall:
-    """Beyond a depth the judged arm is behind the rival by more than the margin, and up to it by less."""
+    """Beyond a depth the judged arm is behind the rival by more than the margin, and up to it by less. To diverge is to
+    be behind; that the rival does not is part of the claim."""
 
     judged: str
     rival: str
@@ -156,8 +163,8 @@ class Wall:
         gaps = {shape: outcome.gap(self.judged, self.rival, shape) for shape in outcome.shapes}
         sides = [shape.depth > self.beyond for shape in gaps]
         checks = [
-            (_or_diverged(gap), (self.margin, math.inf) if shape.depth > self.beyond else (-math.inf, self.margin))
-            for shape, gap in gaps.items()
+            (_behind(gap, deep), (self.margin, math.inf) if deep else (-math.inf, self.margin))
+            for gap, deep in zip(gaps.values(), sides, strict=True)
         ]
         known = any(sides) and not all(sides) and all(one is not None for one, _ in checks)
         deepest = gaps[max(gaps, key=lambda shape: shape.depth)]
@@ -167,11 +174,15 @@ class Wall:
         return Decision(within(checks) if known else "undecided", head, text)
 
 
-def _or_diverged(gap: Gap) -> Interval | None:
-    """Of how far the arm is behind: without end where it always diverged and the other never; None: nobody knows."""
-    if gap.won and not gap.lost:
-        return Interval(math.inf, math.inf, math.inf) if not gap.finite else gap.interval
-    return gap.interval
+def _behind(gap: Gap, deep: bool) -> Interval | None:
+    """How far a wall's arm is behind; None where its rival diverged: nobody knows. Where the arm did, the seeds that
+    came through say how far at least, beyond the wall; before it one such run is a failure out of place."""
+    if gap.lost:
+        return None
+    if not gap.won:
+        return gap.interval
+    low = gap.interval.low if deep and gap.interval else math.inf
+    return Interval(math.inf, low, math.inf)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.harness.jobs import Record
 from experiments.harness.ngram import JUDGED_ORDER, KEY, key
 from experiments.harness.settings import brief
-from experiments.harness.verdicts import barred
+from experiments.harness.verdicts import UNTUNED, barred
 from nagjax.runs.config import flatten
 
 
@@ -34,21 +34,22 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
     trained = [record for record in records if "loss" in record.metrics]
     fresh = [record for record in trained if "factor" not in record.labels and "seed" in record.labels]
     trials = [record for record in trained if record not in fresh]
-    counted = fresh or trials
-    sound = [record for record in counted if record.metrics["loss"] is not None]
+    widened = [run for record in records for run in record.metrics.get("widened", {}).values()]  # trials, too
+    tried = [run["loss"] for run in [*(record.metrics for record in trials), *widened]]
+    losses = [record.metrics["loss"] for record in fresh] or tried
+    sound = [record for record in fresh or trials if record.metrics["loss"] is not None]
     costs = [r.metrics for r in sound if "tokens" in r.metrics and "parameters" in r.metrics]
     worse, shapes = _above(sound, floors)
-    lost = len(counted) - len(sound)
-    lost_trials = sum(record.metrics["loss"] is None for record in trials) if fresh else 0
+    lost, lost_trials = losses.count(None), tried.count(None) if fresh else 0
     flags = ["one seed, on which rates were chosen"] if trials and not fresh else []
-    flags += ["rates not tuned"] if trained and not trials else []
+    flags += [UNTUNED] if trained and not trials else []
     flags += [f"edge: {len(edges)}"] if edges else []
-    flags += [f"diverged: {lost} of {len(counted)}"] if lost else []
-    flags += [f"trials diverged: {lost_trials} of {len(trials)}"] if lost_trials else []
+    flags += [f"diverged: {lost} of {len(losses)}"] if lost else []
+    flags += [f"trials diverged: {lost_trials} of {len(tried)}"] if lost_trials else []
     flags += [f"{'above' if worse else 'below'} {JUDGED_ORDER}-gram"] if shapes else []
     return Evidence(
         len({record.labels["seed"] for record in fresh}),
-        len(counted),
+        len(losses),
         lost,
         lost_trials,
         _range([run["tokens"] for run in costs]),
@@ -91,14 +92,26 @@ def _above(sound: Sequence[Record], floors: Sequence[Record]) -> tuple[int, int]
 
 def concluded(summary: Any, records: Sequence[Record], floors: Sequence[Record]) -> Any:
     """The summary with its evidence, its verdict undecided where `verdicts.barred` says why. Of recipes that train
-    nothing (released tables) it stays as it is."""
+    nothing (released tables) it stays as it is. `within_one_model` among the details: the claim compares nothing else,
+    though other models stand beside it."""
     if not any("loss" in record.metrics for record in records):
         return summary
     edges = summary.details.get("at_the_grid_edge", [])
     found = evidence(records, floors, edges)
-    reasons = [*summary.reasons, *barred(found.seeds, edges, bool(found.above_floor) if found.shapes else None)]
+    tuned = UNTUNED not in found.flags or summary.details.get("within_one_model", False) or _one_config(records)
+    reasons = [*summary.reasons, *barred(found.seeds, edges, bool(found.above_floor) if found.shapes else None, tuned)]
     verdict = "undecided" if reasons else summary.verdict
     return dataclasses.replace(summary, verdict=verdict, reasons=reasons, evidence=dataclasses.asdict(found))
+
+
+def _one_config(records: Sequence[Record]) -> bool:
+    """All trainings are alike but for the seed: there is no other arm that a rate could favour."""
+    configs = [flatten(record.config) for record in records if "loss" in record.metrics]
+    return all(_unseeded(config) == _unseeded(configs[0]) for config in configs)
+
+
+def _unseeded(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in ("train.seed", "data.seed")}
 
 
 def budget(found: dict[str, Any]) -> str:

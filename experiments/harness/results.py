@@ -27,7 +27,7 @@ class Summary:
     measured: str
     verdict: Verdict
     table: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)  # `evidence.concluded` reads two of them
     headline: str = ""  # one number with its interval; "": the beginning of `measured`
     reasons: list[str] = dataclasses.field(default_factory=list)  # why nothing is decided, where that has reasons
     evidence: dict[str, Any] = dataclasses.field(default_factory=dict)  # `evidence.Evidence`; none without trainings

@@ -180,27 +180,32 @@ class Signals:
     def points(
         self, signal: Signal, rates, text, held_out, *, known=None, products: float = 0.0
     ) -> list[tuple[Point, Float[np.ndarray, "L 2"]]]:
-        """Skipped at these rates, and the shares of the tokens that ran; `products` multiply-adds make a score.
+        """Skipped at these rates, and the shares of the tokens that ran. A score is made by `products` multiply-adds;
+        those of a tangent are the update's, too, where the token runs.
 
         `known`: of the batches of `text`, and then of `held_out`."""
         ours, theirs = (known[: len(text)], known[len(text) :]) if known else (None, None)
         cuts = [self.threshold(signal, rate, text, ours) for rate in rates]
-        return [self._point(self.score(signal, cut, held_out, theirs), products) for cut in cuts]
+        shared = self.gate if signal.turns.any() else 0
+        return [self._point(self.score(signal, cut, held_out, theirs), products, shared) for cut in cuts]
 
     def without(self, gone: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
         """All tokens skip the sublayers that are 1, and no others."""
-        return self._point(self.score(self.nothing()._replace(offsets=-gone), -0.5, held_out), 0.0)
+        return self._point(self.score(self.nothing()._replace(offsets=-gone), -0.5, held_out))
 
     def others(self, ran: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
         """These shares of the tokens run each sublayer, drawn at random."""
         noise = np.random.default_rng(0)
         known = [noise.random((*self.shape, *batch.tokens.shape)) for batch in held_out]
-        return self._point(self.score(self.nothing()._replace(offsets=ran - 1.0), 0.0, held_out, known), 0.0)
+        return self._point(self.score(self.nothing()._replace(offsets=ran - 1.0), 0.0, held_out, known))
 
-    def _point(self, found: Sequence[Scored], products: float) -> tuple[Point, Float[np.ndarray, "L 2"]]:
+    def _point(
+        self, found: Sequence[Scored], products: float = 0.0, shared: float = 0.0
+    ) -> tuple[Point, Float[np.ndarray, "L 2"]]:
+        """`shared`: of a score's multiply-adds, those that an update needs as well."""
         ran = np.mean([s.ran for s in found], axis=0)
         nats, correct, count = (sum(float(getattr(s, name)) for s in found) for name in ("nats", "correct", "count"))
-        flops = self.flops(ran) + 2 * ran.size * products
+        flops = self.flops(ran) + 2 * (ran.size * products - ran.sum() * shared)
         return Point(float(1.0 - ran.mean()), flops, nats / count, float(correct / count)), ran
 
 

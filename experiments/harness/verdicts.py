@@ -5,7 +5,8 @@
    bounds the chance of one false finding as Bonferroni does and finds more.
 3. Divergence. An arm of which a run diverged is never ahead, whatever the rival's did. Pairs of which one diverged have
    no difference and stay out of the interval, but not out of the count.
-4. Rates. The best is inside the grid: a neighbour on either side is worse, or diverges.
+4. Rates. What is trained apart is compared at tuned rates, of which the best is inside the grid: a neighbour on either
+   side is worse, or diverges. Within one trained model there is nothing to tune.
 5. Floor. The best arm is below the 4-gram table of the same training text.
 
 A claim that the differences decide, and that fails 1, 4 or 5, is undecided, with the reasons told. A claim of several
@@ -26,6 +27,7 @@ from experiments.harness.statistics import Interval, mean_interval
 Verdict = Literal["supported", "not supported", "undecided"]
 SEEDS = 5
 LEVEL = 0.05  # of a family of comparisons
+UNTUNED = "rates not tuned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +157,10 @@ def unsettled(name: str, exponent: Interval, at_half: Interval | None) -> str:
     return f"{name}: moved by {moved:+.2f} as the steps doubled" if abs(moved) >= STEADY else ""
 
 
-def barred(seeds: int, edges: Sequence[str], above_floor: bool | None) -> list[str]:
-    """Why nothing is decided whatever the differences say; `above_floor` None: no text, no floor."""
+def barred(seeds: int, edges: Sequence[str], above_floor: bool | None, tuned: bool) -> list[str]:
+    """Why nothing is decided whatever the differences say; `above_floor` None: no text, no floor; `tuned`: the rates
+    were, or nothing is compared that was trained apart."""
     reasons = [f"{seeds} fresh seeds, {SEEDS} needed"] if seeds < SEEDS else []
+    reasons += [] if tuned else [UNTUNED]
     reasons += [f"best rate at the grid's edge: {', '.join(edges)}"] if edges else []
     return reasons + (["above the 4-gram table"] if above_floor else [])

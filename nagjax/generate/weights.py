@@ -40,7 +40,9 @@ def _changed(model: Transformer, one: Callable[[tuple, nnx.Variable], nnx.Variab
 def narrow_model(model: Transformer) -> Transformer:
     """The model with the matrices of attention, MLP and experts, and a head's table that its scheme takes as it is, in
     the dtype of computation: what every pass makes of them, made once. Logits stay the same, bit for bit. The model
-    itself where nothing changes."""
+    itself where nothing changes, and one with adapters, which are added to a matrix before it is rounded."""
+    if model.config.lora.rank:
+        return model
     dtype, scheme = model.config.compute_dtype, model.scheme
     changed = []
 

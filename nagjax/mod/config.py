@@ -108,8 +108,9 @@ class ModConfig:
         """Per block, the rates of its attention and its MLP. Raises UserError for more stages than blocks, and where
         `every` leaves no block in which anything is skipped."""
         kinds = self._by_kind()
-        for field, stages in zip(("mod.attention_rate", "mod.mlp_rate"), kinds, strict=True):
+        for name, stages in zip(("attention_rate", "mlp_rate"), kinds, strict=True):
             if len(stages) > depth:
+                field = f"mod.{name if getattr(self, name) else 'rate'}"
                 raise UserError(field, stages, f"{len(stages)} stages for {depth} blocks: give at most one per block")
         routed = lambda block: (block + 1) % self.every == 0  # noqa: E731
         stage = lambda stages, block: stages[block * len(stages) // depth]  # noqa: E731

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from nagjax.mod.config import kept
+from nagjax.mod.deciders import deciders
 from nagjax.mod.routers import routers
 
 PREDICTOR_PASSES = 2.0  # over its products in training, in forward passes: it does not propagate into its input
@@ -36,7 +37,8 @@ def costs(
     """Of a model, from its config and its parameters' shapes (a tree of what has `.shape`; blocks are stacked).
 
     A routed sublayer runs `kept(rate, T) / T` of the tokens, or as many as `shares` says of attention and MLP by
-    block, and its router scores all of them. Of experts a token runs its choices, as if all were chosen alike often;
+    block, and its router scores all of them; a score that is made of what those who run need anyway (`Router.recalls`)
+    costs those nothing more. Of experts a token runs its choices, as if all were chosen alike often;
     what is computed for room that stays empty does not count. A query counts the keys that it may see, on average
     (T + 1) / 2 (selected tokens are taken as drawn at random); with `slots`, those that a cache with room for so many
     tokens holds, or a dense backend computes, seen or not.
@@ -76,8 +78,9 @@ def costs(
                     unused -= (1.0 - share) * known
                 held += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
             skipped += unused
-            if 0.0 < rate < 1.0 and kept(rate, tokens) < tokens:
-                scoring += score[kind]
+            if 0.0 < rate < 1.0 and (kept(rate, tokens) < tokens or scorer.factor or deciders()[decider].trained):
+                recalled = scorer.recalls and not (kind == "mlp" and config.mod.unit == "block")
+                scoring += score[kind] * (1.0 - share if recalled else 1.0)
                 guessing += guess[kind] if decider == "predictor" else 0.0
     main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
     main += 0 if config.head_epsilon is None else config.width**2

@@ -28,6 +28,7 @@ from nagjax.mod.routers import Router, find_router, routers
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing, mean_gate
+from nagjax.residual.recalled import recalled
 from nagjax.residual.rows import put, take
 from nagjax.residual.sublayer import Result, run
 from nagjax.residual.sublayer import kept as where_ran
@@ -105,7 +106,13 @@ class MoD:
         if ctx.causal:
             return self._decided(stream, (site,), cache, ctx)[0]
         k = _capacity(site.rate, tokens, cache)
-        return self._all(stream, site, cache, ctx) if k == tokens else self._by_capacity(stream, (site,), ctx, k)[0]
+        alike = k == tokens and not self.learns
+        return self._all(stream, site, cache, ctx) if alike else self._by_capacity(stream, (site,), ctx, k)[0]
+
+    @property
+    def learns(self) -> bool:
+        """Whether routing has something to learn, or a factor on updates, even where rounding leaves nobody out."""
+        return self.router.factor or self.decider.trained
 
     def run_block(
         self, stream: Stream, sites: tuple[Site, Site], cache: Cache, ctx: ForwardContext
@@ -117,7 +124,7 @@ class MoD:
         if self.config.adaptive and 0.0 < rate < 1.0:
             return self._by_threshold(stream, sites, cache, ctx)
         k = tokens if rate in (0.0, 1.0) else _capacity(rate, tokens, cache)
-        if k < tokens:
+        if k < tokens or (0.0 < rate < 1.0 and self.learns):
             return self._by_capacity(stream, sites, ctx, k)
         whole = self._all if rate < 1.0 else self._none
         first = whole(stream, sites[0], cache, ctx)
@@ -144,14 +151,26 @@ class MoD:
         notes, after = self._notes(nobody, executed=0.0, agreement=1.0), self.scheme.skip(stream, site.at)
         return Result(after, cache, gate, nobody, notes, _no_notes(site.branch, self.scheme.read(stream)))
 
-    def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> Float[Array, "B T"]:
+    def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> tuple[Float[Array, "B T"], Sites]:
+        """Scores of all tokens; and the sites, of which the first may have got the product behind them, which its
+        update needs for those that run."""
+        if self.router.recalls and (factors := self.scheme.projection(stream, sites[0].at)) is not None:
+            with jax.named_scope("routing"):
+                product = jax.lax.stop_gradient(factors[0] @ factors[1].astype(factors[0].dtype))
+            sites = (sites[0]._replace(at=sites[0].at._replace(projected=product)), *sites[1:])
         own, at = sites[0].routing.router, tuple(site.at for site in sites)
         if self.config.adaptive:  # a threshold is for the whole training: angles as they are when all have risen
             at = tuple(here._replace(progress=jnp.float32(1.0)) for here in at)
         with jax.named_scope("routing"):
             if len(at) == 1:
-                return self.router.score(self.scheme, stream, own, at[0], ctx.where, ctx.noise)
-            return self.router.score_block(self.scheme, stream, own, at, ctx.where, ctx.noise)
+                return self.router.score(self.scheme, stream, own, at[0], ctx.where, ctx.noise), sites
+            return self.router.score_block(self.scheme, stream, own, at, ctx.where, ctx.noise), sites
+
+    def _at(self, at: Boundary, rows: Stream, product: Float[Array, "B k C"] | None) -> Boundary:
+        """The boundary for some rows, with their part of the product that it has."""
+        if product is None:
+            return at
+        return at._replace(projected=recalled(*self.scheme.projection(rows, at), product))
 
     def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
         cut = lowered(site.cut, self.router.scale, x.dtype)
@@ -161,23 +180,24 @@ class MoD:
         """The k highest scores of each sequence run the sublayers, one after the other. Indices move first, then rows:
         nothing of full length is built, and rows go back once."""
         scheme = self.scheme
-        x, scores = scheme.read(stream), self._scores(stream, sites, ctx)
+        x, (scores, sites) = scheme.read(stream), self._scores(stream, sites, ctx)
         with jax.named_scope("routing"):
             chosen = top_tokens(scores, ctx.where, k)
-            rows, there = jax.tree.map(ctx.pin, take((stream, ctx.where), chosen.indices))
+            moved = stream, ctx.where, [site.at.projected for site in sites]
+            rows, there, products = jax.tree.map(ctx.pin, take(moved, chosen.indices))
         weights, results = take(scores, chosen.indices), []
         ran, real = is_chosen(chosen.indices, x.shape[1]), ctx.where.segments > 0
         logits = self._logits(sites[0], x, scores)
         notes = self._notes(
             ran,
-            cut=chosen.cut,
+            cut=chosen.cut if k < x.shape[1] else -jnp.inf,
             loss=self.decider.loss(logits, ran, real) if self.decider.trained else 0.0,
             executed=_share(ran, real),
             agreement=_share((logits >= 0) == ran, real),
         )
         batch = jnp.arange(x.shape[0])[:, None]
-        for site in sites:
-            picked = scheme.read(rows)
+        for site, product in zip(sites, products, strict=True):
+            picked, at = scheme.read(rows), self._at(site.at, rows, product)
             if isinstance(site.branch, Mixing):
                 source, seen = (scheme.read(stream), ctx.where) if self.config.kv == "all" else (picked, there)
                 done = Update(between(site.branch, picked, there, source, seen))
@@ -186,10 +206,10 @@ class MoD:
             update = self.router.weigh(ctx.pin(done.value), weights)
             with jax.named_scope("residual"):
                 if len(sites) == 1:
-                    after, gate = scheme.advance_rows(stream, rows, update, site.at, chosen.indices)
+                    after, gate = scheme.advance_rows(stream, rows, update, at, chosen.indices)
                 else:
-                    rows, gate = scheme.advance(rows, update, site.at)
-                    stream = scheme.skip(stream, site.at)
+                    rows, gate = scheme.advance(rows, update, at)
+                    stream = scheme.skip(stream, at)
                     after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
             gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(mean_gate(gate, picked)[..., None])
             results.append(Result(after, None, gate, ran, notes, done.notes))
@@ -200,7 +220,7 @@ class MoD:
         """The tokens whose score reaches the one threshold, in the smallest size that holds them."""
         _capacity(0.0, 0, cache)
         real, tokens = ctx.where.segments > 0, ctx.where.positions.shape[1]
-        weights, x = self._scores(stream, sites, ctx), self.scheme.read(stream)
+        (weights, sites), x = self._scores(stream, sites, ctx), self.scheme.read(stream)
         scores = jax.lax.stop_gradient(weights)
         weights = weights if self.router.factor else scores
         reach = lambda cut: scores[..., None] >= lowered(cut, self.router.scale, x.dtype)  # noqa: E731
@@ -221,12 +241,14 @@ class MoD:
         pin = ctx.pin
         stream, where, ran, scores, parts = operands
         scheme, everyone, done = self.scheme, k == ran.shape[1], []
-        rows, there, mine, weights, indices = stream, where, ran, scores, None
+        moved, indices = (stream, where, ran, scores, [at.projected for _, at in parts]), None
         if 0 < k and not everyone:
             indices = top_tokens(ran.astype(jnp.float32), where, k).indices
-            rows, there, mine, weights = jax.tree.map(pin, take((stream, where, ran, scores), indices))
+            moved = jax.tree.map(pin, take(moved, indices))
+        rows, there, mine, weights, products = moved
         batch = jnp.arange(ran.shape[0])[:, None]
-        for branch, at in parts:
+        for (branch, at), product in zip(parts, products, strict=True):
+            at = self._at(at, rows, product)
             gate = jnp.zeros((*ran.shape, 1))
             if k == 0:
                 stream = scheme.skip(stream, at)
@@ -249,7 +271,7 @@ class MoD:
 
     def _decided(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
         """The tokens the causal decider lets in; a sublayer that nobody of the batch enters is not run at all."""
-        scores, results = self._scores(stream, sites, ctx), []
+        (scores, sites), results = self._scores(stream, sites, ctx), []
         ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
         for site in sites:
             results.append(self._admitted(stream, site, cache, ctx, scores, ran))
@@ -270,15 +292,15 @@ class MoD:
         def enter(size: int):
             def run(stream):
                 few = ragged.Few.of(ran, size, where)
-                rows, there, mine, weights = few.take((stream, where, ran, scores))
-                picked = scheme.read(rows)
+                rows, there, mine, weights, product = few.take((stream, where, ran, scores, site.at.projected))
+                picked, at = scheme.read(rows), self._at(site.at, rows, product)
                 if mixing:
                     asking = there if cache is None else Where(jnp.where(mine, there.segments, 0), there.positions)
                     done = Update(fitting(site.branch.mix(picked, asking, *few.seen(known, seen)), picked))
                 else:
                     done = update_by_token(site.branch, picked, mine, ctx.lossless)
-                after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), site.at)
-                after = jax.tree.map(where_ran(mine), after, scheme.skip(rows, site.at))
+                after, gate = scheme.advance(rows, self.router.weigh(ctx.pin(done.value), weights), at)
+                after = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at))
                 opened = (mine * mean_gate(gate, picked))[..., None]
                 gates = few.put(jnp.zeros((*ran.shape, 1)), opened)
                 notes = few.put(nothing, done.notes) if picked.shape[0] < ran.shape[0] else done.notes

@@ -90,13 +90,19 @@ class ModelConfig:
             raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must be divisible by kv_heads")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
             causes = {"block.rotated": self.block.rotated, "block.head_width": self.block.head_width}
-            field = next((name for name, value in causes.items() if value not in (None, 1.0)), "heads")
+            causes |= {"width": self.width} if self.width % 2 else {"heads": heads}
+            field = next(name for name, value in causes.items() if value not in (None, 1.0))
             fix = f"rotary needs an even head width, not {self.rotated_width}"
-            raise UserError(field, causes.get(field, self.heads), fix)
-        for field, rope in (("block.rope", self.block.rope), ("block.others.rope", self.block.others.rope)):
+            raise UserError(field, causes[field], fix)
+        others = self.block.others
+        own, theirs = ("", self.block.rope, self.rope_base), ("block.others.", others.rope, others.rope_base)
+        for field, rope, base in (own, theirs):
+            if rope.scaling == "yarn" and base <= 1.0:
+                fix = "yarn takes the logarithm of it: give a number above 1, such as 10000"
+                raise UserError(f"{field}rope_base", base, fix)
             if rope.scaling == "longrope" and len(rope.divisors) != self.rotated_width // 2:
                 fix = f"longrope needs {self.rotated_width // 2}, one for each pair of features that rotary turns"
-                raise UserError(f"{field}.divisors", rope.divisors, fix)
+                raise UserError(f"{field or 'block.'}rope.divisors", rope.divisors, fix)
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
 

@@ -286,7 +286,8 @@ class Transformer(nnx.Module):
             where = Where.whole(*tokens.shape)
         progress = jnp.asarray(progress, jnp.float32)
         asked = causal or self.config.mod.adaptive
-        if asked and cuts is None and self.mod.decider.needs_cuts and self.config.mod.active:
+        routed = any(map(self.config.mod.routes, ("attention", "mlp")))
+        if asked and cuts is None and self.mod.decider.needs_cuts and routed:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, causal or cache is not None)

@@ -96,14 +96,15 @@ class OpenRun:
 
     def logits(self, text: str) -> Float[Array, "T V"]:
         """Float32 logits behind every token of a text (of a bidirectional model: for every token), by a pass over all
-        of it, as `encode` has it. Tokens of a routed model are chosen by its causal decider where it is known.
+        of it, as `encode` has it. Tokens of a routed model are chosen by its causal decider where it is known; experts
+        of a causal model drop no choice.
 
         Raises UserError for a text of no tokens, or of more than the context, and for an encoder without a head."""
         self.config.model.check_logits("run.logits")
         ids, model, cuts = self.encode(text), self.config.model, self.mod.get("cuts")
         if not 0 < len(ids) <= model.context:
             raise UserError("text", f"{len(ids)} tokens", f"give 1 to {model.context}, the context")
-        causal = model.mod.active and cuts is not None
+        causal = model.causal and (cuts is not None or not model.mod.active)
         output = self.model(jnp.asarray([ids], jnp.int32), progress=self.progress, cuts=cuts, causal=causal)
         return self.model.logits(output)[0]
 

@@ -102,7 +102,8 @@ def _score(
     where = Where.whole(*tokens.shape)
     where = where._replace(segments=(where.positions < end[:, None] - 1).astype(jnp.int32))
     options = {"pin": pin_rows(mesh)} if mesh else {}
-    output = model(tokens, where, progress=progress, cuts=cuts, causal=model.config.mod.active, **options)
+    # As a text is written: deciders let tokens in, and experts drop no choice, whatever else is in the batch.
+    output = model(tokens, where, progress=progress, cuts=cuts, causal=True, **options)
     own, likeliest = by_token(_told, model, output, targets)
     place = where.positions + 1
     counted = (place >= first[:, None]) & (place < end[:, None])

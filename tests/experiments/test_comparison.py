@@ -180,6 +180,36 @@ def test_matching_a_wall_and_more_depth():
     assert deeper.summarise(SETTINGS, records(GROWING | {("nag", 32): 3.2})).verdict == "not supported"
 
 
+@pytest.mark.parametrize(
+    "arm, depth, loss, diverges, verdict",
+    [
+        ("plain", 32, 3.9, (1, 2, 3), "supported"),  # and so behind on every seed
+        ("plain", 32, 3.0, (1, 2, 3), "undecided"),  # the seeds it came through do not say that there is no wall
+        ("plain", 32, 3.9, range(1, 6), "supported"),
+        ("plain", 8, 3.05, (1, 2, 3), "not supported"),  # in front of the wall
+        ("plain", 8, 3.05, range(1, 6), "not supported"),
+        ("nag", 32, 3.0, (1, 2, 3), "undecided"),  # the rival fails, too
+        ("nag", 32, 3.0, range(1, 6), "undecided"),
+        ("nag", 8, 3.0, (1,), "undecided"),
+    ],
+)
+def test_what_a_divergence_says_of_a_wall(arm, depth, loss, diverges, verdict):
+    walled = {("plain", 8): 3.05, ("nag", 8): 3.0, ("plain", 32): 3.9, ("nag", 32): 3.0}
+    del walled[arm, depth]
+    own = records(walled) + runs(arm, shape_of(depth), loss, diverges=diverges)
+    wall = comparison(Wall("plain", "nag", beyond=10, margin=0.1))
+    assert wall.summarise(SETTINGS, own).verdict == verdict
+
+
+def test_a_lead_without_a_slope_says_why():
+    broken = records({at: loss for at, loss in GROWING.items() if at != ("plain", 32)})
+    broken += runs("plain", shape_of(32), 3.0, diverges=(2,))
+    found = comparison(LEAD).summarise(SETTINGS, broken)
+    assert found.verdict == "undecided" and found.headline.endswith("per doubling of the depth: a run diverged")
+    along = comparison(Lead("nag", "plain", along="tokens")).summarise(SETTINGS, records(GROWING))
+    assert along.headline.endswith("per doubling of the tokens: needs two")
+
+
 def test_without_fresh_seeds_the_tuning_s_own_are_shown_and_decide_nothing():
     own = [r for r in records(GROWING) if "factor" in r.labels]
     found = comparison(LEAD).summarise(dataclasses.replace(SETTINGS, seeds=0), own)

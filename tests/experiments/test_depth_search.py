@@ -84,6 +84,14 @@ def test_the_verdict_is_on_fresh_seeds(lead, verdict):
     assert [row["loss"] for row in summary.table[:3]] == [3.0, 3.1, "diverged"]
 
 
+@pytest.mark.parametrize("rate, edge", [(4.0, ["nag"]), (0.25, ["nag"]), (2.0, [])])
+def test_a_best_trial_at_an_extreme_rate_is_at_the_edge(rate, edge):
+    own = records(0.2)
+    trial = next(r for r in own if r.labels["scheme"] == "nag" and r.labels.get("options") == {"rate": 2.0})
+    trial.labels["options"]["rate"] = rate
+    assert summarise(Settings(2, 16, 16, 8, 4, 3, 2), own).details["at_the_grid_edge"] == edge
+
+
 def test_a_fresh_seed_that_diverged_is_told():
     own = records(0.2)
     last = next(r for r in reversed(own) if r.labels["scheme"] == "nag" and r.labels["part"] == "confirmation")

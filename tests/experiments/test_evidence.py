@@ -89,6 +89,23 @@ def test_a_divergence_is_a_flag():
     assert "diverged: 1 of 5" in evidence([*RUNS[:4], run(5, None)], FLOORS).flags
 
 
+def test_trials_of_a_widened_grid_count():
+    grid = [run(0, loss, factor=factor) for factor, loss in ((1.0, 1.9), (2.0, None))]
+    further = {"losses": [], "widened": {"4": COSTS | {"loss": 1.8}, "8": {"loss": None}}}
+    own = [*grid, Record("", {"arm": "nag"}, config(0), further)]
+    found = evidence([*own, *RUNS], FLOORS)
+    assert (found.runs, found.trials_diverged) == (5, 2) and "trials diverged: 2 of 4" in found.flags
+    alone = evidence(own, FLOORS)
+    assert (alone.runs, alone.diverged) == (4, 2)
+
+
+def test_what_was_trained_apart_at_untuned_rates_decides_nothing():
+    deeper = [Record("", {"seed": seed}, config(seed, depth=9), COSTS | {"loss": 1.8}) for seed in SEEDS]
+    assert verdict([*RUNS, *deeper]) == ("undecided", ["rates not tuned"])
+    assert verdict([*RUNS, *deeper], within_one_model=True) == ("supported", [])
+    assert verdict([run(0, 1.9, factor=1.0), *RUNS, *deeper]) == ("supported", [])
+
+
 def test_released_tables_are_left_alone():
     records = [Record("", {}, {}, {"runs": 3})]
     assert concluded(Summary("", "supported"), records, []) == Summary("", "supported")

@@ -100,11 +100,11 @@ def test_skipping_pairs_and_blocks(run):
     less = at_random.without([1], text)
     assert less.loss == close_to(cutter.loss(text, [1]), terms=64, chain=24) and less.skipped == 0.5
     assert less.loss != everything.loss and less.flops < everything.flops
-    # Scores are paid for, even where no token skips.
+    # The score of a token that runs is its update's angle; of one that skips it is paid for.
     scored, ran = by_angle.point(np.full(1, RUN), text)
     assert scored.loss == close_to(everything.loss, terms=64, chain=24) and np.all(ran == 1)
-    gates = 2 * 4 * run.params["blocks"]["mlp"]["gate"]["weight"][0].size
-    assert scored.flops == pytest.approx(everything.flops + gates)
+    gates = 2 * 4 * run.params["blocks"]["mlp"]["gate"]["weight"][0].size  # FLOPs of the four sublayers' scores
+    assert scored.flops == pytest.approx(everything.flops)
     # Thresholds of a uniform score are rates; of the angle they are searched for, with the sublayers' ratio kept.
     half, ran = at_random.point(np.full(1, 0.5), text)
     assert half.skipped == pytest.approx(0.5, abs=0.05) and np.ptp(ran) < 0.2
@@ -112,4 +112,5 @@ def test_skipping_pairs_and_blocks(run):
     found = by_angle.factor(profile, 0.4, text)
     point, ran = by_angle.point(found * profile, text)
     assert point.skipped == pytest.approx(0.4, abs=0.02) and ran[1, 1] == 1 and ran[0, 1] < ran[0, 0]
+    assert point.flops == pytest.approx(at_random.flops(ran, by_token=True) + gates * point.skipped)
     assert isinstance(point.loss, float) and jnp.isfinite(point.loss)

@@ -44,6 +44,24 @@ def test_exponents_of_planted_turns():
     assert [len(own) for own in given.values()] == [2, 2, 2] and exponent(given, middle, "start") is None
 
 
+def test_draws_go_together_by_seed():
+    """Of a seed that diverged at one depth the profiles at the others have no partner."""
+    factor = {0: 1.0, 1: 2.0, 2: 4.0}
+    own = [
+        record(depth, seed, middle=lambda depth, by=factor[seed]: by / depth)
+        for depth in SETTINGS.depths
+        for seed in factor
+        if (depth, seed) != (24, 0)
+    ]
+    found = draws(own, "plain")
+    assert [sorted(by_seed) for by_seed in found.values()] == [[0, 1, 2], [0, 1, 2], [1, 2]]
+    np.testing.assert_allclose(dataclasses.astuple(exponent(found, middle)), 1.0)
+    assert exponent({6: {0: found[6][0]}, 24: found[24]}, middle) is None
+    # Two given models of one depth: no batch takes another's place.
+    twice = [record(6, 0, run="a"), record(6, 0, run="b")]
+    assert list(draws(twice, "plain")[6]) == [0, 1, 2, 3]
+
+
 def test_verdicts():
     assert summarise(SETTINGS, records()).verdict == "supported"
     for wrong in ({"middle": lambda depth: depth**-0.5}, {"last": 0.3}, {"between": 0.5}):

@@ -45,7 +45,7 @@ def test_means_and_t_values_of_the_paper(tmp_path):
 
 def test_verdicts_on_made_up_tables(tmp_path):
     path = tmp_path / "runs.csv"
-    rows = [("1B", v, s, base + 0.001 * s) for v, base in (("review", 1.0), ("highway", 1.1)) for s in range(3)]
+    rows = [("1B", v, s, base + 0.001 * s) for v, base in (("review", 1.0), ("highway", 1.1)) for s in range(5)]
 
     def verdict():
         lines = [",".join(map(str, row)) for row in rows]
@@ -55,11 +55,26 @@ def test_verdicts_on_made_up_tables(tmp_path):
     assert verdict() == "supported"
     rows = [(size, variant, seed, 2.1 - loss) for size, variant, seed, loss in rows]
     assert verdict() == "not supported"
+    rows = [row for row in rows if row[1:3] != ("highway", 4)]
+    assert verdict() == "undecided" and _summary(path, tmp_path)[1].reasons == ["4 fresh seeds, 5 needed"]
     path.write_text("size,loss\n1B,2\n")
     with pytest.raises(UserError, match="variant, seed, val_loss"):
         _summary(path, tmp_path)
     with pytest.raises(UserError, match="give a table"):
         _summary(tmp_path / "missing.csv", tmp_path)
+
+
+def test_to_be_behind_one_of_many_baselines_takes_holm_s_p():
+    def records(variant, mean):
+        labels = {"size": "tiny", "variant": variant}
+        return [Record("", labels | {"seed": s}, {}, {"loss": mean + 0.02 * (s - 3)}) for s in range(1, 6)]
+
+    recipe, level = load("review_scaling"), [f"level {i}" for i in range(5)]
+    own = [*records("review", 2.0), *records("better", 1.95)]
+    found = recipe.summarise(recipe.settings("smoke"), own)
+    assert 0.01 < found.table[1]["p"] < 0.05 and found.verdict == "not supported"
+    own += [record for variant in level for record in records(variant, 2.0)]
+    assert recipe.summarise(recipe.settings("smoke"), own).verdict == "undecided"
 
 
 def test_baselines_match_by_their_own_measure():

@@ -74,8 +74,9 @@ def test_slopes_bounds_and_parts():
 
 
 def test_what_bars_a_verdict():
-    assert barred(5, [], False) == barred(5, [], None) == []
-    assert len(barred(4, ["nag 64"], True)) == 3
+    assert barred(5, [], False, True) == barred(5, [], None, True) == []
+    assert barred(5, [], False, False) == ["rates not tuned"]
+    assert len(barred(4, ["nag 64"], True, False)) == 4
 
 
 def test_an_exponent_is_of_the_budget_until_the_steps_doubled():

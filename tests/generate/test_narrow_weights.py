@@ -9,7 +9,7 @@ from flax import nnx
 from nagjax.generate import batching
 from nagjax.generate.sample import generate
 from nagjax.generate.weights import int8_model, narrow_model
-from nagjax.layers.config import BlockConfig, MoEConfig
+from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from tests.streams import one_per_stream
@@ -57,6 +57,11 @@ def test_a_model_that_computes_in_float32_is_itself():
     assert narrow_model(model) is model
     small = int8_model(model)
     assert narrow_model(small) is small
+
+
+def test_adapters_are_added_before_a_matrix_is_rounded():
+    model = make_model(find_scheme("plain")(), dtype="bfloat16", lora=LoRAConfig(rank=2))
+    assert narrow_model(model) is model
 
 
 def test_the_last_token_is_drawn_and_not_read(monkeypatch):

@@ -11,7 +11,7 @@ from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, ragged
 from nagjax.residual import find_scheme
 from tests import tiny
-from tests.tiny_models import make_model
+from tests.tiny_models import full_logits, make_model
 from tests.tolerance import assert_close
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
@@ -139,6 +139,16 @@ def test_a_full_cache_lets_nobody_in():
     written = generate(model, [[1, 2, 3]], tokens=9, temperature=0.0, cuts=everyone)
     logits, _ = forward(model, [[1, 2, 3] + written[0]], everyone)
     assert np.argmax(logits[0], -1)[2:11].tolist() == written[0]
+
+
+@pytest.mark.parametrize("removed", [{"mlp_rate": (1.0,)}, {"attention_rate": (1.0,), "kv": "selected"}], ids=str)
+def test_what_only_removes_sublayers_needs_no_thresholds(removed):
+    mod = ModConfig(skip="mlp" if "mlp_rate" in removed else "attention", **removed)
+    model = make_model(find_scheme("plain")(), mod=mod)
+    written = generate(model, PROMPTS, tokens=4, temperature=0.0)
+    rows = [prompt + new for prompt, new in zip(PROMPTS, written, strict=True)]
+    for prompt, new, line in zip(PROMPTS, written, full_logits(model, rows), strict=True):
+        assert np.argmax(line, -1)[len(prompt) - 1 : len(prompt) + 3].tolist() == new
 
 
 def test_a_sublayer_nobody_enters_is_not_run():

@@ -11,6 +11,7 @@ import pytest
 from nagjax.data import load_tokenizer
 from nagjax.errors import UserError
 from nagjax.interop.importing import write_run
+from nagjax.layers.config import MoEConfig
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.train.score import continuation_scores
@@ -70,6 +71,23 @@ def test_a_routed_run_scores_causally(tmp_path):
     text = np.random.default_rng(0).integers(0, 257, 40).tolist()
     parts = continuation_scores(run, [(text[:10], text[10:20]), (text[:20], text[20:]), (text[:10], text[10:])])
     assert parts[0][0] + parts[1][0] == close_to(parts[2][0], terms=64, chain=24)
+
+
+def test_a_score_does_not_depend_on_what_else_is_scored(tmp_path):
+    """Experts have room for every choice, as when a text is written; the longer pair is padded to more tokens."""
+    moe = MoEConfig(8, 2, dispatch="capacity", capacity=0.5)
+    run = run_of(find_scheme("plain")(), tmp_path, context=128, moe=moe)
+    noise = np.random.default_rng(0)
+    short, long = ((noise.integers(32, 127, n).tolist(), noise.integers(32, 127, 6).tolist()) for n in (8, 100))
+    alone, beside = continuation_scores(run, [short]), continuation_scores(run, [short, long])
+    assert alone[0][0] == close_to(beside[0][0], terms=64, chain=24)
+    assert np.isclose(alone[0][0], _nats(run.logits, short), rtol=1e-4)
+
+
+def _nats(logits, pair) -> float:
+    ids = [*pair[0], *pair[1]]
+    logs = jax.nn.log_softmax(logits(bytes(ids).decode()))
+    return float(sum(logs[i - 1, ids[i]] for i in range(len(pair[0]), len(ids))))
 
 
 def test_without_the_harness_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):

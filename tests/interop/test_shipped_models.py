@@ -89,6 +89,13 @@ of_each = pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.na
 
 
 @with_models
+def test_the_folder_s_page_is_what_make_models_would_write():
+    from models.make import index
+
+    assert (hub.SHIPPED / "README.md").read_text() == index()
+
+
+@with_models
 @of_each
 def test_a_model_has_the_adapter_of_this_version(card):
     assert (card.parent / ADAPTER.name).read_text() == ADAPTER.read_text()

@@ -37,8 +37,10 @@ def test_values_out_of_range(options, message):
 
 
 def test_more_stages_than_blocks():
-    with pytest.raises(UserError, match="4 stages for 3 blocks"):
+    with pytest.raises(UserError, match="mod.rate = .*4 stages for 3 blocks"):
         tiny.model_config(mod=ModConfig(rate=(0.0, 0.1, 0.2, 0.3)))
+    with pytest.raises(UserError, match="mod.mlp_rate = .*4 stages for 3 blocks"):
+        tiny.model_config(mod=ModConfig(mlp_rate=(0.0, 0.1, 0.2, 0.3)))
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,13 @@ def test_capacity_equals_masking(name, kind):
 
 @pytest.mark.parametrize("name", ["plain", "nag"])
 def test_all_tokens_is_the_dense_model(name):
-    """Rate 0, which is the same program, and a rate so low that every token is kept."""
+    """Rate 0, which is the same program, and a rate so low that every token is kept, without a factor on updates."""
     scheme = find_scheme(name)()
     dense = make(scheme, ModConfig())
     _, want = run(dense)
     _, got = run(make(scheme, ModConfig(rate=(0.0, 0.0))))
     np.testing.assert_array_equal(got, want)
-    low = make(scheme, ModConfig(rate=(0.1,)))
+    low = make(scheme, ModConfig(rate=(0.1,), router="auto" if name == "nag" else "random"))
     graph, own = nnx.split(low)
     same = nnx.to_pure_dict(own)
     _restore(same, nnx.to_pure_dict(nnx.split(dense)[1]))
@@ -69,6 +69,24 @@ def test_all_tokens_is_the_dense_model(name):
     output, got = run(nnx.merge(graph, own))
     assert_close(got, want, **tiny.FORWARD)  # another program
     assert np.all(output.routing["executed"] == 1.0)
+
+
+@pytest.mark.parametrize("mod", [{}, {"unit": "block"}, {"router": "skip_class"}, {"decider": "aux_loss"}], ids=str)
+def test_a_factor_counts_where_rounding_leaves_nobody_out(mod):
+    """A pass that chooses by top-k is the one in which a decider lets everyone in; routers and deciders learn there."""
+    mod = {"decider": "threshold"} | mod
+    model = make(find_scheme("plain")(), ModConfig(rate=(0.1,), **mod))
+    output, got = run(model)
+    assert np.all(output.routing["executed"] == 1.0) and np.all(output.routing["cuts"] == 0.0)
+    if mod["decider"] == "threshold":
+        batch = tiny.packed_batch()
+        everyone, want = run(model, batch, causal=True, cuts=jnp.full(6, -jnp.inf))
+        assert np.all(everyone.routing["executed"] == 1.0)
+        real = batch.segment_ids > 0
+        assert_close(got[real], want[real], **tiny.FORWARD)
+        assert np.max(np.abs(got - run(make(find_scheme("plain")(), ModConfig()))[1])) > 0.05
+    else:
+        assert np.all(np.asarray(output.routing["loss"]) > 0.1)
 
 
 def _restore(into: dict, values: dict) -> None:

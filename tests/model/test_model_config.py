@@ -4,11 +4,14 @@ import jax
 import pytest
 
 from nagjax.errors import UserError
+from nagjax.layers.config import BlockConfig, OtherBlocks, RopeConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.step import jit_train_step
 from tests import tiny
+
+YARN = BlockConfig(rope=RopeConfig("yarn", 2.0))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,13 @@ from tests import tiny
         ({"vocab": 0}, "vocab", "from 1 to"),
         ({"hidden": 0}, "hidden", "at least 1"),
         ({"width": 6, "heads": 2}, "heads", "even head width, not 3"),
+        ({"width": 33}, "width", "even head width, not 33"),
+        ({"rope_base": 1.0, "block": YARN}, "rope_base", "a number above 1"),
+        (
+            {"block": BlockConfig(others=OtherBlocks((1,), rope_base=0.5, rope=YARN.rope))},
+            "block.others.rope_base",
+            "1",
+        ),
     ],
 )
 def test_bad_shapes_are_refused_by_name(changes, field, names):

@@ -24,6 +24,7 @@ class Router:
     common: ClassVar[bool] = False  # scores are positive, and those of different sublayers compare
     factor: ClassVar[bool] = False  # a factor made from the score stands before the update: the router learns by it
     judges: ClassVar[bool] = False  # the score says by itself whether a token runs: `odds`
+    recalls: ClassVar[bool] = False  # the score is made of the product that `advance` needs, which is not made twice
     draws: ClassVar[bool] = False  # scores are random: they differ by a pass's noise alone
     passes: ClassVar[float] = 1.0  # over its own matrix products in training, in forward passes
 

@@ -11,7 +11,7 @@ from nagjax.mod.routers import Router
 class NAGRouter(Router):
     """`score = t = alpha_l m_l(r)`, the tangent of the coming rotation: no parameters of its own.
 
-    The modulator learns through the update it scales, so the score is on the gradient path as it stands. The idea is
+    The modulator learns through the update it scales, so the score itself needs no gradient. The idea is
     of Figliolia & Millidge 2026, arXiv:2606.16112; capacities and thresholds on the angle are this project's design.
     A block's score is the sum of its two, both of the direction before it: what the MLP is going to do once attention
     has turned the token is not known then.
@@ -19,6 +19,7 @@ class NAGRouter(Router):
 
     name: ClassVar[str] = "nag"
     common: ClassVar[bool] = True
+    recalls: ClassVar[bool] = True
 
     def check(self, scheme):
         if not scheme.turns:

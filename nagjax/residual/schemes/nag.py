@@ -147,7 +147,11 @@ class NAG(Scheme):
 
     def turn(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
         """tan of the angle by which the sublayer will rotate each token: known before its branch runs."""
-        return self.alpha(at) * at.gate(stream.direction)
+        return self.alpha(at) * self._opened(stream, at)
+
+    def _opened(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
+        """m, for whose product the boundary may be asked."""
+        return at.gate(stream.direction) if at.projected is None else at.gate.of(at.projected)
 
     def projection(self, stream: NAGStream, at: Boundary):
         return stream.direction, at.gate.weight[...]
@@ -155,7 +159,7 @@ class NAG(Scheme):
     def advance(self, stream: NAGStream, update, at: Boundary):
         own, rows = at.gate, (stream.direction, stream.log_norm, update)
         if at.projected is not None:
-            gate = own.of(at.projected)
+            gate = self._opened(stream, at)
             return NAGStream(*nag_update(*rows, self.alpha(at) * gate)), gate[..., None]
         settings = own.bias[...], own.logits[...], jax.nn.softplus(own.beta[...]), self.alpha(at)
         direction, log_norm, _ = nag_update_modulated(*rows, own.weight[...], *settings)
@@ -163,9 +167,10 @@ class NAG(Scheme):
         return NAGStream(direction, log_norm), own(stream.direction)[..., None]
 
     def advance_rows(self, stream: NAGStream, rows: NAGStream, update, at: Boundary, indices):
-        turn = self.turn(rows, at)
+        gate = self._opened(rows, at)
+        turn = self.alpha(at) * gate
         direction, log_norm = nag_update_rows(stream.direction, stream.log_norm, update, turn, indices)
-        return NAGStream(direction, log_norm), at.gate(rows.direction)[..., None]
+        return NAGStream(direction, log_norm), gate[..., None]
 
     def close(self, stream: NAGStream, ends):
         width = stream.direction.shape[-1]
