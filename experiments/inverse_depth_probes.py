@@ -22,7 +22,7 @@ a claim about an angle is met within 20 degrees at every depth, that about the e
 here have their schemes' default rates, untuned, and decide nothing.
 
 `--runs FOLDER ...` looks at these models instead of training any: runs, or what `nagjax import` reads; intervals are
-then over batches of text.
+then over batches of text, and decide nothing either: they say nothing about other models of the same sizes.
 """
 
 import dataclasses
@@ -253,11 +253,13 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     if judged:
         angled = ", ".join(f"{depth}: {_angles(own)}" for depth, own in found[judged].items())
         text.append(f"first turn / last turn / between successive updates of {judged}, by blocks, degrees {angled}")
+    alone = ["intervals over batches of the given models, not over seeds"] if settings.runs else []
     return Summary(
         "; ".join(text),
-        verdict(found.get(judged, {}), exponents["middle"].get(judged)),
+        "undecided" if alone else verdict(found.get(judged, {}), exponents["middle"].get(judged)),
         rows,
         headline=_headline(judged, exponents["middle"].get(judged)),
+        reasons=alone,
     )
 
 

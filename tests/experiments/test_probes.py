@@ -68,6 +68,8 @@ def test_verdicts():
         assert summarise(SETTINGS, records(**wrong)).verdict == "not supported"
     assert verdict(draws(records(), "plain"), Interval(1.0, 0.5, 1.5)) == "undecided"
     assert verdict(draws(records(), "plain"), None) == "undecided"
+    given = summarise(dataclasses.replace(SETTINGS, runs=("a", "b")), records())
+    assert given.verdict == "undecided" and "not over seeds" in given.reasons[0]
     diverged = Record("", {"seed": 0}, {}, {"diverged": "", "loss": None})
     assert summarise(SETTINGS, [diverged]).verdict == "undecided"
 
