@@ -1,5 +1,6 @@
 """A model of one of the families that nagjax reads becomes a run."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,5 +42,6 @@ def main(
     if devices > len(there):
         raise UserError("devices", devices, f"this machine has {len(there)}")
     run = import_model(source, out, context=context, dtype=dtype, devices=there[:devices], say=say)
-    use = f"generate {out} --prompt 'def '" if run.config.model.causal else f"map {out} --text 'a text'"
-    print(f"{run!r}\n  nagjax info {out}\n  nagjax {use}")
+    name = shlex.quote(str(out))
+    use = f"generate {name} --prompt 'def '" if run.config.model.causal else f"map {name} --text 'a text'"
+    print(f"{run!r}\n  nagjax info {name}\n  nagjax {use}")

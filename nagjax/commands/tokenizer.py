@@ -1,5 +1,6 @@
 """tokenizer train: learn a BPE tokenizer."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,8 @@ def train(
 
     progress = Progress("documents read:")
     trained = train_bpe(inputs, vocab, out, field=field, longest=longest, progress=progress, say=say)
-    use = f"train --data.tokenizer {out}" if inputs == (STDLIB,) else f"data prepare ... --tokenizer {out}"
+    name = shlex.quote(str(out))
+    use = f"train --data.tokenizer {name}" if inputs == (STDLIB,) else f"data prepare ... --tokenizer {name}"
     print(f"{out}: {trained.vocab_size} tokens\nuse it: nagjax {use}")
 
 

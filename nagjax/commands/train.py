@@ -1,5 +1,6 @@
 """Train one model, or go on training it."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -43,4 +44,5 @@ def main(
     connect(hosts)
     train(config, folder, fresh=fresh, skip_damaged=resume == "previous", force=force)
     if jax.process_index() == 0:
-        say(f"finished: {folder}\n  nagjax eval {folder}\n  nagjax generate {folder} --prompt 'def '")
+        name = shlex.quote(str(folder))
+        say(f"finished: {folder}\n  nagjax eval {name}\n  nagjax generate {name} --prompt 'def '")

@@ -15,7 +15,7 @@ from nagjax.runs.opening import OpenRun, check_opened
 
 
 def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
-    """One pass over the beginning of `text`, as much as the context holds.
+    """One pass over the beginning of `text`, as `run.encode` has it: as much as the context holds.
 
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns
     `tokens`: the text piece by piece; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the
@@ -29,9 +29,7 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
         raise UserError("text", text, "give at least one character")
     if top_k and run.calibrated:
         raise UserError("top_k", True, "a calibrated run has thresholds only: leave it out")
-    text = encodable(text)
-    whole = run.tokenizer.encode_batch([text])[0].tolist() if run.config.model.causal else run.encode(text)
-    ids = whole[: run.config.model.context]
+    ids = run.encode(encodable(text))[: run.config.model.context]
     graph, params = nnx.split(run.model)
     ran, turn = paths(
         params, jnp.asarray([ids]), run.mod.get("cuts"), np.float32(run.progress), graph=graph, causal=not top_k

@@ -2,8 +2,12 @@
 
 import itertools
 
+from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
 from nagjax.plan.search import LEAST_TOKENS
 from nagjax.plan.units import gigabytes
+from nagjax.runs.config import from_dict
+from nagjax.train.distributed.mesh import check_experts, check_sequence
 
 AGAIN = {"dots": "everything but matrix products", "block": "every block"}
 
@@ -70,12 +74,14 @@ def _tensor(result: dict) -> list[tuple[int, str]]:
 
 
 def _sequence(result: dict) -> list[tuple[int, str]]:
-    mesh, model, batch = result["mesh"], result["config"]["model"], result["config"]["train"]["batch"]
-    parts = 2 * mesh.get("sequence", 1)
-    routed = any(model.get("mod", {}).get("rate", ()))
-    if _rows(result) > 1 or routed or model["context"] % parts or model["context"] // parts < LEAST_TOKENS:
+    mesh, batch = result["mesh"], result["config"]["train"]["batch"]
+    model, parts = from_dict(ModelConfig, result["config"]["model"]), 2 * mesh.get("sequence", 1)
+    if _rows(result) > 1 or mesh["fsdp"] % 2 or model.context // parts < LEAST_TOKENS:
         return []
-    if mesh["fsdp"] % 2:
+    try:
+        check_sequence(model, {"sequence": parts})
+        check_experts(model, {"expert": mesh.get("expert", 1), "sequence": parts})
+    except UserError:
         return []
     flags = f"--mesh.sequence {parts} --mesh.fsdp {mesh['fsdp'] // 2} --batch {batch // 2}"
     return [(result["memory"]["saved"] // 2, f"{flags}: the tokens of a sequence split over {parts} chips")]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 from pathlib import Path
 
 from nagjax.errors import UserError
@@ -113,7 +114,7 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
 
 
 def options(config: RunConfig, shape: dict[str, int]) -> str:
-    """The run's command line: size, batch and mesh, and every other option that is not the default."""
+    """The run's command line as a shell reads it: size, batch, mesh, and every other option that is not the default."""
     model = config.model
     plain = ModelConfig(model.depth, model.width, mlp=model.mlp, positions=model.positions)
     default = to_dict(RunConfig(type(config.scheme)(), plain))
@@ -139,7 +140,8 @@ def _flag(name: str, value: object) -> str:
     if isinstance(value, bool):
         group, dot, field = name.rpartition(".")
         return f"--{name}" if value else f"--{group}{dot}no-{field}"
-    return f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+    values = value if isinstance(value, tuple | list) else (value,)
+    return " ".join([f"--{name}", *(shlex.quote(str(own)) for own in values)])
 
 
 def encoded(config: dict, topology: Topology, alternatives: bool) -> str:

@@ -20,6 +20,13 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
+def machine(run: Run) -> str:
+    """What a run was trained on: 8 x NVIDIA H200. Every CPU is the device `cpu`, so of a CPU its name is added."""
+    kind, cpu = run.info.get("device", "unknown device"), run.info.get("cpu")
+    named = f" ({cpu})" if kind == "cpu" and cpu else ""
+    return f"{run.info.get('devices', '?')} x {kind}{named}"
+
+
 def count(value: float) -> str:
     """A count with three significant digits and a metric suffix: 1.53M."""
     if not math.isfinite(value):

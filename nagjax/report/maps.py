@@ -17,10 +17,12 @@ SKIPPED = "#ffffff"
 
 
 def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
-    """PNG: a column per token, a row per sublayer from the first (bottom) to the last, coloured by the angle by which
-    the sublayer turned the token; white where it was skipped. Beside it the share of tokens each sublayer ran."""
+    """PNG: a column for each of the first `SHOWN` tokens, a row per sublayer from the first (bottom) to the last,
+    coloured by the angle by which the sublayer turned the token; white where it was skipped. Beside it the share of all
+    tokens that each sublayer ran, and above it the share of all pairs that were skipped."""
     with drawing():
-        ran, degrees = paths["ran"][:, :SHOWN], paths["degrees"][:, :SHOWN]
+        everywhere = paths["ran"]
+        ran, degrees = everywhere[:, :SHOWN], paths["degrees"][:, :SHOWN]
         sublayers, tokens = ran.shape
         figure = Figure(
             figsize=(max(6.0, 1.9 + 0.115 * tokens), 1.5 + 0.085 * max(sublayers, 24)), layout="constrained"
@@ -42,7 +44,8 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         picture.set_xticks(range(tokens), [_shown(piece) for piece in paths["tokens"][:SHOWN]], fontsize=6)
         picture.tick_params(axis="x", length=0, pad=1, labelrotation=90 if _wide(paths["tokens"]) else 0)
         picture.set_ylabel("sublayer (odd: attention, even: MLP)")
-        over = f"{title}\n{1 - ran.mean():.0%} of the (token, sublayer) pairs skipped (white)"
+        over = f"{title}\n{1 - everywhere.mean():.0%} of the (token, sublayer) pairs skipped (white)"
+        over += f"; drawn: the first {SHOWN} of {everywhere.shape[1]} tokens" if everywhere.shape[1] > SHOWN else ""
         size, weight = (matplotlib.rcParams[f"axes.title{own}"] for own in ("size", "weight"))
         figure.suptitle(
             over, x=0.01, ha="left", fontsize=size, fontweight=weight
@@ -51,7 +54,7 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         bar.set_label("turn (degrees)")
         levels = np.arange(1, sublayers + 1)
         for start, colour, kind in ((0, "#0072b2", "attention"), (1, "#d55e00", "MLP")):
-            shares.barh(levels[start::2], ran.mean(axis=1)[start::2], height=0.9, color=colour, label=kind)
+            shares.barh(levels[start::2], everywhere.mean(axis=1)[start::2], height=0.9, color=colour, label=kind)
         shares.set_xlim(0, 1)
         shares.set_xticks((0, 1), ("0", "100%"))
         shares.set_xlabel("tokens that ran")

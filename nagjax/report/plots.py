@@ -219,13 +219,19 @@ def _gate(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | 
             without += [] if gated else [style.label]
     if not curves:
         return None
-    subtitle = "mean gate over tokens · 0 is closed, 1 is open"
+    low, high = min(np.nanmin(gate) for gate, _ in curves), max(np.nanmax(gate) for gate, _ in curves)
+    below = "below 0 the update is subtracted" if low < 0 else ""
+    subtitle = "mean gate over tokens · 0 is closed, 1 is open" + (below and f", {below}")
     figure, axes = new_figure("How open the gates are", subtitle, panels=2)
     _two_panels(axes, curves)
-    axes[0].set_ylim(0, max(1.0, 1.05 * max(np.nanmax(gate) for gate, _ in curves)))
+    axes[0].set_ylim(min(0.0, 1.05 * low), max(1.0, 1.05 * high))
+    if below:
+        for ax in axes:
+            ax.axhline(0, color=RC["text.color"], linewidth=0.8)
     label_ends(axes[1], [(y.size // 2, y[-1], s.label, s.color) for y, s in curves])
     ungated = f" No gate: {listing(without)}." if without else ""
-    return figure, ("Mean gate of each attention (left) and MLP (right) sublayer, at the end of each run." + ungated)
+    told = "Mean gate of each attention (left) and MLP (right) sublayer, at the end of each run"
+    return figure, f"{told}{below and f'; {below}'}.{ungated}"
 
 
 FIGURES: dict[str, Callable] = {

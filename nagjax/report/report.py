@@ -1,17 +1,18 @@
 """One comparison gathered in a folder: `report.html`, which stands alone, and `report.md` with figures."""
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import has_file, read_bytes
-from nagjax.report.labels import listing, run_labels
+from nagjax.report.labels import listing, machine, run_labels
 from nagjax.report.page import Report, html_page, markdown_page, write_files
 from nagjax.report.plots import Plot, draw_plots
 from nagjax.report.table import comparison_table
-from nagjax.report.verdict import differences, learning_rates, verdict
+from nagjax.report.verdict import differences, learning_rates, ranking, verdict
 from nagjax.runs.log import Run
 from nagjax.runs.names import MAP
 
@@ -78,7 +79,7 @@ def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:
         versions = ", ".join(f"{name} {version}" for name, version in sorted(info.get("versions", {}).items()))
         line = "; ".join(
             [
-                f"{info.get('devices', '?')} x {info.get('device', 'unknown device')}",
+                machine(run),
                 versions or "versions not recorded",
                 f"commit {info.get('commit') or 'not recorded'}",
                 str(info.get("date", "date not recorded"))[:10],
@@ -93,7 +94,8 @@ def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:
 def _commands(runs: Sequence[Run]) -> tuple[str, ...]:
     """What to type next, with the runs as they were named."""
     paths = [shlex.quote(str(run.path)) for run in runs]
-    best = min(runs, key=lambda run: (run.last_eval.loss != run.last_eval.loss, run.last_eval.bits_per_byte))
-    first = shlex.quote(str(best.path))
+    values, _ = ranking(runs)
+    best = min(range(len(runs)), key=lambda i: values[i] if math.isfinite(values[i]) else math.inf)
+    first = paths[best]
     commands = [f'nagjax generate {first} --prompt "def "', f"nagjax eval {first}", f"nagjax info {first}"]
     return tuple(commands + ([f"nagjax compare {' '.join(paths)}"] if len(paths) > 1 else []))

@@ -72,8 +72,13 @@ RC = {
 
 
 def drawing() -> contextlib.AbstractContextManager:
-    """While it lasts figures are drawn in this look, off screen, whatever the user's own settings are."""
-    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, "backend": "agg"})
+    """While it lasts figures are drawn in this look, off screen, whatever the user's own settings are.
+
+    No text is read as mathematics, so that tokens and names of folders may hold any signs; a log axis needs a formatter
+    that writes none."""
+    # not in RC, with which recipes draw log axes whose numbers matplotlib writes as mathematics
+    own = {"text.parse_math": False, "backend": "agg"}
+    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, **own})
 
 
 def png(figure: Figure, dpi: float) -> bytes:

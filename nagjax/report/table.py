@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from nagjax.report.labels import NOT_MEASURED, count, factor, number, rate, run_labels
+from nagjax.report.labels import NOT_MEASURED, count, factor, machine, number, rate, run_labels
 from nagjax.runs.log import Run
 
 
@@ -38,7 +38,7 @@ class Table:
 def comparison_table(runs: Sequence[Run]) -> Table:
     """The facts of each run. The best validation loss, bits per byte and step time are marked, ties included.
 
-    The step time also stands as a ratio to the plain run's where there is one of the same shape and device. Runs with
+    The step time also stands as a ratio to the plain run's where there is one of the same shape and machine. Runs with
     Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`).
     Raises `UserError` for a run with no evaluation yet.
     """
@@ -66,7 +66,8 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     top_k = [loss if (loss := run.evals.top_k_loss[-1]) == loss else None for run in runs]
     if any(loss is not None for loss in top_k):
         columns["the same by top-k, which looks ahead"] = [Cell(number(loss, 4)) for loss in top_k]
-    columns["bits per byte"] = _marked([e.bits_per_byte for e in evaluations], lambda v: number(v, 4))
+    bits = [None if e.bits_per_byte != e.bits_per_byte and e.loss == e.loss else e.bits_per_byte for e in evaluations]
+    columns["bits per byte"] = _marked(bits, lambda v: number(v, 4))
     answers = [run.task_scores for run in runs]
     for name in dict.fromkeys(name for scores in answers for name in scores):
         columns[f"task {name}"] = [Cell(number(scores.get(name), 4)) for scores in answers]
@@ -84,13 +85,13 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 
 
 def step_time_ratio(run: Run, runs: Sequence[Run]) -> float | None:
-    """Step time over that of the first plain run of the same model shape, batch and device, or None."""
+    """Step time over that of the first plain run of the same model shape, batch and machine, or None."""
 
     def shape(r: Run) -> list:
         return [
             *(r.config["model"].get(key) for key in ("depth", "width", "vocab", "context")),
             r.config.get("train", {}).get("batch"),
-            *(r.info.get(key) for key in ("device", "devices")),
+            machine(r),
         ]
 
     plain = next((r for r in runs if r.scheme == "plain" and shape(r) == shape(run)), None)

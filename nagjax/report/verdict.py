@@ -4,45 +4,57 @@ import json
 import math
 from collections.abc import Sequence
 
+from nagjax.data import DataConfig
+from nagjax.errors import UserError
 from nagjax.report.labels import count, listing, number, rate, run_labels
-from nagjax.runs.log import Run
+from nagjax.runs.config import RunConfig, TrainConfig, from_dict, to_dict
+from nagjax.runs.log import Evaluation, Run
 
-_TRAIN_FIELDS = ("seed", "steps", "batch")
+_TRAIN_FIELDS = ("seed", "steps", "batch", "ema", "eval_batches")
+
+
+def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
+    """What each run is ranked by, lower is better, and its unit: bits per byte, which compare across tokenizers. Where
+    no run has any, because targets stand for no bytes, nats per token if all share text and tokenizer.
+
+    Raises `UserError` for a run with no evaluation yet.
+    """
+    evaluations = [run.last_eval for run in runs]
+    bits = [e.bits_per_byte for e in evaluations]
+    if any(map(math.isfinite, bits)) or not _one_text(runs):
+        return bits, "bits per byte"
+    return [e.loss for e in evaluations], "nats per token"
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """Who is ahead and by how much, from the last evaluations. The ranking is by bits per byte.
+    """Who is ahead and by how much, from the last evaluations, by `ranking`.
 
-    Bits per byte compares across tokenizers; nats per token are added where all runs share one vocabulary.
+    Nats per token are added to bits per byte where all runs share one vocabulary.
     Raises `UserError` for a run with no evaluation yet.
     """
     labels, evaluations = run_labels(runs), [run.last_eval for run in runs]
-    shared = len({run.config["model"].get("vocab") for run in runs}) == 1
-    order = sorted(
-        (i for i, e in enumerate(evaluations) if math.isfinite(e.bits_per_byte)),
-        key=lambda i: evaluations[i].bits_per_byte,
-    )
-    lost = [label for i, label in enumerate(labels) if i not in order]
-    broken = f" {listing(lost)} ended without a finite score." if lost else ""
+    values, unit = ranking(runs)
+    both = unit == "bits per byte" and len({run.config["model"].get("vocab") for run in runs}) == 1
+    order = sorted((i for i, value in enumerate(values) if math.isfinite(value)), key=values.__getitem__)
+    lost = _unranked(labels, evaluations, order)
     if not order:
-        return "No run is ahead." + broken
+        return "No run is ahead." + lost
 
     def score(i: int) -> str:
-        nats = f" ({number(evaluations[i].loss, 4)} nats/token)" if shared else ""
-        return f"{number(evaluations[i].bits_per_byte, 4)} bits per byte{nats}"
+        nats = f" ({number(evaluations[i].loss, 4)} nats/token)" if both else ""
+        return f"{number(values[i], 4)} {unit}{nats}"
 
     def behind(i: int) -> str:
-        bits = evaluations[i].bits_per_byte - evaluations[first].bits_per_byte
         nats = evaluations[i].loss - evaluations[first].loss
-        amount = f"{number(bits, 4)} bits per byte" + (f" ({number(nats, 4)} nats/token)" if shared else "")
+        amount = f"{number(values[i] - values[first], 4)} {unit}" + (f" ({number(nats, 4)} nats/token)" if both else "")
         return f"{amount} better than {labels[i]}"
 
     first, *rest = order
     tokens = {e.tokens for e in evaluations}
     after = f"After {count(tokens.pop())} training tokens" if len(tokens) == 1 else "Each run at its last evaluation:"
     if not rest:
-        return f"{after} {labels[first]} reaches {score(first)} on the validation text." + broken
-    level = [i for i in order if number(evaluations[i].bits_per_byte, 4) == number(evaluations[first].bits_per_byte, 4)]
+        return f"{after} {labels[first]} reaches {score(first)} on the validation text." + lost
+    level = [i for i in order if number(values[i], 4) == number(values[first], 4)]
     if len(level) > 1:
         names = listing([labels[i] for i in level])
         head = f"{after} {names} are level at {score(first)} on the validation text"
@@ -52,7 +64,23 @@ def verdict(runs: Sequence[Run]) -> str:
         head = f"{after} {labels[first]} is ahead with {score(first)} on the validation text"
         told = rest[:1] + [i for i in rest[1:] if runs[i].scheme == "plain"]
     sentence = head + (": " + listing([behind(i) for i in told]) if told else "") + "."
-    return sentence + broken + _spread(runs)
+    return sentence + lost + _spread(runs)
+
+
+def _one_text(runs: Sequence[Run]) -> bool:
+    """Whether all read the same text by the same tokenizer, as their configs name them."""
+    fields = ("data.path", "data.mix", "data.tokenizer", "model.vocab")
+    return len({tuple(_fair_fields(run).get(name) for name in fields) for run in runs}) == 1
+
+
+def _unranked(labels: Sequence[str], evaluations: Sequence[Evaluation], order: Sequence[int]) -> str:
+    """Why the runs that are not in `order` have no place in it."""
+    lost = [(label, math.isfinite(evaluations[i].loss)) for i, label in enumerate(labels) if i not in order]
+    broken, silent = ([label for label, finite in lost if finite == kind] for kind in (False, True))
+    said = f" {listing(broken)} ended without a finite score." if broken else ""
+    if silent:
+        said += f" There are no bits per byte of {listing(silent)}, whose targets stand for no bytes of text."
+    return said
 
 
 def learning_rates(runs: Sequence[Run]) -> str:
@@ -67,8 +95,9 @@ def learning_rates(runs: Sequence[Run]) -> str:
 def differences(runs: Sequence[Run]) -> list[str]:
     """One line per field, other than scheme and optimizer, in which the runs are not alike.
 
-    Compared are every field of `data` (its number of workers apart) and `model`, `train.seed`, `train.steps`,
-    `train.batch`, the tokens trained at the last evaluation, and whether that was by top-k.
+    Compared are every field of `data` (its number of workers apart) and `model`, the run that it started from, the
+    fields of `train` in `_TRAIN_FIELDS`, the tokens trained at the last evaluation, and whether that was by top-k. A
+    field that an earlier version did not have is at its default.
     """
     flat = [_fair_fields(run) for run in runs]
     labels = run_labels(runs)
@@ -83,14 +112,24 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
 def _fair_fields(run: Run) -> dict[str, str]:
     fields = {
-        **_flatten("data", run.config.get("data", {})),
-        **_flatten("model", run.config["model"]),
+        **_flatten("data", _whole(DataConfig, run.config.get("data", {}))),
+        **_flatten("model", _whole(RunConfig, {name: run.config[name] for name in ("scheme", "model")})["model"]),
+        "start": json.dumps(run.config.get("start", "")),
         "tokens trained": f"{run.last_eval.tokens:,}",
         "judged": "by top-k, which looks at later tokens" if run.looks_ahead else "as sampled",
     }
     fields.pop("data.workers", None)  # the batches are the same
-    train = run.config.get("train", {})
-    return fields | {f"train.{key}": json.dumps(train[key]) for key in _TRAIN_FIELDS if key in train}
+    train = vars(TrainConfig()) | run.config.get("train", {})
+    return fields | {f"train.{key}": json.dumps(train[key]) for key in _TRAIN_FIELDS}
+
+
+def _whole(cls: type, values: dict) -> dict:
+    """The values with the fields that they lack; as they are where this version cannot read them: of a later one, say,
+    or of a scheme registered elsewhere."""
+    try:
+        return to_dict(from_dict(cls, values))
+    except UserError:
+        return values
 
 
 def _flatten(prefix: str, value: object) -> dict[str, str]:

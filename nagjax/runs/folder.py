@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -174,7 +175,7 @@ def read_config(folder: Path) -> RunConfig:
     except (OSError, ValueError) as error:
         raise UserError("run", str(folder), f"its {CONFIG} cannot be read ({error})") from None
     if "model_type" in values:
-        fix = f"is a model's folder, not a run's: nagjax import {folder} --out RUN makes a run of it"
+        fix = f"is a model's folder, not a run's: nagjax import {shlex.quote(str(folder))} --out RUN makes a run of it"
         raise UserError("run", str(folder), fix)
     try:
         return from_dict(RunConfig, values)

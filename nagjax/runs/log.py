@@ -112,7 +112,8 @@ class Run:
         facts = f"Run({str(self.path)!r}: {self.scheme}, {self.depth} blocks, step {self.step}"
         if self.evals.step.size:
             last = self.last_eval
-            facts += f", validation loss {last.loss:.4f} nats per token ({last.bits_per_byte:.4f} bits per byte)"
+            facts += f", validation loss {last.loss:.4f} nats per token"
+            facts += f" ({last.bits_per_byte:.4f} bits per byte)" if math.isfinite(last.bits_per_byte) else ""
         return f"{facts})"
 
     def setting(self, name: str) -> Any:

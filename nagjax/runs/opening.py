@@ -1,6 +1,7 @@
 """Opening what a training run left in its folder."""
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -174,7 +175,7 @@ def read_calibration(folder: Path) -> Calibration | None:
 
     Raises UserError where it cannot be read.
     """
-    fix = f"remove it, or calibrate again (nagjax calibrate {folder})"
+    fix = f"remove it, or calibrate again (nagjax calibrate {shlex.quote(str(folder))})"
     return read_record(Calibration, folder / CALIBRATION, "calibration", fix, others=(Calibration,))
 
 

@@ -125,7 +125,7 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys):
         ("map {dense}", "either --text or --file"),
         ("map {dense} --file /nowhere", "cannot be read"),
         ("train --mod.rate 1.0", "at least 0 and below 1"),
-        ("train --scheme plain --mod.rate 0.5 --mod.router nag", "--mod.router linear"),
+        ("train --scheme plain --mod.rate 0.5 --mod.router nag", "the router linear"),
         ("bench mod --rate 0", "rate"),
     ],
 )

@@ -56,3 +56,10 @@ def test_generate_without_tokens_fills_a_short_context(run_folder, capsys):  # n
     assert main(["generate", str(run_folder), "--prompt", "def ", ""]) == 0
     assert main(["generate", str(run_folder), "--prompt", "x" * 40]) == 2
     assert "with 1 new ones it exceeds the context of 40" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_space_is_quoted_in_the_next_command(tmp_path, capsys):
+    (tmp_path / "text").mkdir()
+    out = tmp_path / "my own.json"
+    assert main(["tokenizer", "train", str(documents(tmp_path / "text")), "--out", str(out), "--vocab", "258"]) == 0
+    assert f"--tokenizer '{out}'" in capsys.readouterr().out

@@ -154,6 +154,9 @@ def test_spikes():
     calm[[1100, 1150]] = 7.5, 6.0  # over seven deviations of 1, and not
     assert gradients.spike_score(calm) == pytest.approx(1 / 200)
     assert np.isnan(gradients.spike_score(calm[:1000]))
+    bad = np.insert(calm, [3, 1050, 1120], [np.nan, np.nan, np.inf])  # neither steps nor parts of a window
+    assert gradients.spike_score(bad) == gradients.spike_score(calm)
+    assert np.isnan(gradients.spike_score(np.insert(calm[:1000], 500, np.nan)))
 
 
 def test_modulators():

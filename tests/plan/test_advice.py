@@ -1,5 +1,7 @@
 """What is advised when a run does not fit, and in which order."""
 
+import pytest
+
 from nagjax.plan.advice import advise
 
 GIB = 2**30
@@ -38,6 +40,22 @@ def test_a_long_sequence_can_be_split(result):
     assert not any("--mesh.sequence" in flag for flag in flags(result)), "2048 tokens are not long"
     result["config"]["model"]["context"] = 8192
     assert "--mesh.sequence 2 --mesh.fsdp 8 --batch 32" in flags(result)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"mod": {"attention_rate": [0.5]}},
+        {"mod": {"mlp_rate": [0.5]}},
+        {"attention": "tokamax"},
+        {"moe": {"experts": 8, "dispatch": "capacity"}},
+    ],
+    ids=("attention skips", "MLPs skip", "whole sequences", "experts of limited capacity"),
+)
+def test_nothing_is_advised_that_training_refuses(result, model):
+    result["config"]["train"]["batch"] = 64
+    result["config"]["model"] |= {"context": 8192, **model}
+    assert not any("--mesh.sequence" in flag for flag in flags(result))
 
 
 def test_accumulation_keeps_whole_sequences(result):

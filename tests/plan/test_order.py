@@ -1,6 +1,7 @@
 """How `auto` is resolved, which options are filled in, and what is refused before any compiler starts."""
 
 import dataclasses
+import shlex
 
 import pytest
 
@@ -111,3 +112,10 @@ def test_the_command_line_gives_the_same_run():
     again = config_of(options(config, mesh_shape(config, topology)).split())
     assert mesh_shape(again, topology) == mesh_shape(config, topology)
     assert (again.model, again.train, again.scheme) == (config.model, config.train, config.scheme)
+
+
+def test_a_shell_reads_the_values_that_were_given():
+    given = ["--data.path", "my texts/corpus", "--tasks", "a b.jsonl", "it's.jsonl", "--batch", "16"]
+    config = config_of(given)
+    again = config_of(shlex.split(options(config, mesh_shape(config, parse("v5e:4x4")))))
+    assert again.data.path == "my texts/corpus" and again.train.tasks == config.train.tasks

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from nagjax.report import curve_plot
+from nagjax.report import curve_plot, plots
 from nagjax.report.plots import draw_plots, smooth
 from nagjax.report.style import _spread, run_styles
 from nagjax.runs.log import load_run
@@ -127,3 +127,17 @@ def test_removals_that_lower_the_loss_are_inside_the_figure(monkeypatch):
     curve_plot.curve_plot([("one", curve)])
     low, high = drawn[0].axes[0].get_ylim()
     assert low < -0.02 and high > 0.01
+
+
+def test_gates_below_zero_are_inside_the_figure(make_run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "png", lambda figure, _: drawn.append(figure) or b"")
+    gates = [[0.5] * SUBLAYERS, [0.5, -0.4] * (SUBLAYERS // 2)]
+    runs = [load_run(make_run(name, [depth_line(1) | {"gate": gate}])) for name, gate in zip("ab", gates, strict=True)]
+    above, below = (draw_plots([run], ["gate"])[0].caption for run in runs)
+    limits = [figure.axes[0].get_ylim() for figure in drawn]
+    assert limits[0] == (0, 1) and limits[1][0] < -0.4
+    assert "subtracted" not in above and "below 0 the update is subtracted" in below
+    assert any("subtracted" in text.get_text() for text in drawn[1].texts)
+    level = [[line for line in ax.lines if not np.any(line.get_ydata())] for ax in drawn[1].axes]
+    assert list(map(len, level)) == [1, 1]

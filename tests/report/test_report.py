@@ -169,3 +169,24 @@ def test_compare_refuses_fewer_than_two(runs, tmp_path, no_figures):
     with pytest.raises(UserError, match="once"):
         compare([runs[0].path, runs[0].path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_dollar_signs_is_drawn(make_run, tmp_path):
+    text = said([make_run(name, final_lines(1.8)) for name in ("lr$$a", "$\\frac$")], tmp_path / "out")
+    assert "lr$$a" in text and (tmp_path / "out" / "figures" / "loss.png").is_file()
+
+
+def test_the_next_command_is_about_the_best_run_by_loss_where_there_are_no_bytes(make_run):
+    lines = [eval_line(10, loss) | {"bits_per_byte": None} for loss in (2.1, 2.3, 2.0, 2.2)]
+    runs = [load_run(make_run(name, [line])) for name, line in zip("abcd", lines, strict=True)]
+    assert report._commands(runs)[1] == f"nagjax eval {runs[2].path}"
+
+
+def test_each_cpu_has_its_line(make_run):
+    runs = [load_run(make_run(name, final_lines(1.8), scheme=name)) for name in ("plain", "nag")]
+    assert len(report._origin([("a", runs[0]), ("b", runs[1])])) == 1
+    runs[1].info["cpu"] = "AMD EPYC"
+    told = report._origin([("a", runs[0]), ("b", runs[1])])
+    assert told[0].startswith("a: 1 x cpu; jax") and told[1].startswith("b: 1 x cpu (AMD EPYC); jax")
+    runs[1].info["device"] = runs[0].info["device"] = "NVIDIA H200"  # the host of a GPU is not what trained
+    assert len(report._origin([("a", runs[0]), ("b", runs[1])])) == 1

@@ -66,6 +66,19 @@ def test_no_ratio_without_a_comparable_plain_run(runs):
     assert "step time / plain" not in comparison_table(runs[1:]).columns
 
 
+def test_no_ratio_to_a_run_on_another_cpu(runs):
+    runs[0].info["cpu"], runs[1].info["cpu"] = "Intel Xeon", "AMD EPYC"
+    assert [c.text for c in column(comparison_table(runs), "step time / plain")] == ["1.00", "n/m"]
+    runs[1].info["cpu"] = "Intel Xeon"
+    assert [c.text for c in column(comparison_table(runs), "step time / plain")] == ["1.00", "1.50"]
+
+
+def test_no_bits_where_targets_stand_for_no_bytes(runs, make_run):
+    silent = load_run(make_run("s", [eval_line(10, 1.9) | {"bits_per_byte": None}]))
+    broken = load_run(make_run("b", [eval_line(10, float("nan"))]))
+    assert [c.text for c in column(comparison_table([silent, broken]), "bits per byte")] == ["n/m", "NaN"]
+
+
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_the_terminal_table_fits_and_shows_every_number(runs, width):
     table = comparison_table(runs)

@@ -99,3 +99,64 @@ def test_every_differing_field_is_named(make_run):
         "tokens trained: plain pre-norm 20,480, NAG 40,960",
         "train.seed: plain pre-norm 0, NAG 1",
     ]
+
+
+def changed(load, *names, scheme="nag", **values):
+    """A run whose config has another value under these names."""
+    run = load(scheme, 1.7)
+    part = run.config
+    for name in names:
+        part = part.setdefault(name, {})
+    part |= values
+    return run
+
+
+@pytest.mark.parametrize(
+    "names, values, line",
+    [
+        ((), {"start": "runs/before"}, 'start: plain pre-norm "", NAG "runs/before"'),
+        (("train",), {"ema": 0.99}, "train.ema: plain pre-norm 0.0, NAG 0.99"),
+        (("train",), {"eval_batches": 4}, "train.eval_batches: plain pre-norm 16, NAG 4"),
+    ],
+)
+def test_what_a_run_began_with_and_how_it_is_judged_are_compared(load, names, values, line):
+    assert differences([load("plain", 1.8), changed(load, *names, **values)]) == [line]
+
+
+def test_a_field_that_an_earlier_version_did_not_have_is_at_its_default(load):
+    run = changed(load, "model", moe={"experts": 0}, mod={"rate": [0.0]}, rope_base=10000.0)
+    plain = load("plain", 1.8)
+    assert differences([plain, run]) == []
+    run.config["model"]["moe"] = {"experts": 4}
+    assert "model.moe.experts: plain pre-norm 0, NAG 4" in differences([plain, run])
+    run.config["model"] |= {"moe": {}, "of_a_later_version": 1}
+    assert "model.of_a_later_version: plain pre-norm absent, NAG 1" in differences([plain, run])
+
+
+def test_an_earlier_linear_router_multiplied_by_its_score(load):
+    """Where the option was absent its default is not what was done."""
+    old = changed(load, "model", scheme="plain", mod={"rate": [0.5], "router": "linear"})
+    new = changed(load, "model", mod={"rate": [0.5], "router": "linear", "weight": "sigmoid"})
+    assert differences([old, new]) == ['model.mod.weight: plain pre-norm "score", NAG "sigmoid"']
+
+
+@pytest.fixture
+def no_bytes(make_run):
+    """A run whose targets stand for no bytes of text."""
+    return lambda name, loss: load_run(make_run(name, [eval_line(10, loss) | {"bits_per_byte": None}], scheme=name))
+
+
+def test_without_bits_per_byte_runs_of_one_text_are_ranked_by_loss(no_bytes):
+    said = verdict([no_bytes("plain", 1.9), no_bytes("nag", 1.8), no_bytes("lns", float("nan"))])
+    assert "NAG is ahead with 1.8000 nats per token on the validation text: 0.1000 nats per token better than" in said
+    assert "LayerNorm Scaling ended without a finite score." in said and "bits" not in said
+
+
+def test_without_bits_per_byte_runs_of_other_texts_are_not_ranked(no_bytes, load):
+    plain, nag = no_bytes("plain", 1.9), no_bytes("nag", 1.8)
+    nag.config["data"]["path"] = "books"
+    said = "There are no bits per byte of plain pre-norm and NAG, whose targets stand for no bytes of text."
+    assert verdict([plain, nag]) == f"No run is ahead. {said}"
+    said = verdict([plain, load("lns", 2.0)])
+    assert "LayerNorm Scaling reaches 2.0000 nats" not in said and "LayerNorm Scaling reaches" in said
+    assert said.endswith("There are no bits per byte of plain pre-norm, whose targets stand for no bytes of text.")

@@ -1,0 +1,33 @@
+"""What is written in the map of tokens and sublayers."""
+
+import numpy as np
+
+from nagjax.report import maps
+
+
+def drawn(monkeypatch, tokens, ran):
+    """The figure of these tokens through two sublayers."""
+    figures, png = [], maps.png
+    monkeypatch.setattr(maps, "png", lambda figure, dpi: figures.append(figure) or png(figure, dpi))
+    paths = {"tokens": tokens, "ran": ran, "degrees": np.where(ran, 10.0, 0.0)}
+    assert maps.depth_map(paths, "title").startswith(b"\x89PNG")
+    return figures[0]
+
+
+def test_tokens_of_dollar_signs_are_no_mathematics(monkeypatch):
+    tokens = ["a", "$$", "$\\frac$", "b"]
+    labels = drawn(monkeypatch, tokens, np.ones((2, 4), bool)).axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == tokens
+
+
+def test_the_share_skipped_is_that_of_all_tokens(monkeypatch):
+    """Nobody skips among the tokens that are drawn, and everybody behind them skips the second sublayer."""
+    ran = np.ones((2, 4 * maps.SHOWN), bool)
+    ran[1, maps.SHOWN :] = False
+    figure = drawn(monkeypatch, ["a"] * ran.shape[1], ran)
+    assert "38% of the (token, sublayer) pairs skipped (white); drawn: the first 96 of 384 tokens" in (
+        figure.get_suptitle()
+    )
+    assert [bar.get_width() for bar in figure.axes[1].patches] == [1.0, 0.25]
+    short = drawn(monkeypatch, ["a"] * 4, ran[:, -4:])
+    assert short.get_suptitle().endswith("50% of the (token, sublayer) pairs skipped (white)")
