@@ -28,8 +28,9 @@ def main(
     """
     say(f"averaging checkpoints of {run}, into {out}")
     from nagjax.report.averaging import average
+    from nagjax.report.labels import number
 
     record = average(run, out, newest=newest, steps=steps, data=data, batches=batches)
     loss, steps = record["loss"], record["steps"]
-    told = f"loss {loss['average']:.4f}, of step {steps[-1]} alone {loss['newest']:.4f}"
+    told = f"loss {number(loss['average'], 4)}, of step {steps[-1]} alone {number(loss['newest'], 4)}"
     print(f"steps {', '.join(map(str, steps))}: {told}\n{out}")

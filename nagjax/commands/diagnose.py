@@ -22,7 +22,7 @@ def main(
         run: a run folder, or a model that nagjax import reads.
         out: folder for the two files; the run's folder by default, unless it is training.
         data: another corpus with the same tokenizer; the run's own by default.
-        batches: batches (of the run's size) for the statistics of one forward pass.
+        batches: batches (of the run's size) for statistics of one pass; of a mixture at least one of each corpus.
         skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.
         curve_batches: batches for the loss without several blocks.
     """

@@ -53,13 +53,15 @@ def main(
         raise UserError("runs", [str(run) for run in runs], "prune one run at a time")
     say(f"pruning {runs[0]}, into {out}")
     keep_freed_memory()
+    from nagjax.report.labels import number
     from nagjax.report.pruning import prune
 
     options = {"rule": rule, "count": count, "blocks": chosen, "heal_steps": heal_steps, "lr": lr}
     record = prune(runs[0], out, batches=batches, data=data, **options)
     loss, gone = record["loss"], ", ".join(str(block + 1) for block in record["removed"])
-    healed = "" if loss["healed"] is None else f", healed {loss['healed']:.4f}"
-    print(f"removed blocks {gone}: loss {loss['before']:.4f}, without them {loss['after']:.4f}{healed}\n{out}")
+    before, after, healed = (number(loss[name], 4) for name in ("before", "after", "healed"))
+    then = f", healed {healed}" if heal_steps else ""
+    print(f"removed blocks {gone}: loss {before}, without them {after}{then}\n{out}")
 
 
 def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
@@ -69,6 +71,7 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> N
     from nagjax.files import write_bytes, write_text
     from nagjax.report.curve import pruning_curve
     from nagjax.report.curve_plot import curve_plot
+    from nagjax.report.labels import number
     from nagjax.runs.folder import read_config
 
     names = [read_config(run).scheme.title for run in runs]
@@ -80,7 +83,7 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> N
         counts = [count for count, _, _ in next(iter(curve["rules"].values()))]
         print(f"{name}: loss by blocks left out\n" + f"{'rule':10}" + "".join(f"{count:>9}" for count in counts))
         for rule, points in curve["rules"].items():
-            print(f"{rule:10}" + "".join(f"{loss:9.4f}" for _, loss, _ in points))
+            print(f"{rule:10}" + "".join(f"{number(loss, 4):>9}" for _, loss, _ in points))
     print(out / "curve.png")
 
 

@@ -39,8 +39,11 @@ def expected_calibration_error(found: Float[Array, "bins 3"]) -> Float[Array, ""
     return jnp.sum(jnp.abs(found[:, 2] - found[:, 1])) / jnp.maximum(jnp.sum(found[:, 0]), 1.0)
 
 
-def reliability_on(model: Transformer, batches: Sequence[Batch], **options) -> Float[Array, "bins 3"]:
-    """`reliability` of the model's predictions of all batches' counted targets. `options` go into the model's call."""
+def reliability_on(
+    model: Transformer, batches: Sequence[Batch], scales: Sequence[float] | None = None, **options
+) -> Float[Array, "bins 3"]:
+    """`reliability` of the model's predictions of all batches' counted targets. scales: how much a target of each batch
+    counts, 1 unless given. `options` go into the model's call."""
     graph, params = nnx.split(model)
 
     @jax.jit
@@ -50,4 +53,5 @@ def reliability_on(model: Transformer, batches: Sequence[Batch], **options) -> F
         sure, right = by_token(confidence, own, output, batch.targets)
         return reliability(sure, right, (batch.weights > 0).astype(jnp.float32))
 
-    return sum(of(params, batch) for batch in batches)
+    scales = [1.0] * len(batches) if scales is None else scales
+    return sum(scale * of(params, batch) for scale, batch in zip(scales, batches, strict=True))

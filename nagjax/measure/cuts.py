@@ -10,7 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
+from nagjax.measure import angles, counted
 from nagjax.measure.interventions import without
+from nagjax.measure.norms import cosine
 from nagjax.model.transformer import BlockCall, Output, Transformer
 from nagjax.runs.opening import OpenRun
 from nagjax.train.head_loss import head_loss
@@ -22,7 +24,7 @@ RULES = {
     "angle": "the consecutive blocks over which the residual turns least (Gromov et al.)",
     "drop": "the blocks whose removal alone adds least to the loss",
 }
-ROWS = 8  # sequences of a batch on which angles between residuals are measured
+ROWS = 8  # sequences of a batch on which angles between residuals are measured: those with most counted tokens
 
 
 def choose(
@@ -33,15 +35,30 @@ def choose(
     damage: Float[np.ndarray, " L"] | None = None,
 ) -> list[int]:
     """Chooses the blocks to remove, in ascending order, from mean cosines and angles between the residuals around
-    them. The rule "drop" needs what each block's removal adds to the loss."""
+    them. The rule "drop" needs what each block's removal adds to the loss; what is not finite is the most.
+
+    Raises UserError where what the rule compares could not be measured.
+    """
     depth = len(cosine) - 1
     if rule == "late":
         return list(range(depth - count, depth))
     if rule == "angle":
-        start = int(np.argmin([angle[i, i + count] for i in range(depth - count + 1)]))
+        turns = np.array([angle[i, i + count] for i in range(depth - count + 1)])
+        _check_measured(rule, np.all(np.isfinite(turns)))
+        start = int(np.argmin(turns))
         return list(range(start, start + count))
-    score = damage if rule == "drop" else [1 - cosine[i, i + 1] for i in range(depth)]
+    if rule == "drop":
+        score = np.where(np.isfinite(damage), damage, np.inf)
+        _check_measured(rule, np.any(np.isfinite(score)))
+    else:
+        score = np.array([1 - cosine[i, i + 1] for i in range(depth)])
+        _check_measured(rule, np.all(np.isfinite(score)))
     return sorted(int(i) for i in np.argsort(score, kind="stable")[:count])
+
+
+def _check_measured(rule: str, measured: bool) -> None:
+    if not measured:
+        raise UserError("rule", rule, "what it compares is not finite in this model: use late, or name the blocks")
 
 
 def staying(depth: int, gone: Sequence[int]) -> list[int]:
@@ -53,13 +70,21 @@ def staying(depth: int, gone: Sequence[int]) -> list[int]:
     return stays
 
 
+def forward_options(run: OpenRun) -> dict:
+    """Options of a forward pass that is measured. Tokens of a routed model are chosen by its causal decider, as in the
+    score of its training; by top-k, which looks at later tokens, only where it has no thresholds yet."""
+    model, cuts = run.model, run.mod.get("cuts")
+    known = cuts is not None or not model.mod.decider.needs_cuts
+    return {"progress": run.progress, "cuts": cuts, "causal": run.calibrated or (run.config.model.mod.active and known)}
+
+
 def forward_without(
     model: Transformer, batch: Batch, stays: Bool[Array, " L"], **options
 ) -> tuple[Float[Array, "B T V"], Float[Array, "L+1 b T D"]]:
-    """Logits of the model without some of its blocks, and, for the first sequences, the residual's direction before and
-    after every block. A removed block passes the residual on; the others keep their place in depth."""
-    leave_out = without(stays)
-    direction = lambda stream: model.scheme.lanes(stream)[0][:ROWS]  # noqa: E731
+    """Logits of the model without some of its blocks, and, for some sequences (`ROWS`), the residual's direction before
+    and after every block. A removed block passes the residual on; the others keep their place in depth."""
+    leave_out, rows = without(stays), counted.most_counted(batch.counted, ROWS)
+    direction = lambda stream: model.scheme.lanes(stream)[0][rows]  # noqa: E731
 
     def intervene(model: Transformer, stream, call: BlockCall):
         after, _ = leave_out(model, stream, call)
@@ -73,12 +98,14 @@ def forward_without(
 def cosines_and_angles(
     directions: Float[Array, "L+1 b T D"], weights: Float[Array, "b T"]
 ) -> tuple[Float[Array, "L+1 L+1"], Float[Array, "L+1 L+1"]]:
-    """Cosine, and angle over pi, between unit-RMS directions at all pairs of depths: weighted means over tokens."""
-    cosines = jnp.einsum("lbtd,mbtd->lmbt", directions, directions) / directions.shape[-1]
-    cosines = jnp.clip(cosines, -1.0, 1.0)
-    weights = weights / jnp.sum(weights)
-    cosine, angle = (jnp.sum(value * weights, axis=(2, 3)) for value in (cosines, jnp.arccos(cosines) / jnp.pi))
-    return cosine, angle
+    """Cosine, and angle over pi, between directions at all pairs of depths: weighted sums over tokens."""
+
+    def row(one: Float[Array, "b T D"]) -> tuple[Array, Array]:
+        values = jnp.clip(cosine(one, directions), -1.0, 1.0), angles.angle(one, directions) / jnp.pi
+        total = lambda value: jnp.sum(jnp.where(weights > 0, weights * value, 0.0), axis=(1, 2))  # noqa: E731
+        return total(values[0]), total(values[1])
+
+    return jax.lax.map(row, directions)
 
 
 class Cutter:
@@ -86,8 +113,8 @@ class Cutter:
 
     def __init__(self, run: OpenRun):
         graph, self.params = nnx.split(run.model)
-        self.depth = run.config.model.depth
-        options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
+        self.depth, self.data = run.config.model.depth, run.config.data
+        options = forward_options(run)
         self._sums = jax.jit(functools.partial(_sums, graph, options))
         self._look = jax.jit(functools.partial(_look, graph, options))
 
@@ -96,9 +123,10 @@ class Cutter:
         return np.isin(np.arange(self.depth), staying(self.depth, gone))
 
     def loss(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> float:
-        """Mean over the counted targets, nats."""
-        nats = self.batch_nats(batches, gone)
-        return float(nats[:, 0].sum() / nats[:, 1].sum())
+        """Mean over the counted targets, nats; of a mixture as `nagjax.measure.counted.scales` weighs its corpora.
+        Raises UserError where no target counts."""
+        nats, counts = self.batch_nats(batches, gone).T
+        return float(counted.scales(self.data, batches, counts) @ nats / counts.sum())
 
     def batch_nats(self, batches: Sequence[Batch], gone: Sequence[int] = ()) -> Float[np.ndarray, "N 2"]:
         """Summed loss (nats) and counted targets of each batch."""
@@ -106,9 +134,12 @@ class Cutter:
         return np.array([self._sums(self.params, batch, stays) for batch in batches], np.float64)
 
     def measure(self, batches: Sequence[Batch]) -> tuple[Float[np.ndarray, "L+1 L+1"], Float[np.ndarray, "L+1 L+1"]]:
-        """Mean cosines and angles over pi between the residuals around the blocks."""
+        """Mean cosines and angles over pi between the residuals around the blocks, weighed as in `loss`."""
         seen = [self._look(self.params, batch, self.stays(())) for batch in batches]
-        return tuple(np.mean([np.asarray(s[i]) for s in seen], axis=0) for i in range(2))
+        cosine, angle, counts = (np.stack([np.asarray(own[i], np.float64) for own in seen]) for i in range(3))
+        scales = counted.scales(self.data, batches, counts)
+        cosine, angle = (np.tensordot(scales, sums, 1) / counts.sum() for sums in (cosine, angle))
+        return cosine, angle
 
     def drops(self, batches: Sequence[Batch]) -> Float[np.ndarray, " L"]:
         """What leaving out each block alone adds to the loss, nats."""
@@ -123,6 +154,7 @@ def _sums(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
     return sums.nats, sums.count
 
 
-def _look(graph, options, params, batch: Batch, stays) -> tuple[Array, Array]:
+def _look(graph, options, params, batch: Batch, stays) -> tuple[Array, Array, Array]:
     _, directions = forward_without(nnx.merge(graph, params), batch, stays, **options)
-    return cosines_and_angles(directions, batch.counted[:ROWS].astype(jnp.float32))
+    weights = batch.counted[counted.most_counted(batch.counted, ROWS)].astype(jnp.float32)
+    return *cosines_and_angles(directions, weights), jnp.sum(weights)

@@ -19,18 +19,23 @@ def depth_score(effects: Float[np.ndarray, "L L"]) -> float:
     """`sum_s s e_s / sum_s e_s` with `e_s = mean_{l > s} effects[s, l]`, blocks counted from 1. It is higher if later
     computation builds on deep blocks (arXiv:2505.13898). The last block has no later one and does not count.
 
-    Equal effects give L/2, whatever their size. NaN if nothing has any effect, or with fewer than two blocks.
+    Equal effects give L/2, whatever their size. NaN if nothing has any effect, if one is not finite, or with fewer than
+    two blocks.
     """
     effects = np.asarray(effects, np.float64)
     blocks = len(effects)
     own = np.array([effects[s, s + 1 :].mean() for s in range(blocks - 1)])
-    return float(own @ np.arange(1, blocks) / own.sum()) if own.sum() > 0 else float("nan")
+    return float(own @ np.arange(1, blocks) / own.sum()) if 0 < own.sum() < np.inf else float("nan")
 
 
 def contributing(damage: Float[np.ndarray, " L"]) -> float:
     """Participation ratio `(sum d)^2 / sum d^2`, between 1 and L, of the loss that dropping each block alone adds
-    (negative values count as 0): the effective number of contributing blocks. This use is ours."""
+    (negative values count as 0): the effective number of contributing blocks. This use is ours.
+
+    Where some leave no finite loss, the number of these: the ratio's limit as their damage grows."""
     d = np.maximum(np.asarray(damage, np.float64), 0.0)
+    if (lost := ~np.isfinite(d)).any():
+        return float(lost.sum())
     return float(d.sum() ** 2 / (d**2).sum()) if d.any() else 0.0
 
 

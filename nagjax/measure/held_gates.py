@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.errors import UserError
 from nagjax.model.transformer import BlockCall, Transformer
 from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch
@@ -22,7 +23,9 @@ def holds(model: Transformer) -> bool:
 
 
 def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float = 1.0) -> Float[Array, "S G"]:
-    """Mean gate of each sublayer over the counted tokens of all batches: G is the width, or 1 for NAG's modulator."""
+    """Mean gate of each sublayer over the counted tokens of all batches: G is the width, or 1 for NAG's modulator.
+
+    Raises UserError where no token counts."""
     graph, params = nnx.split(model)
 
     @jax.jit
@@ -31,14 +34,20 @@ def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float 
 
         def intervene(model: Transformer, stream, call: BlockCall):
             first, second = model.sublayers(stream, *call)
-            found = [jnp.einsum("btg,bt->g", own.gate.astype(jnp.float32), counted) for own in (first, second)]
+            found = [
+                jnp.einsum("btg,bt->g", own.gate.astype(jnp.float32), counted, precision="highest")
+                for own in (first, second)
+            ]
             return second.stream, jnp.stack(found)
 
         output = nnx.merge(graph, params)(batch.tokens, batch.where, intervene=intervene, progress=progress)
         return output.seen.reshape(-1, output.seen.shape[-1]), jnp.sum(counted)
 
     found = [sums(params, batch) for batch in batches]
-    return sum(own for own, _ in found) / sum(count for _, count in found)
+    count = sum(count for _, count in found)
+    if not count:
+        raise UserError("batches", len(batches), "no token of this text counts, to take gates' means of: give more")
+    return sum(own for own, _ in found) / count
 
 
 def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:
@@ -54,8 +63,9 @@ def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:
 def held_losses(
     model: Transformer, training: Sequence[Batch], held_out: Sequence[Batch], *, progress: float = 1.0
 ) -> dict[str, list[float]]:
-    """Nats per token of each held-out batch: of the `whole` model; with each gate at its mean over the training batches
-    (`mean`); and, where gates have a value per channel, with all channels of a gate at one mean (`one_mean`)."""
+    """Nats per token of each held-out batch, NaN where none counts: of the `whole` model; with each gate at its mean
+    over the training batches (`mean`); and, where gates have a value per channel, with all channels of a gate at one
+    mean (`one_mean`). Raises UserError as `gate_means` does."""
     means = gate_means(model, training, progress=progress)
     models = {"whole": model, "mean": held(model, means)}
     if means.shape[1] > 1:
@@ -66,7 +76,7 @@ def held_losses(
     def loss(params, batch: Batch):
         own = nnx.merge(graph, params)
         _, sums = head_loss(own, own(batch.tokens, batch.where, progress=progress), batch)
-        return sums.nats / jnp.maximum(sums.count, 1.0)
+        return jnp.where(sums.count > 0, sums.nats / jnp.maximum(sums.count, 1.0), jnp.nan)
 
     params = {name: nnx.state(own) for name, own in models.items()}
     return {name: [float(loss(own, batch)) for batch in held_out] for name, own in params.items()}

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.measure.damage import skip_effect
 from nagjax.measure.gradients import tap
 from nagjax.model.transformer import BlockCall, Intervention, Transformer
-from nagjax.residual import Scheme, Stream
+from nagjax.residual import Boundary, Scheme, Stream
 
 
 def residual(scheme: Scheme, stream: Stream) -> Float[Array, "B T D"]:
@@ -27,9 +28,16 @@ def past(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
 
 
 def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
-    """The stream before a block, built from its residual."""
+    """The stream before a block, built from its residual. Raises UserError for a scheme whose stream has more in it."""
     layer = call.layer
     at = model.boundary(None, layer.block.attention.entry, 0, layer.index[0], call.ctx.progress)
+    return _rebuild(model, h, at)
+
+
+def _rebuild(model: Transformer, h: Float[Array, "B T D"], at: Boundary) -> Stream:
+    if not model.scheme.rebuilds:
+        fix = "its stream is more than the residual and cannot be built from it: measure what needs no change of it"
+        raise UserError("scheme", model.scheme.name, fix)
     return model.scheme.rebuild(h.astype(model.config.stream_dtype), at, model.ends)
 
 
@@ -44,7 +52,8 @@ def without(stays: Bool[Array, " L"]) -> Intervention:
 
 
 def tapped(meters: Float[Array, " L"]) -> Intervention:
-    """Changes nothing; the gradient of `meters` [L] is `||dL/dh_l||^2` before every block."""
+    """Changes nothing; the gradient of `meters` [L] is `||dL/dh_l||^2` before every block. Raises UserError as
+    `rebuilt` does."""
 
     def intervene(model, stream, call):
         h = tap(residual(model.scheme, stream), meters[call.layer.block_index])
@@ -55,11 +64,11 @@ def tapped(meters: Float[Array, " L"]) -> Intervention:
 
 def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
     """Replaces every token's residual before one block by the mean over the counted tokens (residual erasure, Csordas
-    et al. 2025, arXiv:2505.13898)."""
+    et al. 2025, arXiv:2505.13898). Raises UserError as `rebuilt` does."""
 
     def intervene(model, stream, call):
         h = residual(model.scheme, stream)
-        mean = jnp.einsum("btd,bt->d", h, counted) / jnp.maximum(jnp.sum(counted), 1.0)
+        mean = jnp.einsum("btd,bt->d", h, counted, precision="highest") / jnp.maximum(jnp.sum(counted), 1.0)
         blank = rebuilt(model, jnp.broadcast_to(mean, h.shape), call)
         here = call.layer.block_index == block
         stream = jax.tree.map(lambda a, b: jnp.where(here, a, b), blank, stream)
@@ -74,7 +83,7 @@ def skipping(block: Int[Array, ""], before: int | None = None, local: bool = Fal
 
     before: only tokens before this position skip the block, so that later positions show the effect on future tokens.
     local: each later block reads the whole model's residual minus the skipped block's update, which gives the direct
-    effect without that through other blocks.
+    effect without that through other blocks. Raises UserError as `rebuilt` does.
     """
 
     def intervene(model, stream, call):
@@ -102,7 +111,7 @@ def _behind(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> St
     """The stream after a block, built from its residual."""
     layer = call.layer
     at = model.boundary(None, layer.entry, 0, layer.following[1], call.ctx.progress)
-    return model.scheme.rebuild(h.astype(model.config.stream_dtype), at, model.ends)
+    return _rebuild(model, h, at)
 
 
 def _where(mask: Bool[Array, "B #T"], a: Array, b: Array) -> Array:

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.errors import UserError
 from nagjax.layers.softcap import softcap
 from nagjax.layers.where import seen_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
+from nagjax.measure.counted import most_counted
 from nagjax.measure.interventions import rebuilt, residual, through
 from nagjax.measure.jacobian import identity_distance
 from nagjax.model.transformer import BlockCall, Transformer
@@ -23,13 +24,13 @@ from nagjax.train.distributed.mesh import BATCH, pin_rows, row_axes
 from nagjax.train.loss import Batch
 from pallas_kernels.placement import shard_rows
 
-ROWS = 2  # sequences for estimating Jacobians; more if the batch is split over more devices
+ROWS = 2  # sequences with most counted tokens, for estimating Jacobians; more if the batch is split over more devices
 GROUPS = ("rest", "first")  # tokens inside a document, and first tokens of documents
 
 
 class Probe(NamedTuple):
-    """Results of one pass: means over the counted tokens, float32. G is `GROUPS`: first tokens are separate, because
-    they tend to be sinks and outliers. S sublayers, L blocks, N sampled tokens (none of them first).
+    """Results of one pass: means over the counted tokens, float32, NaN over none. G is `GROUPS`: first tokens are
+    separate, because they tend to be sinks and outliers. S sublayers, L blocks, N sampled tokens (none of them first).
 
     sublayers: per sublayer [S, G]: norm and variance of the residual before it; contribution ||u||/||h|| and cosine
     of its update u with the residual; turn (radians); kurtosis and massive (max |h| / median |h|) after it; ran, the
@@ -37,23 +38,26 @@ class Probe(NamedTuple):
     blocks: the same contribution, cosine and turn of whole blocks, and influence 1 - cos(h_l, h_l+1), [L, G].
     massive_max: the largest max |h| / median |h| of any counted token after the sublayer, [S, G].
     attention: share of its attention that each head gives to first tokens, [L, H].
-    jacobian: ||J - I||_F / sqrt(D) of each block, [L].
+    jacobian: ||J - I||_F / sqrt(D) of each block, [L]; None for a scheme that does not declare `rebuilds`.
     gates: health of NAG's modulators, each [S] (`nagjax.measure.modulators.health`); None for other schemes.
     sample: residuals of the sampled tokens before each block and after the last, before the final norm, [L+1, N, D].
     lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
     before, after: the residual before and after every sublayer, [S, B, T, D], if asked for, else None.
+    counts: the tokens that means are over: `groups` [G] those of sublayers and blocks, `attention` [L], `jacobian` []
+    and `lens_loss` [], a number of sampled ones.
     """
 
     sublayers: dict[str, Float[Array, "S G"]]
     blocks: dict[str, Float[Array, "L G"]]
     massive_max: Float[Array, "S G"]
     attention: Float[Array, "L H"]
-    jacobian: Float[Array, " L"]
+    jacobian: Float[Array, " L"] | None
     gates: dict[str, Float[Array, " S"]] | None
     sample: Float[Array, "L+1 N D"]
     lens: dict[str, Float[Array, " L+1"]]
     before: Float[Array, "S B T D"] | None
     after: Float[Array, "S B T D"] | None
+    counts: dict[str, Float[Array, "..."]]
 
 
 def probe(
@@ -72,17 +76,29 @@ def probe(
 
     Statistics are computed inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
     depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
-    `progress`, `cuts` and `causal` are those of `Transformer.__call__`. Raises UserError for any other model.
+    `progress`, `cuts` and `causal` are those of `Transformer.__call__`. Raises UserError for any other model, and for a
+    batch without a counted token inside a document.
     """
     if not isinstance(model, Transformer):
         fix = "give a nagjax.Transformer, such as run.model; a residual in a model of your own has observe=True"
         raise UserError("model", type(model).__name__, fix)
-    counted = np.asarray(jax.device_get(batch.counted))
-    inside = np.flatnonzero(counted & (np.asarray(jax.device_get(batch.positions)) > 0))
+    inside = np.flatnonzero(_inside(batch))
+    if not inside.size:
+        raise UserError("batch", batch.tokens.shape, "no token inside its documents counts: give one with targets")
     chosen = np.random.default_rng(seed).permutation(inside)[:sample]
     graph, params = nnx.split(model)
     options = {"graph": graph, "full": full, "causal": causal, "mesh": mesh}
     return _probe(params, batch, jnp.asarray(np.sort(chosen)), jnp.float32(progress), cuts, **options)
+
+
+def looks_at(batch: Batch) -> bool:
+    """Whether the batch has what `probe` asks for: a counted token inside a document."""
+    return bool(_inside(batch).any())
+
+
+def _inside(batch: Batch) -> Bool[np.ndarray, "B T"]:
+    counted, positions = jax.device_get((batch.counted, batch.positions))
+    return np.asarray(counted) & (np.asarray(positions) > 0)
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "full", "causal", "mesh"))
@@ -94,7 +110,7 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
         options = {"progress": progress, "cuts": cuts, "causal": causal}
         options |= {} if mesh is None else {"pin": pin_rows(mesh)}
         output = model(batch.tokens, batch.where, intervene=_watch(batch, chosen, full, shards), **options)
-        return _gathered(model, batch, chosen, output)
+        return _gathered(model, batch, chosen, output, shards)
 
     split = mesh is not None and mesh.size > 1
     return (shard_rows(look, mesh, row_axes(mesh)) if split else look)(params, batch)
@@ -102,12 +118,12 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
 
 def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
     """The intervention that gathers the statistics and changes nothing."""
-    counted = batch.counted
-    rows = min(max(ROWS, shards), len(batch.tokens))
-    groups = jnp.stack([counted & (batch.positions > 0), counted & (batch.positions == 0)]).astype(jnp.float32)
+    groups = _groups(batch)
+    rows = _jacobian_rows(groups, shards)
+    count = jnp.sum(groups, axis=(1, 2))
 
     def mean(values: Float[Array, "B T"]) -> Float[Array, " G"]:
-        return jnp.einsum("gbt,bt->g", groups, values) / jnp.maximum(jnp.sum(groups, axis=(1, 2)), 1.0)
+        return _over(jnp.einsum("gbt,bt->g", groups, values, precision="highest"), count)
 
     def around(h0, h1, ran) -> tuple[dict, Array]:
         massive = outliers.massive_ratio(h1)
@@ -119,7 +135,8 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
             "massive": massive,
             "ran": ran.astype(jnp.float32),
         }
-        return jax.tree.map(mean, stats), jnp.max(groups * massive, axis=(1, 2))
+        largest = jnp.max(jnp.where(groups > 0, massive, -jnp.inf), axis=(1, 2))
+        return jax.tree.map(mean, stats), jnp.where(count > 0, largest, jnp.nan)
 
     def intervene(model: Transformer, stream, call: BlockCall):
         first, second = model.sublayers(stream, *call)
@@ -132,10 +149,12 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
             "massive_max": massive,
             "blocks": jax.tree.map(mean, whole),
             "attention": _sinks(model, stream, call, first.ran, groups[0] > 0),
-            "jacobian": _jacobian(model, h[0][:rows], call, groups[0][:rows]),
+            "attending": jnp.sum(groups[0] * first.ran),
             "sample": (_rows(h[0], chosen), _rows(h[2], chosen)),
             "read": _read(model, stream, call, chosen),
         }
+        if model.scheme.rebuilds:
+            seen["jacobian"] = _jacobian(model, h[0], call, rows, groups[0])
         if model.scheme.turns:
             gates = [_gate(model, *where, groups[0]) for where in _modulated(model, stream, first.stream, call)]
             seen["gates"] = jax.tree.map(lambda *pair: jnp.stack(pair), *gates)
@@ -144,6 +163,20 @@ def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
         return second.stream, seen
 
     return intervene
+
+
+def _groups(batch: Batch) -> Float[Array, "G B T"]:
+    """1 for each token of a group of `GROUPS`, else 0."""
+    counted, inside = batch.counted, batch.positions > 0
+    return jnp.stack([counted & inside, counted & ~inside]).astype(jnp.float32)
+
+
+def _jacobian_rows(groups: Float[Array, "G B T"], shards: int) -> Int[Array, " b"]:
+    return most_counted(groups[0] > 0, max(ROWS, shards))
+
+
+def _over(total: Array, count: Array) -> Array:
+    return jnp.where(count > 0, total / jnp.maximum(count, 1.0), jnp.nan)
 
 
 def _step(h0, h1) -> dict:
@@ -184,16 +217,17 @@ def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[A
         weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
         return outliers.first_token_attention(weights[:, None], where.positions == 0, ran & counted)[0]
 
-    return jax.lax.map(head, (jnp.moveaxis(q, 2, 0), jnp.moveaxis(k, 2, 0)))
+    found = jax.lax.map(head, (jnp.moveaxis(q, 2, 0), jnp.moveaxis(k, 2, 0)))
+    return jnp.where(jnp.any(ran & counted), found, jnp.nan)
 
 
-def _jacobian(model: Transformer, h, call: BlockCall, counted) -> Float[Array, ""]:
+def _jacobian(model: Transformer, h, call: BlockCall, rows: Int[Array, " b"], counted) -> Float[Array, ""]:
     """||J - I||_F / sqrt(D) of the block as a map of residuals, on some sequences."""
-    where = jax.tree.map(lambda x: x[: len(h)], call.ctx.where)
+    h, counted, where = jax.tree.map(lambda x: x[rows], (h, counted, call.ctx.where))
     own = call._replace(ctx=call.ctx._replace(where=where))
     block = lambda h: residual(model.scheme, through(model, rebuilt(model, h, own), own))  # noqa: E731
     distance = identity_distance(block, h, jax.random.fold_in(jax.random.key(0), call.layer.block_index))
-    return jnp.sqrt(jnp.sum(distance * counted) / jnp.maximum(jnp.sum(counted), 1.0))
+    return jnp.sqrt(_over(jnp.sum(distance * counted), jnp.sum(counted)))
 
 
 def _modulated(model: Transformer, stream, middle, call: BlockCall):
@@ -207,8 +241,8 @@ def _gate(model: Transformer, stream, at: Boundary, counted) -> dict[str, Array]
     return found | {"alpha": model.scheme.alpha(at)}
 
 
-def _gathered(model: Transformer, batch: Batch, chosen, output) -> Probe:
-    seen = output.seen
+def _gathered(model: Transformer, batch: Batch, chosen, output, shards: int) -> Probe:
+    seen, groups = output.seen, _groups(batch)
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)  # noqa: E731
     before, after = seen["sample"]
     last = _rows(output.hidden, chosen), _rows(output.log_scale, chosen)
@@ -221,19 +255,26 @@ def _gathered(model: Transformer, batch: Batch, chosen, output) -> Probe:
         return {
             "divergence": jnp.mean(lens.lens_divergence(logits, final)),
             "overlap": jnp.mean(lens.top_overlap(logits, final)),
-            "loss": jnp.sum(weights * lens.token_loss(logits, targets)) / jnp.sum(weights),
+            "loss": _over(jnp.sum(weights * lens.token_loss(logits, targets)), jnp.sum(weights)),
         }
 
     full = flat(seen.get("full", (None, None)))
+    counts = {
+        "groups": jnp.sum(groups, axis=(1, 2)),
+        "attention": seen["attending"],
+        "jacobian": jnp.sum(groups[0][_jacobian_rows(groups, shards)]),
+        "lens_loss": jnp.sum(weights),
+    }
     return Probe(
         sublayers=flat(seen["sublayers"]),
         blocks=seen["blocks"],
         massive_max=flat(seen["massive_max"]),
         attention=seen["attention"],
-        jacobian=seen["jacobian"],
+        jacobian=seen.get("jacobian"),
         gates=flat(seen["gates"]) if "gates" in seen else None,
         sample=jnp.concatenate([before[:1], after]),
         lens=jax.lax.map(one, read),
         before=full[0],
         after=full[1],
+        counts=counts,
     )

@@ -8,7 +8,7 @@ import jax
 
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter
-from nagjax.report.curve import text_batches
+from nagjax.report.curve import finite, text_batches
 from nagjax.report.derived import fresh_state, without_average, write_derived
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import AVERAGED, CHECKPOINTS
@@ -35,8 +35,8 @@ def average(
     Mixture-of-Depths are the newest checkpoint's.
 
     Returns, as is written to `average.json`, the steps and the losses on the first `batches` validation batches, nats
-    per token: `newest`, of the newest of these checkpoints alone, and `average`. Equation: Izmailov et al. 2018,
-    arXiv:1803.05407, over one run's checkpoints (Kaddour 2022, arXiv:2209.14981).
+    per token: `newest`, of the newest of these checkpoints alone, and `average`; None is not finite. Equation: Izmailov
+    et al. 2018, arXiv:1803.05407, over one run's checkpoints (Kaddour 2022, arXiv:2209.14981).
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, fewer than two checkpoints, one that is not
     there.
@@ -62,7 +62,7 @@ def average(
         held_out = text_batches(run, data, "validation", batches)
         blueprint = Blueprint.of(without_average(run.config), mesh)
         made = dataclasses.replace(last, blueprint=blueprint, params=blueprint.constrained(mean))
-        loss = {"newest": Cutter(last).loss(held_out), "average": Cutter(made).loss(held_out)}
+        loss = {name: finite(Cutter(own).loss(held_out)) for name, own in (("newest", last), ("average", made))}
         record = {"source": str(folder), "steps": chosen, "loss": loss, "batches": len(held_out)}
         write_derived(made, fresh_state(made), building, folder, {AVERAGED: record}, loss["average"])
     return record

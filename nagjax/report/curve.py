@@ -1,5 +1,6 @@
 """Pruning curves: loss against the number of blocks left out, by rule, with no training."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def pruning_curve(
     """Validation loss (nats per token, first `batches` batches) against blocks left out, with no training.
 
     Returns `depth`, `loss` (of the whole model), `batches`, and `rules`: by name a list of [blocks left out, loss,
-    which]. Blocks are chosen on training text. Raises UserError: all that `open_run` raises, and an unknown rule.
+    which], where a loss that is not finite is None. Blocks are chosen on training text. Raises UserError: all that
+    `open_run` raises, an unknown rule, and a whole model whose loss is not finite.
     """
     for rule in rules:
         pick("rule", rule, RULES, "rules")
@@ -33,13 +35,14 @@ def curve_of(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, d
     """`pruning_curve` of an open run."""
     check_depth(run)
     held_out = text_batches(run, data, "validation", batches)
+    whole = check_loss(run, cutter.loss(held_out))
     measured = measure(run, cutter, rules, batches, data)
     counts = sorted({round(cutter.depth * share) for share in SHARES})
     points = {}
     for rule in rules:
         sets = [choose(rule, count, *measured) for count in counts]
-        points[rule] = [[len(gone), cutter.loss(held_out, gone), gone] for gone in sets]
-    return {"depth": cutter.depth, "loss": cutter.loss(held_out), "batches": len(held_out), "rules": points}
+        points[rule] = [[len(gone), finite(cutter.loss(held_out, gone)), gone] for gone in sets]
+    return {"depth": cutter.depth, "loss": whole, "batches": len(held_out), "rules": points}
 
 
 def measure(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, data: str | None = None) -> tuple:
@@ -50,7 +53,8 @@ def measure(run: OpenRun, cutter: Cutter, rules: Sequence[str], batches: int, da
 
 
 def text_batches(run: OpenRun, data: str | None, split: str, count: int) -> list[Batch]:
-    """The first batches of a text, of the run's size; with masks for a bidirectional model.
+    """The first batches of a text, of the run's size, of a mixture at least one of each corpus; with masks for a
+    bidirectional model.
 
     Raises UserError for an encoder without a head.
     """
@@ -66,3 +70,15 @@ def check_depth(run: OpenRun) -> None:
     check_opened(run)
     if run.config.model.depth == 1:
         raise UserError("run", str(run.folder), "has a single block, which cannot be left out: give a deeper model")
+
+
+def check_loss(run: OpenRun, loss: float) -> float:
+    """The loss of the whole model. Raises UserError where it is not finite: then nothing can be compared with it."""
+    if not math.isfinite(loss):
+        raise UserError("run", str(run.folder), f"has a loss of {loss} on this text, which tells nothing of its blocks")
+    return loss
+
+
+def finite(loss: float) -> float | None:
+    """The loss as JSON has it: None where it is not finite."""
+    return loss if math.isfinite(loss) else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from nagjax.report.depth_figures import RULE_LOOKS
@@ -12,10 +13,10 @@ NAMES = {"late": "deepest", "influence": "least influence", "angle": "least turn
 
 
 def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
-    """PNG: a panel for each of one or two runs (name, `pruning_curve`), a line for each rule."""
-    changes = [
-        loss - curve["loss"] for _, curve in curves for points in curve["rules"].values() for _, loss, _ in points
-    ]
+    """PNG: a panel for each of one or two runs (name, `pruning_curve`), a line for each rule, without what is not
+    finite."""
+    every = [_added(curve, rule) for _, curve in curves for rule in curve["rules"]]
+    changes = [float(value) for added in every for value in added[np.isfinite(added)]]
     lowest, highest = min(changes, default=0.0), max(changes, default=0.0)
     far = highest > REACH * RISE
     subtitle = "nats per token on validation text, no retraining" + (f"; logarithmic above {RISE:g}" if far else "")
@@ -25,8 +26,7 @@ def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
         for ax, (name, curve) in zip(axes, curves, strict=True):
             for rule, points in curve["rules"].items():
                 color, marker = RULE_LOOKS[rule]
-                added = [loss - curve["loss"] for _, loss, _ in points]
-                ax.plot([n for n, _, _ in points], added, color=color, marker=marker, **edge)
+                ax.plot([n for n, _, _ in points], _added(curve, rule), color=color, marker=marker, **edge)
             ax.set_title(f"{name} (loss {curve['loss']:.3f})")
             ax.set_xlabel(f"blocks left out, of {curve['depth']}")
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -34,9 +34,21 @@ def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:
             axis_with_knee(axes[0], RISE, lowest, highest)
         else:
             axes[0].set_ylim(min(-0.02 * highest, 1.04 * lowest), 1.04 * highest or 1.0)
-        ends = [
-            (points[-1][0], points[-1][1] - curves[-1][1]["loss"], NAMES[rule], RULE_LOOKS[rule][0])
-            for rule, points in curves[-1][1]["rules"].items()
-        ]
+        _, last = curves[-1]
+        ends = [(*_end(last, rule), NAMES[rule], RULE_LOOKS[rule][0]) for rule in last["rules"]]
         label_ends(axes[-1], ends)
         return png(figure, dpi=110)
+
+
+def _added(curve: dict, rule: str) -> np.ndarray:
+    """By point; NaN where the loss is not finite."""
+    losses = np.array([loss for _, loss, _ in curve["rules"][rule]], float) - curve["loss"]
+    return np.where(np.isfinite(losses), losses, np.nan)
+
+
+def _end(curve: dict, rule: str) -> tuple[float, float]:
+    """Where the line of a rule ends; its height is NaN where there is no line."""
+    points, added = curve["rules"][rule], _added(curve, rule)
+    shown = np.flatnonzero(np.isfinite(added))
+    at = int(shown[-1]) if shown.size else len(points) - 1
+    return points[at][0], float(added[at])

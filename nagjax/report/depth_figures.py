@@ -13,9 +13,17 @@ RULE_LOOKS = {"late": (BLOCK, "o"), "influence": (ATTENTION, "s"), "angle": (MLP
 
 
 def draw_diagnosis(record: dict) -> list[Plot]:
-    """Every figure for which the record has data."""
-    drawings = [found for make in _FIGURES if (found := make(record)) is not None]
+    """Every figure for which the record has data; in it, what is None is left out."""
+    drawings = [found for make in _FIGURES if (found := make(record)) is not None and _measured(found[2])]
     return [Plot(name, caption, draw(what)) for name, caption, what in drawings]
+
+
+def _measured(what: Lines | Grid) -> bool:
+    """Whether there is anything to draw."""
+    if isinstance(what, Grid):
+        shown = what.values if what.mask is None else what.values[~what.mask]
+        return bool(np.any(np.isfinite(shown) & ((shown > 0) | (not what.log))))
+    return any(y is not None and np.isfinite(y) for line in what.lines for y in line.y)
 
 
 def _rest(values: Sequence[Sequence[float]], group: int = 0) -> list[float]:
@@ -46,8 +54,9 @@ def _damage(record: dict) -> Drawing:
 
 def _curve(record: dict) -> Drawing:
     curve = record["curve"]
+    less = lambda loss: None if loss is None else loss - curve["loss"]  # noqa: E731
     lines = [
-        Line(rule, [loss - curve["loss"] for _, loss, _ in points], *RULE_LOOKS[rule], [n for n, _, _ in points])
+        Line(rule, [less(loss) for _, loss, _ in points], *RULE_LOOKS[rule], [n for n, _, _ in points])
         for rule, points in curve["rules"].items()
     ]
     return (
@@ -137,7 +146,7 @@ def _cosine(record: dict) -> Drawing:
 
 
 def _turn(record: dict) -> Drawing:
-    values = np.degrees(_rest(record["sublayers"]["turn"]))
+    values = np.degrees(np.array(_rest(record["sublayers"]["turn"]), float))
     return (
         "turn",
         "Mean angle by which each sublayer turns the residual.",
@@ -158,7 +167,7 @@ def _successive(record: dict) -> Drawing:
         Lines(
             "Do neighbouring blocks go the same way?",
             "angle between the updates of a block and the next, degrees",
-            [Line("this model", np.degrees(record["successive_update_angle"]), BLOCK)],
+            [Line("this model", np.degrees(np.array(record["successive_update_angle"], float)), BLOCK)],
             level=(90.0, "independent"),
         ),
     )
@@ -213,10 +222,11 @@ def _lens(record: dict) -> Drawing:
 def _ranks(record: dict) -> Drawing:
     return (
         "ranks",
-        "Effective rank (exponential of the singular values' entropy) and stable rank of sampled tokens' residuals.",
+        "Effective rank (exponential of the singular values' entropy) and stable rank of the residuals of "
+        f"{record['sampled']} sampled tokens.",
         Lines(
             "In how many directions tokens spread",
-            f"rank of the residual, of at most {record['width']}, log scale",
+            f"rank of the residual, of at most {min(record['width'], record['sampled'])}, log scale",
             [
                 Line("effective rank", record["effective_rank"], ATTENTION),
                 Line("stable rank", record["stable_rank"], MLP, "s"),
@@ -254,7 +264,9 @@ def _sinks(record: dict) -> Drawing:
     )
 
 
-def _jacobian(record: dict) -> Drawing:
+def _jacobian(record: dict) -> Drawing | None:
+    if record["blocks"]["jacobian"] is None:
+        return None
     return (
         "jacobian",
         "Distance of each block's Jacobian to the identity, ||J - I||_F / sqrt(D), estimated with random vectors.",
@@ -268,19 +280,18 @@ def _jacobian(record: dict) -> Drawing:
 
 
 def _gradients(record: dict) -> Drawing:
-    found = record["gradients"]
-    relative = lambda values: np.array(values, float) / np.mean(values)  # noqa: E731
+    found, residual = record["gradients"], record["gradients"]["residual"]
+    relative = lambda values: np.array(values, float) / np.mean([v for v in values if v is not None] or 1.0)  # noqa: E731
+    lines = [Line("parameters", relative(found["parameters"]), ATTENTION)]
+    lines += [] if residual is None else [Line("residual", relative(residual), MLP, "s")]
+    to_residual = "" if residual is None else ", and to the residual in front of it, each"
     return (
         "gradients",
-        "Norm of the loss' gradient with respect to each block's parameters, and to the residual in front of it, each "
-        "over its mean over depth.",
+        f"Norm of the loss' gradient with respect to each block's parameters{to_residual} over its mean over depth.",
         Lines(
             "Where the gradient goes",
             "norm of the gradient / its mean over depth, log scale",
-            [
-                Line("parameters", relative(found["parameters"]), ATTENTION),
-                Line("residual", relative(found["residual"]), MLP, "s"),
-            ],
+            lines,
             log=True,
         ),
     )

@@ -33,10 +33,11 @@ def fresh_state(run: OpenRun) -> TrainState:
 
 
 def write_derived(
-    run: OpenRun, state: TrainState, out: Path, source: Path, records: dict[str, dict], loss: float
+    run: OpenRun, state: TrainState, out: Path, source: Path, records: dict[str, dict], loss: float | None
 ) -> None:
     """The files of a run in an empty folder, with those of its source's tokenizer. `records`: further files, by name,
-    that say what was made of what; `loss`: on validation text, nats per token."""
+    that say what was made of what; `loss`: on validation text, nats per token, as training scores it (of a routed model
+    by its causal decider); None is not finite."""
     for name in COPIED:
         if has_file(source / name):
             copy(source / name, out / name)

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from nagjax.report.depth_figures import draw_diagnosis
+from nagjax.report.labels import number
 from nagjax.report.page import document, figure_html, write_files
 from nagjax.report.plots import Plot
 from nagjax.report.verdict_depth import RISE, USED
@@ -47,11 +48,11 @@ def _table(record: dict) -> str:
         "Jacobian to identity": blocks["jacobian"],
         "sink heads": record["attention"]["sinks"],
     }
+    columns = {name: values for name, values in columns.items() if values is not None}
     head = "".join(f"<th>{escape(name)}</th>" for name in ("block", *columns))
-    shown = lambda value: "n/m" if value is None else f"{value:.4f}"  # noqa: E731
     rows = "".join(
         f"<tr><th>{block + 1}</th>"
-        + "".join(f"<td>{shown(values[block])}</td>" for values in columns.values())
+        + "".join(f"<td>{number(values[block], 4)}</td>" for values in columns.values())
         + "</tr>"
         for block in range(record["depth"])
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +12,16 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.console import Progress
+from nagjax.errors import UserError
 from nagjax.layers.where import Where
-from nagjax.measure import angles, calibration, damage, gradients, outliers, similarity
-from nagjax.measure.cuts import RULES, Cutter
+from nagjax.measure import angles, calibration, damage, gradients, modulators, outliers, similarity
+from nagjax.measure.counted import first_of_each, mean, scales
+from nagjax.measure.cuts import RULES, Cutter, forward_options
 from nagjax.measure.held_gates import held_losses, holds
 from nagjax.measure.interventions import skipping, tapped
-from nagjax.measure.probe import Probe, probe
+from nagjax.measure.probe import Probe, looks_at, probe
 from nagjax.model.transformer import Output
-from nagjax.report.curve import check_depth, curve_of, text_batches
+from nagjax.report.curve import check_depth, check_loss, curve_of, text_batches
 from nagjax.report.verdict_depth import depth_verdict
 from nagjax.runs.opening import OpenRun
 from nagjax.train.head_loss import by_token, head_loss
@@ -29,7 +32,8 @@ DIGITS = 5  # significant ones that are kept in the record
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much text each part of a diagnosis reads, in batches of the run's size."""
+    """How much text each part of a diagnosis reads, in batches of the run's size; of a mixture at least one of each
+    corpus."""
 
     probes: int = 4
     skips: int = 4  # one pass of twice the length for each block and batch
@@ -47,21 +51,24 @@ def diagnose(
 
     By sublayer [S, G] and by block [L, G] with G = (tokens inside a document, first tokens); the rest is of tokens
     inside documents. See `nagjax.measure` for what each is. The loss of a bidirectional model is that of masked tokens
-    (`nagjax.measure.masked`). `say` is told what is being done.
+    (`nagjax.measure.masked`). Means are over the counted tokens of all batches, weighed as the loss is
+    (`nagjax.measure.counted`); ranks, CKA and norms of gradients are means over batches. None: not measured, or not
+    finite. `say` is told what is being done.
+
+    Raises UserError where no target of the text counts, and where the whole model's loss is not finite.
     """
     check_depth(run)
     cutter = Cutter(run)
     text = text_batches(run, data, "validation", max(effort.probes, effort.skips))
-    say(f"looking at the residual of {len(text[: effort.probes])} batches")
-    options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
-    mesh = run.blueprint.mesh
-    seen = [_profiles(probe(run.model, batch, mesh=mesh, **options)) for batch in text[: effort.probes]]
+    looked, skipped = (_text(run, first_of_each(text, count)) for count in (effort.probes, effort.skips))
+    loss = check_loss(run, cutter.loss(looked.batches))
+    say(f"looking at the residual of {len(looked.batches)} batches")
+    options = forward_options(run)
+    seen = _residual(run, looked, options)
     say("gradients by depth")
-    graph, params = nnx.split(run.model)
-    slopes = jax.jit(functools.partial(_gradients, graph, options))
-    felt = [slopes(params, batch) for batch in text[: effort.probes]]
+    slopes = _gradients(run, looked, options)
     say(f"leaving out each of {cutter.depth} blocks")
-    skips = _skips(run, text[: effort.skips], options, Progress("left out: block", cutter.depth, tell=say))
+    skips = _skips(run, skipped, options, Progress("left out: block", cutter.depth, tell=say))
     say(f"leaving out more and more blocks, by {len(rules)} rules")
     config = run.config
     record = {
@@ -72,12 +79,14 @@ def diagnose(
         "width": config.model.width,
         "kept": list(config.model.kept),
         "step": run.step,
-        "loss": cutter.loss(text[: effort.probes]),
-        "tokens": int(sum(np.sum(batch.counted) for batch in text[: effort.probes])),
-        **_mean(seen),
-        "gradients": _mean(felt),
-        "calibration": _calibration(calibration.reliability_on(run.model, text[: effort.probes], **options)),
-        "held_gates": _held_gates(run, text, data, say),
+        "loss": loss,
+        "tokens": int(sum(np.sum(batch.counted) for batch in looked.batches)),
+        **seen,
+        "gradients": slopes,
+        "calibration": _calibration(
+            calibration.reliability_on(run.model, looked.batches, looked.scales.tolist(), **options)
+        ),
+        "held_gates": _held_gates(run, _text(run, text), data, say),
         "skips": skips,
         "curve": curve_of(run, cutter, rules, effort.curve, data),
     }
@@ -85,39 +94,105 @@ def diagnose(
     return record | {"verdict": depth_verdict(record)}
 
 
-@jax.jit
-def _profiles(seen: Probe) -> dict:
-    """What is kept of a probe: its statistics, and the measures of its sampled tokens."""
-    h = seen.sample
-    ranks = jax.lax.map(lambda x: (similarity.effective_rank(x), similarity.stable_rank(x)), h)
+class Text(NamedTuple):
+    """Batches that have a counted target, how many each has, and how much one of them counts in a mean."""
+
+    batches: list[Batch]
+    counts: Float[np.ndarray, " N"]
+    scales: Float[np.ndarray, " N"]
+
+
+def _text(run: OpenRun, batches: Sequence[Batch]) -> Text:
+    """Raises UserError where no target counts."""
+    counts = np.array([float(np.sum(batch.weights)) for batch in batches])
+    own, some = scales(run.config.data, batches, counts), counts > 0
+    return Text([batch for batch, has in zip(batches, some, strict=True) if has], counts[some], own[some])
+
+
+def _residual(run: OpenRun, text: Text, options: dict) -> dict:
+    """What the probe and its sampled tokens tell, over all batches. Raises UserError where it finds no token."""
+    found, weights, sampled, mesh = [], [], [], run.blueprint.mesh
+    for batch, scale in zip(text.batches, text.scales, strict=True):
+        if looks_at(batch):
+            seen = probe(run.model, batch, mesh=mesh, **options)
+            found.append(jax.device_get((seen._replace(sample=None), _sampled(seen.sample))))
+            weights.append(scale)
+            sampled.append(seen.sample.shape[1])
+    if not found:
+        raise UserError("batches", len(text.batches), "no token inside their documents counts: give more of them")
+    probes, samples = (jax.tree.map(lambda *own: np.stack(own), *part) for part in zip(*found, strict=True))
+    return _over_batches(probes, samples, np.array(weights), np.array(sampled))
+
+
+def _over_batches(seen: Probe, samples: dict, weights: Float[np.ndarray, " N"], sampled: Int[np.ndarray, " N"]) -> dict:
+    """Of what N batches gave, stacked."""
+    groups = weights[:, None] * seen.counts["groups"]
+    inside = groups[:, 0]
+    of_groups = lambda x: mean(x, groups[:, None])  # noqa: E731
+    of_inside = lambda x: mean(x, inside)  # noqa: E731
+    largest = np.where(seen.counts["groups"][:, None] > 0, seen.massive_max, -np.inf).max(axis=0)
+    attention = mean(seen.attention, weights[:, None] * seen.counts["attention"])
+    squares = None if seen.jacobian is None else mean(seen.jacobian**2, weights * seen.counts["jacobian"])
+    losses = mean(seen.lens["loss"], inside * seen.counts["lens_loss"] / sampled)
     return {
-        "sublayers": seen.sublayers | {"massive_max": seen.massive_max},
-        "blocks": seen.blocks | {"jacobian": seen.jacobian},
-        "attention": {"first": jnp.mean(seen.attention, axis=1), "sinks": jax.vmap(outliers.sink_rate)(seen.attention)},
-        "gates": seen.gates,
-        "lens": seen.lens,
-        "angular_distance": angles.angular_distances(h),
-        "cka": similarity.cka_matrix(h),
-        "effective_rank": ranks[0],
-        "stable_rank": ranks[1],
-        "successive_update_angle": jnp.mean(angles.successive_update_angle(h), axis=-1),
-        "angle_to_end": jnp.mean(angles.angle_to_end(h), axis=-1),
-        "progress_to_end": jnp.mean(angles.progress_to_end(h), axis=-1),
+        "sampled": int(sampled.max()),
+        "sublayers": jax.tree.map(of_groups, seen.sublayers) | {"massive_max": largest},
+        "blocks": jax.tree.map(of_groups, seen.blocks) | {"jacobian": None if squares is None else np.sqrt(squares)},
+        "attention": {
+            "first": np.mean(attention, axis=1),
+            "sinks": np.mean(np.where(np.isnan(attention), np.nan, attention > outliers.SINK), axis=1),
+        },
+        "gates": None if seen.gates is None else _gates(seen.gates, of_inside),
+        "lens": jax.tree.map(of_inside, seen.lens) | {"loss": losses},
+        **jax.tree.map(of_inside, samples),
     }
 
 
-def _gradients(graph, options, params, batch: Batch) -> dict[str, Float[Array, " L"]]:
-    """Norms of the mean loss' gradient by block: with respect to its parameters, and to the residual in front of it."""
+def _gates(found: dict[str, Float[np.ndarray, "N S"]], mean_of: Callable) -> dict[str, Float[np.ndarray, " S"]]:
+    """`modulators.health` of all batches' tokens."""
+    means = jax.tree.map(mean_of, found)
+    within, between = found["spread"] ** 2, (found["modulator"] - means["modulator"]) ** 2
+    dead = (means["turn"] < modulators.DEAD).astype(float)
+    return means | {"spread": np.sqrt(mean_of(within + between)), "dead": dead}
 
-    def loss(params, meters):
+
+@jax.jit
+def _sampled(h: Float[Array, "L+1 N D"]) -> dict:
+    """Measures of sampled tokens' residuals."""
+    with jax.default_matmul_precision("highest"):
+        ranks = jax.lax.map(lambda x: (similarity.effective_rank(x), similarity.stable_rank(x)), h)
+        return {
+            "angular_distance": angles.angular_distances(h),
+            "cka": similarity.cka_matrix(h),
+            "effective_rank": ranks[0],
+            "stable_rank": ranks[1],
+            "successive_update_angle": jnp.mean(angles.successive_update_angle(h), axis=-1),
+            "angle_to_end": jnp.mean(angles.angle_to_end(h), axis=-1),
+            "progress_to_end": jnp.mean(angles.progress_to_end(h), axis=-1),
+        }
+
+
+def _gradients(run: OpenRun, text: Text, options: dict) -> dict[str, Float[np.ndarray, " L"] | None]:
+    """Norms of the mean loss' gradient by block, means over the batches: with respect to its parameters, and to the
+    residual in front of it (None for a scheme that does not declare `rebuilds`)."""
+    graph, params = nnx.split(run.model)
+    rebuilds, depth = run.model.scheme.rebuilds, run.config.model.depth
+
+    def loss(params, meters, batch: Batch):
         model = nnx.merge(graph, params)
-        output = model(batch.tokens, batch.where, intervene=tapped(meters), **options)
-        nats, sums = head_loss(model, output, batch)
-        return nats / jnp.maximum(sums.count, 1.0)
+        own = options | ({"intervene": tapped(meters)} if rebuilds else {})
+        nats, sums = head_loss(model, model(batch.tokens, batch.where, **own), batch)
+        return nats / sums.count
 
-    depth = nnx.merge(graph, params).config.depth
-    to_params, squares = jax.grad(loss, argnums=(0, 1))(params, jnp.zeros(depth))
-    return {"parameters": gradients.stacked_norms(to_params["blocks"]), "residual": jnp.sqrt(squares)}
+    @jax.jit
+    def norms(params, batch: Batch):
+        to_params, squares = jax.grad(loss, argnums=(0, 1))(params, jnp.zeros(depth), batch)
+        return gradients.stacked_norms(to_params["blocks"]), jnp.sqrt(squares)
+
+    found = [jax.device_get(norms(params, batch)) for batch in text.batches]
+    by_part = (mean(np.stack(own), text.scales * text.counts) for own in zip(*found, strict=True))
+    to_params, to_residual = by_part
+    return {"parameters": to_params, "residual": to_residual if rebuilds else None}
 
 
 def _calibration(found: Float[Array, "bins 3"]) -> dict:
@@ -129,47 +204,51 @@ def _calibration(found: Float[Array, "bins 3"]) -> dict:
     }
 
 
-def _held_gates(run: OpenRun, text: Sequence[Batch], data: str | None, say: Callable[[str], None]) -> dict | None:
+def _held_gates(run: OpenRun, text: Text, data: str | None, say: Callable[[str], None]) -> dict | None:
     """Nats per token that gates held at their mean add to the loss; None for a model whose gates cannot be held."""
     if not holds(run.model):
         return None
     say("holding every gate at its mean")
-    training = text_batches(run, data, "train", len(text))
-    found = {name: np.array(own) for name, own in held_losses(run.model, training, text, progress=run.progress).items()}
+    training = text_batches(run, data, "train", len(text.batches))
+    losses = held_losses(run.model, training, text.batches, progress=run.progress)
+    found = {name: np.array(own) for name, own in losses.items()}
     whole = found.pop("whole")
-    return {
-        name: {"added_loss": np.mean(own - whole), "standard_error": _standard_error(own - whole)}
-        for name, own in found.items()
-    }
+    return {name: _added(own - whole, text.scales * text.counts) for name, own in found.items()}
 
 
-def _standard_error(added: Float[np.ndarray, "*S batches"]) -> Float[np.ndarray, "*S"] | None:
-    """Of means over the batches, from their spread; None for one batch."""
-    count = added.shape[-1]
-    return added.std(axis=-1, ddof=1) / count**0.5 if count > 1 else None
+def _added(added: Float[np.ndarray, "*S N"], weights: Float[np.ndarray, " N"]) -> dict:
+    """The mean of what was added to N batches' losses, and its standard error from their spread, in which of a mixture
+    the differences between its corpora are, too; None for one batch."""
+    share, count = weights / weights.sum(), len(weights)
+    with np.errstate(invalid="ignore"):  # a loss may be infinite
+        whole = added @ share
+        spread = np.sqrt(np.sum((share * (added - whole[..., None])) ** 2, axis=-1) * count / max(count - 1, 1))
+    return {"added_loss": whole, "standard_error": spread if count > 1 else None}
 
 
-def _skips(run: OpenRun, batches: Sequence[Batch], options: dict, progress: Progress) -> dict:
+def _skips(run: OpenRun, text: Text, options: dict, progress: Progress) -> dict:
     """What skipping each block alone does to the loss, to the output and to later blocks."""
     graph, params = nnx.split(run.model)
     one = jax.jit(functools.partial(_skip, graph, options))
     depth = run.config.model.depth
     found = []
     for block in range(depth):
-        found.append([jax.device_get(one(params, batch, jnp.int32(block))) for batch in batches])
+        found.append([jax.device_get(one(params, batch, jnp.int32(block))) for batch in text.batches])
         progress(block + 1)
-    total = lambda name: np.array([[part[name] for part in own] for own in found], np.float64)  # noqa: E731
-    added = (total("nats") - total("whole")) / total("count")
-    effects = total("effect_max").max(axis=1)
+    by_batch = lambda name: np.array([[part[name] for part in own] for own in found], np.float64)  # noqa: E731
+    inside = by_batch("inside")[0] @ text.scales or np.nan
+    over_tokens = lambda name: np.einsum("sn...,n->s...", by_batch(name), text.scales) / inside  # noqa: E731
+    effects = by_batch("effect_max").max(axis=1)
+    per_target = (by_batch("nats") - by_batch("whole")) / text.counts
+    added = _added(per_target, text.scales * text.counts)
     return {
-        "batches": len(batches),
-        "added_loss": added.mean(axis=1),
-        "standard_error": _standard_error(added),
-        "output_effect": total("output").mean(axis=1),
+        "batches": len(text.batches),
+        **added,
+        "output_effect": over_tokens("output"),
         "effects": np.triu(effects, 1),
-        "mean_effects": np.triu(total("effect_mean").mean(axis=1), 1),
+        "mean_effects": np.triu(over_tokens("effect"), 1),
         "depth_score": damage.depth_score(effects),
-        "contributing": damage.contributing(added.mean(axis=1)),
+        "contributing": damage.contributing(added["added_loss"]),
     }
 
 
@@ -186,19 +265,15 @@ def _skip(graph, options, params, batch: Batch, block: Int[Array, ""]) -> dict[s
     return {
         "whole": whole.nats,
         "nats": less.nats,
-        "count": whole.count,
-        "output": jnp.sum(jnp.where(inside, effects, 0.0)) / jnp.maximum(jnp.sum(inside), 1),
+        "inside": jnp.sum(inside),
+        "output": jnp.sum(jnp.where(inside, effects, 0.0)),
+        "effect": jnp.sum(effect, axis=(1, 2)),
         "effect_max": jnp.max(effect, axis=(1, 2)),
-        "effect_mean": jnp.sum(effect, axis=(1, 2)) / jnp.maximum(jnp.sum(inside), 1),
     }
 
 
 def _rows(output: Output, rows: slice) -> Output:
     return output._replace(hidden=output.hidden[rows], log_scale=output.log_scale[rows])
-
-
-def _mean(records: Sequence[dict]) -> dict:
-    return jax.tree.map(lambda *values: np.mean([np.asarray(value) for value in values], axis=0), *records)
 
 
 def _plain(value):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ from nagjax.discovery import pick
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose, staying
-from nagjax.report.curve import measure, text_batches
+from nagjax.report.curve import finite, measure, text_batches
 from nagjax.report.derived import fresh_state, without_average, write_derived
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import PRUNED
@@ -21,6 +22,8 @@ from nagjax.train.batches import TrainBatches
 from nagjax.train.evaluator import put
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
+
+WAIT = 16  # steps of healing between looks at their metrics, for which the host waits for the devices
 
 
 def prune(
@@ -40,12 +43,12 @@ def prune(
     The blocks (indices, from 0, as in `removed`) are those given, or `count` chosen by a rule of
     `nagjax.measure.cuts.RULES` on training text. Those that stay keep their place in depth, and with it LayerNorm
     Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow at the
-    constant rate `lr` after a warm-up of a tenth of
-    them, with fresh moments, on the batches after the ones the run has seen; all else as the run was trained.
+    constant rate `lr` after a warm-up of a tenth of them, with fresh moments, on the batches after the ones the run has
+    seen; all else as the run was trained.
 
     Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
-    healing). Returns these with `removed`, `kept`, `rule`, as is written to `prune.json`. A point of a calibrated dial
-    is not taken along.
+    healing); one that is not finite is None. Returns these with `removed`, `kept`, `rule`, as is written to
+    `prune.json`. A point of a calibrated dial is not taken along.
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
     """
@@ -54,12 +57,12 @@ def prune(
         run = open_run(folder, calibrated=False)
         cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
         gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
-        before, after = cutter.loss(held_out), cutter.loss(held_out, gone)
+        before, after = finite(cutter.loss(held_out)), finite(cutter.loss(held_out, gone))
         short = without(run, gone)
         state, healed = fresh_state(short), None
         if heal_steps:
             short, state = heal(short, state, heal_steps, lr, data)
-            healed = Cutter(short).loss(held_out)
+            healed = finite(Cutter(short).loss(held_out))
         record = {
             "source": str(folder),
             "rule": "list" if blocks else rule,
@@ -70,7 +73,7 @@ def prune(
             "heal_steps": heal_steps,
             "lr": lr if heal_steps else None,
         }
-        write_derived(short, state, building, run.folder, {PRUNED: record}, after if healed is None else healed)
+        write_derived(short, state, building, run.folder, {PRUNED: record}, healed if heal_steps else after)
     return record
 
 
@@ -121,15 +124,16 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
     config = dataclasses.replace(old, optimizer=rule, train=dataclasses.replace(old.train, steps=total))
     blueprint = Blueprint.of(config, run.blueprint.mesh)
     step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
-    batches = TrainBatches(run_text(run, data, "train"), config.train.batch, config.model.context)
-    for number in range(run.step, total):
-        state, metrics = step(state, put(blueprint, batches.take(number)))
-        if number % 16 == 0 or number == total - 1:
-            if int(metrics.bad):
-                raise UserError(
-                    "lr", lr, f"the loss or its gradient is not finite at step {number + 1}: give a lower one"
-                )
-    batches.close()
+    bad = []
+    with closing(TrainBatches(run_text(run, data, "train"), config.train.batch, config.model.context)) as batches:
+        for number in range(run.step, total):
+            state, metrics = step(state, put(blueprint, batches.take(number)))
+            bad.append(metrics.bad)
+            if len(bad) == WAIT or number == total - 1:
+                if (found := np.flatnonzero(jax.device_get(bad))).size:
+                    at = number + 2 - len(bad) + int(found[0])
+                    raise UserError("lr", lr, f"the loss or its gradient is not finite at step {at}: give a lower one")
+                bad.clear()
     healed = dataclasses.replace(run, blueprint=blueprint, step=total, params=state.params, mod=state.mod)
     return healed, state
 

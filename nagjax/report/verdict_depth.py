@@ -72,6 +72,8 @@ def _used(record: dict) -> str:
 
 def _score(record: dict) -> str:
     score, even = record["skips"]["depth_score"], record["depth"] / 2
+    if score is None and any(effect is None for row in record["skips"]["effects"] for effect in row):
+        return "Which blocks later ones build on could not be measured: not every effect of a block is finite."
     if score is None:
         return "No block has an effect on a later one."
     side = "shallow" if score < 0.9 * even else "deep" if score > 1.1 * even else "all"
@@ -105,6 +107,8 @@ def _held(record: dict) -> list[str]:
     if record["held_gates"] is None:
         return []
     found = record["held_gates"]["mean"]
+    if found["added_loss"] is None:
+        return ["Gates held at their mean, whatever the token, leave no finite loss."]
     error = "" if found["standard_error"] is None else f", standard error {found['standard_error']:.3f}"
     return [f"Gates held at their mean, whatever the token, add {found['added_loss']:.3f} nats per token{error}."]
 

@@ -10,7 +10,7 @@ are its options) that must define five methods:
     lanes(stream)               -> direction, log_rms    the residual as telemetry measures it
 
 All else has a default: parameters (none), initial values (ordinary ones), Mixture-of-Depths, constraints on parameters.
-The class attribute `turns` declares what only some schemes can do.
+The class attributes `turns` and `rebuilds` declare what only some schemes can do.
 
 A *sublayer* is one branch and what commits its update: in our Transformer one attention or one MLP. Sublayers count
 from 1. A *reader* is what reads the stream next: a sublayer or the head. Parameters come in three groups: `entry`
@@ -83,6 +83,7 @@ class Scheme(abc.ABC):
     router: ClassVar[str] = "linear"  # default router of Mixture-of-Depths
     scale_free: ClassVar[bool] = False  # only an update's direction counts: a router cannot learn by scaling it
     turns: ClassVar[bool] = False  # the rotation angle of an update is known before its branch runs: `turn`
+    rebuilds: ClassVar[bool] = True  # the residual alone tells the whole stream: `rebuild`
 
     def __post_init__(self):
         check_fields(self, "scheme.")
@@ -203,7 +204,8 @@ class Scheme(abc.ABC):
     # Measuring depth, and changing it.
 
     def rebuild(self, residual: Float[Array, "B T D"], at: Boundary, ends: nnx.Module) -> Stream:
-        """The stream that has this residual, ready for the reader of `at`: the inverse of `lanes`."""
+        """The stream that has this residual, ready for the reader of `at`: the inverse of `lanes`. Only for schemes
+        that declare `rebuilds`: others have more in their stream, such as its history, which is lost."""
         return self.open(residual, at, ends)
 
 

@@ -17,6 +17,7 @@ from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
 from nagjax.measure.cuts import forward_without
 from nagjax.mod import ModConfig
+from nagjax.report import pruning
 from nagjax.report.curve import curve_of
 from nagjax.report.diagnosis import diagnose
 from nagjax.report.pruning import prune, without
@@ -159,3 +160,23 @@ def test_a_config_of_places_that_are_none_is_refused():
         with pytest.raises(UserError, match="kept"):
             model_config(depth=2, kept=kept, depth_before=4)
     assert dataclasses.replace(model_config(depth=2), kept=(0, 3), depth_before=4).indices == (1, 2, 7, 8)
+
+
+def test_one_bad_step_of_healing_is_enough(run_folder, tmp_path, monkeypatch):
+    """Though the steps after it are good again, and the host looks only now and then."""
+    calls, make = [], pruning.jit_train_step
+
+    def once_bad(plan):
+        step = make(plan)
+
+        def run(state, batch):
+            calls.append(len(calls))
+            state, metrics = step(state, batch)
+            return state, metrics._replace(bad=jnp.int32(len(calls) == 3))
+
+        return run
+
+    monkeypatch.setattr(pruning, "jit_train_step", once_bad)
+    with pytest.raises(UserError, match="lr = 0.001: .*at step 33"):
+        prune(run_folder, tmp_path / "out", blocks=[1], heal_steps=6, lr=1e-3)
+    assert len(calls) == 6

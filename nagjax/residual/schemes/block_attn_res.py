@@ -43,6 +43,7 @@ class BlockAttnRes(Plain):
 
     name: ClassVar[str] = "block_attn_res"
     title: ClassVar[str] = "Block AttnRes"
+    rebuilds: ClassVar[bool] = False
 
     blocks: Count = 8  # number of blocks of sublayers, at most
 

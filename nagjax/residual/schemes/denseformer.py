@@ -44,6 +44,7 @@ class DenseFormer(Plain):
 
     name: ClassVar[str] = "denseformer"
     title: ClassVar[str] = "DenseFormer"
+    rebuilds: ClassVar[bool] = False
 
     points: Count = 8  # averaging points, at most
 

@@ -50,6 +50,7 @@ class HyperConnections(MultiStream):
 
     name: ClassVar[str] = "hyper_connections"
     title: ClassVar[str] = "Hyper-Connections"
+    rebuilds: ClassVar[bool] = False
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Reading(width, self.streams)

@@ -62,6 +62,7 @@ class MHC(MultiStream):
 
     name: ClassVar[str] = "mhc"
     title: ClassVar[str] = "mHC"
+    rebuilds: ClassVar[bool] = False
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Reading(width, self.streams, rngs)
