@@ -168,9 +168,8 @@ class MoD:
 
     def _at(self, at: Boundary, rows: Stream, product: Float[Array, "B k C"] | None) -> Boundary:
         """The boundary for some rows, with their part of the product that it has."""
-        if product is None:
-            return at
-        return at._replace(projected=recalled(*self.scheme.projection(rows, at), product))
+        factors = self.scheme.projection(rows, at)
+        return at if product is None or factors is None else at._replace(projected=recalled(*factors, product))
 
     def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
         cut = lowered(site.cut, self.router.scale, x.dtype)
