@@ -205,7 +205,7 @@ class Signals:
         """`shared`: of a score's multiply-adds, those that an update needs as well."""
         ran = np.mean([s.ran for s in found], axis=0)
         nats, correct, count = (sum(float(getattr(s, name)) for s in found) for name in ("nats", "correct", "count"))
-        flops = self.flops(ran) + 2 * (ran.size * products - ran.sum() * shared)
+        flops = self.flops(ran) + 2 * (ran.size * products - float(ran.sum()) * shared)
         return Point(float(1.0 - ran.mean()), flops, nats / count, float(correct / count)), ran
 
 
