@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nagjax.measure.cuts import choose, forward_without
+from nagjax.errors import UserError
+from nagjax.measure.cuts import Cutter, choose, cosines_and_angles, forward_without
 from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from nagjax.runs.opening import OpenRun
 from tests import tiny
 from tests.tiny import model_config, packed_batch
 from tests.tolerance import assert_close
@@ -38,6 +40,31 @@ def test_a_cut_model_is_one_whose_sublayers_are_removed(name):
     assert_close(got[real], nnx.jit(logits)(removed)[real], **tiny.FORWARD)
     np.testing.assert_array_equal(directions[1], directions[2])
     assert not jnp.allclose(directions[2], directions[3])
+
+
+def test_small_angles_are_exact():
+    """Where arccos of a cosine in float32 has no digit left."""
+    turned = np.radians([0.0, 0.0172])
+    plane = np.stack([np.cos(turned), np.sin(turned)], axis=-1).astype(np.float32)[:, None, None]
+    weights = np.array([[3.0]], np.float32)
+    _, angle = cosines_and_angles(np.sqrt(2, dtype=np.float32) * plane, weights)
+    np.testing.assert_allclose(angle[0, 1] / 3, turned[1] / np.pi, rtol=1e-3)
+
+
+def test_a_batch_without_a_counted_token_is_in_no_mean():
+    plan = tiny.blueprint(tiny.run_config(find_scheme("plain")()))
+    cutter = Cutter(OpenRun("run", plan, 100, tiny.moved(tiny.created(find_scheme("plain")()).params), {}, None))
+    batch = packed_batch()
+    empty = batch._replace(weights=np.zeros_like(batch.weights))
+    late = batch._replace(weights=np.where(np.arange(len(batch.tokens))[:, None] == 7, batch.weights, 0))
+    for text in ([empty, batch], [late]):
+        cosine, angle = cutter.measure(text)
+        assert_close(np.diag(cosine), np.ones(4), **tiny.FORWARD)
+        assert np.all(angle[0, 1:] > 0)
+    assert cutter.loss([empty, batch]) == cutter.loss([batch])
+    for asked in (cutter.measure, cutter.loss):
+        with pytest.raises(UserError, match="no target in these batches counts"):
+            asked([empty])
 
 
 def test_choices():

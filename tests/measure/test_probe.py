@@ -38,6 +38,19 @@ def test_a_model_that_is_no_transformer_is_refused():
         probe(residual(), packed_batch())
 
 
+def test_of_no_token_there_is_no_mean():
+    """As in a conversation, where no first token counts, and in some sequences none."""
+    (model, seen), batch = looked_at("plain"), packed_batch()
+    weights = np.where((batch.positions > 0) & (np.arange(len(batch.tokens)) >= 3)[:, None], batch.weights, 0)
+    fewer = probe(model, batch._replace(weights=weights.astype(np.float32)), sample=SOME)
+    np.testing.assert_array_equal(fewer.counts["groups"], [weights.sum(), 0])
+    for values in (*fewer.sublayers.values(), *fewer.blocks.values(), fewer.massive_max):
+        assert np.all(np.isfinite(values[:, 0])) and np.all(np.isnan(values[:, 1]))
+    assert np.all(fewer.jacobian > 0.1 * seen.jacobian) and fewer.counts["jacobian"] > 0
+    with pytest.raises(UserError, match="batch = .*no token inside its documents counts"):
+        probe(model, batch._replace(weights=np.zeros_like(batch.weights)))
+
+
 @pytest.mark.parametrize("name", ["plain", "nag"])
 def test_streamed_statistics_are_those_of_the_tensors(name):
     (model, seen), batch = looked_at(name), packed_batch()

@@ -13,12 +13,13 @@ from nagjax.data import DataConfig, load_tokenizer, prepare
 from nagjax.errors import UserError
 from nagjax.measure import counted, damage
 from nagjax.measure.cuts import Cutter, choose, forward_options
-from nagjax.measure.interventions import skipping, tapped
+from nagjax.measure.interventions import erased, skipping, tapped
 from nagjax.mod import ModConfig
 from nagjax.report import diagnosis
 from nagjax.report.curve import text_batches
 from nagjax.report.curve_plot import curve_plot
 from nagjax.report.depth_figures import draw_diagnosis
+from nagjax.report.diagnose_report import diagnosis_page
 from nagjax.report.diagnosis import Effort, diagnose
 from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.opening import OpenRun, open_run
@@ -36,8 +37,10 @@ def mixture(tmp_path_factory) -> DataConfig:
     """Nine rows in ten are of a text of one letter."""
     folder, mix = tmp_path_factory.mktemp("mix"), []
     for name, text, share in (("easy", "aaaa", 0.9), ("hard", "q8#Zf?x", 0.1)):
-        (folder / f"{name}.txt").write_text(text * 80)
-        prepare([str(folder / f"{name}.txt")], folder / name, validation=0.0, held_out=[str(folder / f"{name}.txt")])
+        train, held = (folder / f"{name}-{split}.txt" for split in ("train", "held"))
+        train.write_text(text * 81)  # a document that is held out is not trained on
+        held.write_text(text * 80)
+        prepare([str(train)], folder / name, validation=0.0, held_out=[str(held)])
         mix.append(f"{folder / name}={share}")
     return DataConfig(mix=tuple(mix))
 
@@ -103,8 +106,23 @@ def test_a_stream_that_its_residual_does_not_tell_is_not_rebuilt():
         "hyper_connections",
         "mhc",
     ]
-    with pytest.raises(UserError, match="scheme = 'denseformer'"):
-        run.model(batch.tokens, batch.where, progress=1.0, intervene=skipping(jnp.int32(1), local=True))
+    for intervene in (skipping(jnp.int32(1), local=True), erased(jnp.int32(1), batch.weights)):
+        with pytest.raises(UserError, match="scheme = 'denseformer'"):
+            run.model(batch.tokens, batch.where, progress=1.0, intervene=intervene)
+
+
+def test_a_diagnosis_of_such_a_model_has_the_rest(mixture):
+    """On a mixture, of which one batch asked for is one of each corpus."""
+    run = opened("denseformer", mixture)
+    record = diagnose(run, Effort(probes=1, skips=1, curve=1), rules=("late",))
+    assert record["blocks"]["jacobian"] is None and record["gradients"]["residual"] is None
+    text = text_batches(run, None, "validation", 1)
+    assert len(text) == record["skips"]["batches"] == 2 and record["tokens"] == sum(np.sum(b.counted) for b in text)
+    assert record["loss"] == pytest.approx(Cutter(run).loss(text), rel=1e-4)
+    drawn = draw_diagnosis(record)
+    assert "gradients" in {plot.name for plot in drawn} and "jacobian" not in {plot.name for plot in drawn}
+    page = diagnosis_page(record, drawn)
+    assert "Jacobian" not in page and "to the residual in front of it" not in page
 
 
 @pytest.mark.parametrize("scheme", [name for name in one_per_stream() if find_scheme(name).rebuilds])
@@ -121,8 +139,15 @@ def test_what_is_rebuilt_is_the_model(scheme):
     assert_close(logits(jnp.zeros(3))[real], logits(None)[real], **tiny.FORWARD)
 
 
-def test_a_routed_model_is_measured_as_it_is_scored():
-    run = opened("nag", mod=ModConfig(rate=(0.5,)))
+def test_a_routed_model_is_measured_as_it_is_scored(mixture):
+    run = opened("nag", mixture, mod=ModConfig(rate=(0.5,)))
+    run = dataclasses.replace(run, mod={"cuts": jnp.full(6, 0.05)})
+    text = text_batches(run, None, "validation", 2)
+    scored, top_k = (
+        Evaluator(run.blueprint, causal=causal)(run.params, run.mod, run.step, text)[0]["loss"]
+        for causal in (True, False)
+    )
+    assert Cutter(run).loss(text) == pytest.approx(scored, rel=1e-5) and abs(scored - top_k) > 1e-3
     assert forward_options(run)["causal"] and forward_options(run)["cuts"] is run.mod["cuts"]
     assert not forward_options(dataclasses.replace(run, mod={}))["causal"]
     assert not forward_options(opened("nag"))["causal"]

@@ -61,7 +61,13 @@ def test_verdicts():
     skips["added_loss"] = [0.5, None, 0.009, -0.001]  # no finite loss without the second
     broken = depth_verdict(record)
     assert "2 of 4 blocks (50%) are used" in broken and "(2 of them more than" in broken and "block 2 (+inf)" in broken
-    skips["added_loss"] = sound
+    skips |= {"added_loss": sound, "depth_score": None, "effects": [[0.0, 0.0], [0.0, 0.0]]}
+    assert "No block has an effect on a later one." in depth_verdict(record)
+    skips["effects"][0][1] = None
+    assert "could not be measured" in depth_verdict(record) and "No block has" not in depth_verdict(record)
+    record["held_gates"] = {"mean": {"added_loss": None, "standard_error": None}}
+    assert "leave no finite loss" in depth_verdict(record)
+    skips["depth_score"] = 1.2
     record["curve"]["rules"]["late"] = [points[0], points[2]]
     record["calibration"]["bins"] = [[1.0, 0.3, 0.4]]
     record["held_gates"] = {"mean": {"added_loss": 0.25, "standard_error": None}}

@@ -162,6 +162,14 @@ def test_a_config_of_places_that_are_none_is_refused():
     assert dataclasses.replace(model_config(depth=2), kept=(0, 3), depth_before=4).indices == (1, 2, 7, 8)
 
 
+def test_a_loss_that_is_not_finite_is_null(run_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pruning.Cutter, "loss", lambda self, text, gone=(): float("inf") if gone else 2.0)
+    cli.run(["prune", str(run_folder), "--out", str(tmp_path / "cut"), "--blocks", "2", "--batches", "1"])
+    record = json.loads((tmp_path / "cut" / "prune.json").read_text(), parse_constant=pytest.fail)
+    assert record["loss"] == {"before": 2.0, "after": None, "healed": None}
+    assert "loss 2.0000, without them n/m\n" in capsys.readouterr().out
+
+
 def test_one_bad_step_of_healing_is_enough(run_folder, tmp_path, monkeypatch):
     """Though the steps after it are good again, and the host looks only now and then."""
     calls, make = [], pruning.jit_train_step
@@ -172,11 +180,11 @@ def test_one_bad_step_of_healing_is_enough(run_folder, tmp_path, monkeypatch):
         def run(state, batch):
             calls.append(len(calls))
             state, metrics = step(state, batch)
-            return state, metrics._replace(bad=jnp.int32(len(calls) == 3))
+            return state, metrics._replace(bad=jnp.int32(len(calls) == 2))
 
         return run
 
     monkeypatch.setattr(pruning, "jit_train_step", once_bad)
-    with pytest.raises(UserError, match="lr = 0.001: .*at step 33"):
+    with pytest.raises(UserError, match="lr = 0.001: .*at step 32"):
         prune(run_folder, tmp_path / "out", blocks=[1], heal_steps=6, lr=1e-3)
     assert len(calls) == 6
