@@ -46,7 +46,7 @@ from nagjax.data.pipeline import STDLIB
 from nagjax.generate.evaluate import run_text
 from nagjax.interop.load import load
 from nagjax.measure import angles, norms
-from nagjax.measure.cuts import Cutter
+from nagjax.measure.cuts import Cutter, forward_options
 from nagjax.measure.interventions import residual, through
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -158,7 +158,7 @@ def inside(run: OpenRun, batches: int, data: str | None = None) -> dict:
 def looking(run: OpenRun) -> Callable[[Tree, Batch], dict[str, Float[Array, " _"]]]:
     """Parameters and a batch to `profiles` of its sampled tokens, as far into its training as the run is. (One small
     program where `nagjax.measure.probe`, which sees more, is a large one: a plan has many models.)"""
-    options = {"progress": run.progress, "cuts": run.mod.get("cuts"), "causal": run.calibrated}
+    options = forward_options(run)
 
     @jax.jit
     def look(params, batch: Batch, chosen):

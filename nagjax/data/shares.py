@@ -94,6 +94,12 @@ def mean_shares(parts: Sequence[Part]) -> tuple[float, ...]:
     return tuple(curve.sums[-1] / total for curve in curves)
 
 
+def among(shares: Sequence[float], there: Sequence[int]) -> tuple[float, ...]:
+    """The shares of these corpora among themselves; equal ones where all are 0."""
+    total = sum(shares[corpus] for corpus in there)
+    return tuple(shares[corpus] / total if total else 1.0 / len(there) for corpus in there)
+
+
 class _Curve:
     """The rows that a corpus is owed after so many rows in all: the integral of its share, which is linear between
     `places` and constant behind the last one."""

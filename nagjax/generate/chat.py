@@ -41,7 +41,8 @@ def answer(
     conversations = [_read(messages) for messages in conversations]
     asked = [_asked(run, form, messages) for messages in conversations]
     if tokens is None:
-        tokens = room_behind(run, max(map(len, asked)), MOST_TOKENS, slide=options.get("slide", False))
+        longest = max(map(len, asked))
+        tokens = MOST_TOKENS if options.get("slide") else room_behind(run, longest, MOST_TOKENS)
     text = form.ending(conversations[0])
     ending = run.tokenizer.encode_templated([text])[0].ids.tolist()
     special = ending[0] if ending and not run.tokenizer.decode(ending[:1]) else None

@@ -121,14 +121,16 @@ def complete(
 
 def fitting_tokens(run: OpenRun, prompts: str | Sequence[str], *, slide: bool = False) -> int:
     """New tokens for which there is room behind the longest of the prompts, at least 1 and at most 64."""
+    if slide:
+        return MOST_TOKENS
     read = run.tokenizer.encode_batch([encodable(prompt) for prompt in _texts(prompts)])
     longest = max((len(run.beginning) + len(ids) for ids in read), default=0)
-    return room_behind(run, max(longest, 1), MOST_TOKENS, slide=slide)  # an empty one has its document's mark
+    return room_behind(run, max(longest, 1), MOST_TOKENS)  # an empty one has its document's mark
 
 
-def room_behind(run: OpenRun, length: int, most: int, *, slide: bool) -> int:
-    """New tokens for which there is room behind so many, at least 1; `most` where the text may slide."""
-    return most if slide else min(most, max(run.config.model.context - length, 1))
+def room_behind(run: OpenRun, length: int, most: int) -> int:
+    """New tokens for which there is room behind so many, at least 1 and at most `most`."""
+    return min(most, max(run.config.model.context - length, 1))
 
 
 def _texts(prompts: str | Sequence[str]) -> list[str]:

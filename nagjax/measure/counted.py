@@ -7,14 +7,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.data import DataConfig
-from nagjax.data.shares import mean_shares, parse_mix
+from nagjax.data.shares import among, mean_shares, parse_mix
 from nagjax.errors import UserError
+from nagjax.train.evaluator import corpus_of
 from nagjax.train.loss import Batch
-
-
-def corpus_of(batch: Batch) -> int:
-    """Which corpus of a mixture the batch is of; 0 without one."""
-    return getattr(batch, "corpus", 0)
 
 
 def first_of_each(batches: Sequence[Batch], count: int) -> list[Batch]:
@@ -40,8 +36,7 @@ def scales(data: DataConfig, batches: Sequence[Batch], counts: Float[np.ndarray,
         raise UserError("batches", len(batches), f"no target{of} in these batches counts: give more of them")
     if len(there) == 1:
         return np.ones(len(batches))
-    shares = np.array(mean_shares(parse_mix(data.mix)))[there]
-    shares = shares / shares.sum() if shares.any() else np.full(len(there), 1.0 / len(there))
+    shares = np.array(among(mean_shares(parse_mix(data.mix)), there))
     by_corpus = dict(zip(there, shares * sum(tokens) / tokens, strict=True))
     return np.array([by_corpus[corpus] for corpus in corpora.tolist()])
 

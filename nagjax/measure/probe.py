@@ -109,17 +109,17 @@ def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal,
         model = nnx.merge(graph, params)
         options = {"progress": progress, "cuts": cuts, "causal": causal}
         options |= {} if mesh is None else {"pin": pin_rows(mesh)}
-        output = model(batch.tokens, batch.where, intervene=_watch(batch, chosen, full, shards), **options)
-        return _gathered(model, batch, chosen, output, shards)
+        groups = _groups(batch)
+        rows = most_counted(groups[0] > 0, max(ROWS, shards))
+        output = model(batch.tokens, batch.where, intervene=_watch(groups, rows, chosen, full), **options)
+        return _gathered(model, batch, groups, rows, chosen, output)
 
     split = mesh is not None and mesh.size > 1
     return (shard_rows(look, mesh, row_axes(mesh)) if split else look)(params, batch)
 
 
-def _watch(batch: Batch, chosen: Int[Array, " N"], full: bool, shards: int):
-    """The intervention that gathers the statistics and changes nothing."""
-    groups = _groups(batch)
-    rows = _jacobian_rows(groups, shards)
+def _watch(groups: Float[Array, "G B T"], rows: Int[Array, " b"], chosen: Int[Array, " N"], full: bool):
+    """The intervention that gathers the statistics and changes nothing; `rows`: on which Jacobians are estimated."""
     count = jnp.sum(groups, axis=(1, 2))
 
     def mean(values: Float[Array, "B T"]) -> Float[Array, " G"]:
@@ -169,10 +169,6 @@ def _groups(batch: Batch) -> Float[Array, "G B T"]:
     """1 for each token of a group of `GROUPS`, else 0."""
     counted, inside = batch.counted, batch.positions > 0
     return jnp.stack([counted & inside, counted & ~inside]).astype(jnp.float32)
-
-
-def _jacobian_rows(groups: Float[Array, "G B T"], shards: int) -> Int[Array, " b"]:
-    return most_counted(groups[0] > 0, max(ROWS, shards))
 
 
 def _over(total: Array, count: Array) -> Array:
@@ -241,8 +237,8 @@ def _gate(model: Transformer, stream, at: Boundary, counted) -> dict[str, Array]
     return found | {"alpha": model.scheme.alpha(at)}
 
 
-def _gathered(model: Transformer, batch: Batch, chosen, output, shards: int) -> Probe:
-    seen, groups = output.seen, _groups(batch)
+def _gathered(model: Transformer, batch: Batch, groups, rows, chosen, output) -> Probe:
+    seen = output.seen
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)  # noqa: E731
     before, after = seen["sample"]
     last = _rows(output.hidden, chosen), _rows(output.log_scale, chosen)
@@ -262,7 +258,7 @@ def _gathered(model: Transformer, batch: Batch, chosen, output, shards: int) -> 
     counts = {
         "groups": jnp.sum(groups, axis=(1, 2)),
         "attention": seen["attending"],
-        "jacobian": jnp.sum(groups[0][_jacobian_rows(groups, shards)]),
+        "jacobian": jnp.sum(groups[0][rows]),
         "lens_loss": jnp.sum(weights),
     }
     return Probe(

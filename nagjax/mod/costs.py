@@ -56,6 +56,7 @@ def costs(
     frozen = {kind: _products(branch, frozen=True) / config.depth for kind, branch in branches.items()}
     frozen["mlp"] -= idle_experts(config, branches["mlp"], frozen=True) / config.depth
     scorer = routers()[router]()
+    learns = deciders()[decider]().learns(scorer)
     width = {kind: config.width if "routing" in blocks[kind] else 0 for kind in gates}  # a block has one of them
     score = {kind: scorer.products(width[kind], gate) for kind, gate in gates.items()}
     guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
@@ -78,7 +79,7 @@ def costs(
                     unused -= (1.0 - share) * known
                 held += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
             skipped += unused
-            if 0.0 < rate < 1.0 and (kept(rate, tokens) < tokens or scorer.factor or deciders()[decider].trained):
+            if 0.0 < rate < 1.0 and (kept(rate, tokens) < tokens or learns):
                 recalled = scorer.recalls and not (kind == "mlp" and config.mod.unit == "block")
                 scoring += score[kind] * (1.0 - share if recalled else 1.0)
                 guessing += guess[kind] if decider == "predictor" else 0.0

@@ -106,13 +106,8 @@ class MoD:
         if ctx.causal:
             return self._decided(stream, (site,), cache, ctx)[0]
         k = _capacity(site.rate, tokens, cache)
-        alike = k == tokens and not self.learns
+        alike = k == tokens and not self.decider.learns(self.router)
         return self._all(stream, site, cache, ctx) if alike else self._by_capacity(stream, (site,), ctx, k)[0]
-
-    @property
-    def learns(self) -> bool:
-        """Whether routing has something to learn, or a factor on updates, even where rounding leaves nobody out."""
-        return self.router.factor or self.decider.trained
 
     def run_block(
         self, stream: Stream, sites: tuple[Site, Site], cache: Cache, ctx: ForwardContext
@@ -124,7 +119,7 @@ class MoD:
         if self.config.adaptive and 0.0 < rate < 1.0:
             return self._by_threshold(stream, sites, cache, ctx)
         k = tokens if rate in (0.0, 1.0) else _capacity(rate, tokens, cache)
-        if k < tokens or (0.0 < rate < 1.0 and self.learns):
+        if k < tokens or (0.0 < rate < 1.0 and self.decider.learns(self.router)):
             return self._by_capacity(stream, sites, ctx, k)
         whole = self._all if rate < 1.0 else self._none
         first = whole(stream, sites[0], cache, ctx)

@@ -95,14 +95,14 @@ class ModelConfig:
             fix = f"rotary needs an even head width, not {self.rotated_width}"
             raise UserError(field, causes[field], fix)
         others = self.block.others
-        own, theirs = ("", self.block.rope, self.rope_base), ("block.others.", others.rope, others.rope_base)
-        for field, rope, base in (own, theirs):
+        own = "rope_base", self.rope_base, "block.rope", self.block.rope
+        theirs = "block.others.rope_base", others.rope_base, "block.others.rope", others.rope
+        for name, base, field, rope in (own, theirs):
             if rope.scaling == "yarn" and base <= 1.0:
-                fix = "yarn takes the logarithm of it: give a number above 1, such as 10000"
-                raise UserError(f"{field}rope_base", base, fix)
+                raise UserError(name, base, "yarn takes the logarithm of it: give a number above 1, such as 10000")
             if rope.scaling == "longrope" and len(rope.divisors) != self.rotated_width // 2:
                 fix = f"longrope needs {self.rotated_width // 2}, one for each pair of features that rotary turns"
-                raise UserError(f"{field or 'block.'}rope.divisors", rope.divisors, fix)
+                raise UserError(f"{field}.divisors", rope.divisors, fix)
         if self.block.qk_gain != "none" and not self.qk_norm:
             raise UserError("block.qk_gain", self.block.qk_gain, "needs qk_norm: turn that on, or leave qk_gain out")
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.data import Dataset, Mixture, batches, open_dataset
+from nagjax.data.shares import among
 from nagjax.errors import UserError
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, batch_share
@@ -20,6 +21,11 @@ class PartBatch(Batch):
     """A batch of one corpus of a mixture: of which."""
 
     corpus: int = 0  # no field: the same program runs for all of them
+
+
+def corpus_of(batch: Batch) -> int:
+    """Which corpus of a mixture the batch is of; 0 without one."""
+    return batch.corpus if isinstance(batch, PartBatch) else 0
 
 
 class Evaluator:
@@ -64,7 +70,7 @@ class Evaluator:
         """
         results, corpora = [], []
         for batch in batches:
-            corpora.append(batch.corpus if isinstance(batch, PartBatch) else 0)
+            corpora.append(corpus_of(batch))
             table = self.token_bytes[corpora[-1]]
             results.append(self.step(params, mod, jnp.int32(step), Batch(*batch), table))
             results[-2:-1] = jax.device_get(results[-2:-1])  # one behind: neither waits for long, nor runs ahead
@@ -86,8 +92,6 @@ class Evaluator:
         """Every result's weight in a mean over tokens, and the scores: each corpus counts by its share among those that
         were read."""
         sums = {c: [r for r, other in zip(results, corpora, strict=True) if other == c] for c in sorted({*corpora})}
-        shares = np.array([self.shares[corpus] for corpus in sums])
-        shares = shares / shares.sum() if shares.any() else np.full(len(sums), 1.0 / len(sums))
         tokens, origin = np.array([float(r.tokens) for r in results]), np.array(corpora)
         counts = {corpus: sum(float(r.sums.count) for r in found) for corpus, found in sums.items()}
         if empty := [corpus for corpus, count in counts.items() if not count]:
@@ -96,7 +100,7 @@ class Evaluator:
             field, value = ("data.mix", config.mix[empty[0]]) if config.mix else ("data.path", config.path)
             raise UserError(field, value, fix)
         total, losses, nats, correct, read_bytes = sum(counts.values()), {}, 0.0, 0.0, 0.0
-        for (corpus, found), share in zip(sums.items(), shares.tolist(), strict=True):
+        for (corpus, found), share in zip(sums.items(), among(self.shares, [*sums]), strict=True):
             scale = share * (total / counts[corpus])  # 1 where there is one corpus
             own = sum(float(r.sums.nats) for r in found)
             losses[f"loss/{self.names[corpus]}"] = own / counts[corpus]

@@ -23,7 +23,7 @@ from nagjax.report.diagnose_report import diagnosis_page
 from nagjax.report.diagnosis import Effort, diagnose
 from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.opening import OpenRun, open_run
-from nagjax.train.evaluator import Evaluator
+from nagjax.train.evaluator import Evaluator, corpus_of
 from tests import tiny
 from tests.streams import one_per_stream
 from tests.tiny import blueprint, moved, run_config
@@ -59,7 +59,7 @@ def test_of_a_mixture_losses_are_those_of_evaluations(mixture):
     assert Cutter(run).loss(text) == pytest.approx(told["loss"], rel=1e-5)
     nats = Cutter(run).batch_nats(text)
     assert abs(nats[:, 0].sum() / nats[:, 1].sum() - told["loss"]) > 0.01
-    assert {counted.corpus_of(batch) for batch in counted.first_of_each(text, 1)} == {0, 1}
+    assert {corpus_of(batch) for batch in counted.first_of_each(text, 1)} == {0, 1}
     assert len(counted.first_of_each(text, 3)) == 3
 
 

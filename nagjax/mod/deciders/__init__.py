@@ -31,6 +31,10 @@ class Decider:
             fix = f"the {router.name} router's score is no logit: take the decider threshold or predictor"
             raise UserError("mod.decider", self.name, fix)
 
+    def learns(self, router: Router) -> bool:
+        """Whether routing has something to learn, or a factor on updates, even where rounding leaves nobody out."""
+        return self.trained or router.factor
+
     def parameters(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         """One sublayer's."""
         return Nothing()
