@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from nagjax.errors import UserError
@@ -121,6 +122,23 @@ class ModConfig:
                 fix = f"skips no {kind} in any of {depth} blocks, whatever its rate: give a smaller number, or no rate"
                 raise UserError("mod.every", self.every, fix)
         return rates
+
+    def among(self, depth: int, stays: Sequence[int]) -> "ModConfig":
+        """The config that gives some of `depth` blocks, without the others, the rates they have now. Raises UserError
+        where no `every` does so for one adaptive threshold, which has one rate."""
+        rates = [self.rates(depth)[block] for block in stays]
+        attention, mlp = zip(*rates, strict=True)
+        if self.adaptive and any(map(any, rates)):
+            for every in range(1, len(stays) + 1):
+                short = dataclasses.replace(self, every=every)
+                if short.rates(len(stays)) == tuple(rates):
+                    return short
+            routed = [i + 1 for i, own in enumerate(rates) if any(own)]
+            fix = f"tokens would skip blocks {routed} of {len(stays)}, not every n-th, and one threshold has one rate: "
+            raise UserError("blocks", [b + 1 for b in range(depth) if b not in stays], fix + "remove others")
+        if self.unit == "block":
+            return dataclasses.replace(self, every=1, capacity="fixed", rate=attention)
+        return dataclasses.replace(self, every=1, capacity="fixed", attention_rate=attention, mlp_rate=mlp)
 
     def groups(self, depth: int) -> tuple[Group, ...]:
         """The scans that run the blocks: as few as keep every shape static."""

@@ -86,14 +86,10 @@ def chosen(run: OpenRun, cutter: Cutter, rule: str, count: int, batches: int, da
 
 def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
     """The run without these blocks (0-based among those it has), which are gone from its parameters and its config.
-    Raises UserError as `staying` does."""
+    Raises UserError as `staying` and `ModConfig.among` do."""
     model = run.config.model
     stays = staying(model.depth, gone)
-    mod = model.mod
-    if mod.active:
-        rates = [mod.rates(model.depth)[block] for block in stays]
-        stages = {"attention_rate": tuple(a for a, _ in rates), "mlp_rate": tuple(m for _, m in rates)}
-        mod = dataclasses.replace(mod, every=1, **stages)
+    mod = model.mod.among(model.depth, stays) if model.mod.active else model.mod
     short = dataclasses.replace(
         model,
         depth=len(stays),
@@ -108,7 +104,7 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
         kind: {name: part for name, part in own.items() if name in blueprint.parameters["blocks"][kind]}
         for kind, own in jax.tree.map(lambda x: x[at], run.params["blocks"]).items()
     }
-    state = {name: x.reshape(-1, 2)[at].ravel() for name, x in run.mod.items() if x.ndim} if mod.active else {}
+    state = {name: x.reshape(-1, 2)[at].ravel() if x.ndim else x for name, x in run.mod.items()} if mod.active else {}
     params = jax.device_put(run.params | {"blocks": blocks}, blueprint.parameter_shardings())
     return dataclasses.replace(run, blueprint=blueprint, params=params, mod=state)
 

@@ -5,6 +5,7 @@
 
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import chex
@@ -19,13 +20,18 @@ from tests.data.test_batches import take
 
 
 class Reads:
-    """Records reads from a file system in memory: (name, start, stop), or (name, None, None) for a whole file."""
+    """Records reads from a folder in memory: (name, start, stop), or (name, None, None) for a whole file.
 
-    def __init__(self, monkeypatch):
+    Of this folder alone: readers of the test before may still be at work on theirs.
+    """
+
+    def __init__(self, monkeypatch, folder):
         self.seen, self.at_once, self.most, self.wait = [], 0, 0, 0.0
         lock, cat, opened = threading.Lock(), MemoryFileSystem.cat_file, MemoryFileSystem._open
 
         def cat_file(fs, path, start=None, end=None, **options):
+            if folder not in path:
+                return cat(fs, path, start, end, **options)
             with lock:
                 self.seen.append((path.rpartition("/")[2], start, end))
                 self.at_once += 1
@@ -36,7 +42,7 @@ class Reads:
             return cat(fs, path, start, end, **options)
 
         def _open(fs, path, mode="rb", **options):
-            if mode == "rb":
+            if mode == "rb" and folder in path:
                 self.seen.append((path.rpartition("/")[2], None, None))
             return opened(fs, path, mode, **options)
 
@@ -48,17 +54,23 @@ class Reads:
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    return Reads(monkeypatch)
+def folder():
+    """A name of this test's own."""
+    return f"corpus-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def stored(corpus):
+def reads(monkeypatch, folder):
+    return Reads(monkeypatch, folder)
+
+
+@pytest.fixture
+def stored(corpus, folder):
     """The corpus in memory, under its URL."""
     fs = fsspec.filesystem("memory")
     for path in Path(corpus).iterdir():
-        fs.pipe_file(f"/bucket/corpus/{path.name}", path.read_bytes())
-    yield "memory://bucket/corpus"
+        fs.pipe_file(f"/bucket/{folder}/{path.name}", path.read_bytes())
+    yield f"memory://bucket/{folder}"
     fs.rm("/bucket", recursive=True)
 
 
@@ -108,15 +120,16 @@ class Hub(MemoryFileSystem):
     store, pseudo_dirs = {}, [""]
 
 
-def test_a_prepared_corpus_on_the_hub(corpus, reads, monkeypatch):
+def test_a_prepared_corpus_on_the_hub(corpus, folder, reads, monkeypatch):
     filesystem = fsspec.filesystem
     monkeypatch.setattr(fsspec, "filesystem", lambda name, **options: Hub() if name == "hf" else filesystem(name))
     for path in Path(corpus).iterdir():
-        Hub().pipe_file(f"/datasets/owner/name/prepared/{path.name}", path.read_bytes())
-    here, there = (open_dataset(DataConfig(path)) for path in (corpus, "hub:owner/name/prepared"))
+        Hub().pipe_file(f"/datasets/owner/name/{folder}/{path.name}", path.read_bytes())
+    here, there = (open_dataset(DataConfig(path)) for path in (corpus, f"hub:owner/name/{folder}"))
     chex.assert_trees_all_equal(*(take(batches(one, batch=4, context=32), 5) for one in (here, there)))
     assert here.content == there.content
-    assert all(start is not None for _, start, _ in reads.of(".tokens"))
+    ranges = reads.of(".tokens")
+    assert ranges and all(start is not None for _, start, _ in ranges)
     with pytest.raises(UserError, match="datasets/owner/other.*does not exist"):
         open_dataset(DataConfig("hub:owner/other"))
     with pytest.raises(UserError, match="hub:OWNER/NAME"):
@@ -142,7 +155,7 @@ def test_urls_of_the_hub():
 
 def test_what_is_not_there(stored):
     fs = fsspec.filesystem("memory")
-    name = next(path for path in fs.ls("/bucket/corpus", detail=False) if path.endswith(".tokens"))
+    name = next(path for path in fs.ls(stored.removeprefix("memory:/"), detail=False) if path.endswith(".tokens"))
     kept = fs.cat_file(name)
     fs.pipe_file(name, kept[:-2])
     with pytest.raises(UserError, match=f"{name.rpartition('/')[2]}.*instead of"):

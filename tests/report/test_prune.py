@@ -77,9 +77,10 @@ def test_an_imported_model_is_pruned(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lns", "nag"])
-def test_blocks_that_stay_keep_their_place_and_their_routing(name):
+@pytest.mark.parametrize("unit", ["sublayer", "block"])
+def test_blocks_that_stay_keep_their_place_and_their_routing(name, unit):
     """Compared with the whole model when its forward pass leaves the blocks out."""
-    mod = ModConfig(rate=(0.5,), every=2, router="random")
+    mod = ModConfig(rate=(0.5,), every=2, router="random", unit=unit)
     plan = blueprint(run_config(find_scheme(name)(), depth=DEPTH, mod=mod))
     state, batch = plan.create(), packed_batch()
     cuts = {"cuts": jnp.arange(2.0 * DEPTH)}
@@ -99,8 +100,34 @@ def test_blocks_that_stay_keep_their_place_and_their_routing(name):
     assert_close(jax.jit(logits)(short.params)[real], expected[real], **tiny.FORWARD)
 
 
-def test_without_its_routed_blocks_a_model_is_dense():
-    mod = ModConfig(rate=(0.5,), every=2, router="linear")
+def test_an_adaptive_model_keeps_its_threshold():
+    mod = ModConfig(rate=(0.5,), every=2, capacity="adaptive")
+    plan = blueprint(run_config(find_scheme("nag")(), depth=6, mod=mod))
+    state, batch = plan.create(), packed_batch()
+    adaptive = {"cuts": jnp.full(12, 0.1), "debt": jnp.float32(0.25)}
+    run = OpenRun("run", plan, 100, moved(state.params), adaptive, load_tokenizer("bytes"))
+    short = without(run, [0, 1])
+    assert short.config.model.mod == mod and short.config.model.mod.rates(4) == 2 * ((0.0, 0.0), (0.5, 0.5))
+    assert short.mod["cuts"].shape == (8,) and short.mod["debt"] == 0.25
+
+    def logits(run, stays):
+        options = {"cuts": run.mod["cuts"], "causal": True}
+        run_whole = jax.jit(lambda p: forward_without(run.blueprint.model(p), batch, jnp.array(stays), **options)[0])
+        return run_whole(run.params)
+
+    shorter, longer = logits(short, [True] * 4), logits(run, [False] * 2 + [True] * 4)
+    real = np.asarray(batch.weights) > 0
+    assert_close(shorter[real], longer[real], **tiny.FORWARD)
+
+    assert without(run, [0, 2, 4]).config.model.mod.rates(3) == 3 * ((0.5, 0.5),)
+    assert without(run, [1, 3, 5]).mod == {}
+    with pytest.raises(UserError, match=r"blocks = \[1\].*skip blocks \[1, 3, 5\] of 5"):
+        without(run, [0])
+
+
+@pytest.mark.parametrize("mod", [{"unit": "block"}, {"capacity": "adaptive", "router": "random"}, {}])
+def test_without_its_routed_blocks_a_model_is_dense(mod):
+    mod = ModConfig(**{"rate": (0.5,), "every": 2, "router": "linear"} | mod)
     plan = blueprint(run_config(find_scheme("plain")(), depth=2, mod=mod))
     state = plan.create()
     run = OpenRun("run", plan, 100, state.params, state.mod, load_tokenizer("bytes"))
