@@ -164,6 +164,7 @@ def prepare_on_beam(
     apart = fingerprints(held_out, field=field, longest=longest)
     work = Work(request.folder, request.tokenizer, validation, field, longest, is_one_text(inputs), apart)
     if request.progress("beam") is None:
+        _empty(work.stage)  # whatever is there may be of another request
         write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
     with cannot_write(work.folder):
         work.stage.mkdir(parents=True, exist_ok=True)
@@ -179,6 +180,12 @@ def prepare_on_beam(
         raise UserError("inputs", inputs, "there is no text in them")
     _run(rounds, work, options)
     return _gather(request, work, pieces, rounds)
+
+
+def _empty(stage: StoragePath) -> None:
+    if stage.is_dir():
+        for file in list(stage.files() if isinstance(stage, RemotePath) else stage.iterdir()):
+            file.unlink(missing_ok=True)
 
 
 def plan(pieces: Sequence[Piece], work: Work, shard_tokens: int) -> list[Round]:
@@ -235,8 +242,7 @@ def _gather(request: Request, work: Work, pieces: Sequence[Piece], rounds: Seque
         for name, shard in _written(work.stage / one.done).items():
             splits.setdefault(name, []).append(shard)
     manifest = finish(request, splits)
-    for leftover in list(work.stage.files() if isinstance(work.stage, RemotePath) else work.stage.iterdir()):
-        leftover.unlink(missing_ok=True)
+    _empty(work.stage)
     if isinstance(work.stage, Path):
         work.stage.rmdir()
     return manifest

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from nagjax.data.compressed import BROKEN, OPENERS
-from nagjax.data.storage import StoragePath, files_under, storage_path
+from nagjax.data.storage import RemotePath, StoragePath, files_under, reached, storage_path
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
 
@@ -69,6 +70,9 @@ def _files_of(path: StoragePath) -> list[StoragePath]:
         inside = [p for name, p in files_under(path) if format_of(p) and "/." not in f"/{name}"]
         if not inside:
             raise UserError("inputs", str(path), f"the folder holds no {', '.join(_FORMATS)} file")
+        for file in inside:
+            if isinstance(file, Path) and not file.exists():
+                raise UserError("inputs", str(file), "is a link that leads nowhere: bring the file back, or remove it")
         return inside
     if not path.exists():
         raise UserError("inputs", str(path), "no such file or folder; a Hugging Face dataset is hub:OWNER/NAME")
@@ -257,13 +261,21 @@ def _hub_documents(name: str, field: Field, longest: int) -> Iterator[str]:
 @contextmanager
 def _readable(path: StoragePath) -> Iterator[None]:
     try:
-        yield
+        with reached(path, "inputs"), _unpacked(path):
+            yield
     except UnicodeDecodeError as error:
         raise UserError("inputs", str(path), f"not UTF-8 ({error.reason}); convert it to UTF-8") from None
     except PermissionError:
         raise UserError("inputs", str(path), "no permission to read it") from None
+
+
+@contextmanager
+def _unpacked(path: StoragePath) -> Iterator[None]:
+    try:
+        yield
     except BROKEN as error:
-        if getattr(error, "errno", None) is not None:
+        of_store = isinstance(path, RemotePath) and type(error) is OSError
+        if getattr(error, "errno", None) is not None or of_store:
             raise
         fix = f"the compressed file is cut short or damaged ({error}); fetch it again"
         raise UserError("inputs", str(path), fix) from None

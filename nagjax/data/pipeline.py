@@ -205,8 +205,12 @@ class MixedRows:
     """The rows of a training on a mixture, by number: each corpus in an order of its own, epoch after epoch."""
 
     def __init__(self, mixture: Mixture, context: int, rows: int | None):
-        self.apportionment = Apportionment(parse_mix(mixture.config.mix), rows)
-        self.corpora = [_endless(corpus, context) for corpus in mixture.corpora]
+        parts = parse_mix(mixture.config.mix)
+        self.apportionment = Apportionment(parts, rows)
+        self.corpora = [
+            _endless(corpus, context) if share else None
+            for share, corpus in zip(mean_shares(parts), mixture.corpora, strict=True)
+        ]
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -306,7 +310,8 @@ def _endless(dataset: Dataset, context: int) -> "grain.MapDataset":
     import grain
 
     if dataset.config.rows == "packed" and dataset.token_count < context:
-        fix = f"{dataset.split} has only {dataset.token_count} tokens, less than one row: lower it or add text"
+        where = f"{dataset.split} of {dataset.config.path}"
+        fix = f"{where} has only {dataset.token_count} tokens, less than one row: lower it or add text"
         raise UserError("context", context, fix)
     source = grain.MapDataset.source(dataset.source(context)).seed(dataset.config.seed)
     return (source.shuffle() if dataset.config.shuffle else source).repeat()

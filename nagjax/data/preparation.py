@@ -30,21 +30,24 @@ from nagjax.data.documents import (
 )
 from nagjax.data.encode import encode_conversations, encode_documents
 from nagjax.data.manifest import Size
-from nagjax.data.storage import RemotePath, StoragePath, size_of, storage_path
+from nagjax.data.storage import RemotePath, StoragePath, reached, size_of, storage_path
 from nagjax.data.store import (
     COUNTED_TYPE,
     MANIFEST,
     PROGRESS,
     SPLITS,
+    TOKENIZER,
     Document,
     Manifest,
     ShardRecord,
+    abandoned,
     cannot_write,
     check_files,
     open_stream,
     open_tokenizer,
     read_manifest,
     read_own,
+    saved_tokenizer,
     verify_small,
     write_json,
     write_manifest,
@@ -79,8 +82,9 @@ class Request(NamedTuple):
     def finished(self) -> Manifest | None:
         """The corpus of this very request, if it is there. Raises UserError for another one in its place, and for one
         of which a file is missing or damaged."""
-        if not (self.folder / MANIFEST).exists():
-            return None
+        with reached(self.folder, "out"):
+            if not (self.folder / MANIFEST).exists():
+                return None
         manifest = read_manifest(self.folder)
         if other := _difference(manifest.source, self.source):
             raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
@@ -93,10 +97,12 @@ class Request(NamedTuple):
 
     def progress(self, runner: str) -> "Progress | None":
         """The record of an unfinished run of the same request by the same runner; None in a folder without one. Raises
-        UserError for another one, and for one of which a shard is missing or cut."""
+        UserError for another one, for one of which a shard is missing or cut, and for a tokenizer.json of another that
+        the corpus would replace."""
         try:
             found = build(Progress, parse_json(read_own(self.folder / PROGRESS)))
         except FileNotFoundError:
+            self._refuse_other_tokenizer()
             return None
         except (OSError, ValueError, UserError) as error:
             if isinstance(error, UserError) and error.field == "file":  # a link
@@ -113,8 +119,19 @@ class Request(NamedTuple):
             check_files(self.folder, shards)
         return found
 
+    def _refuse_other_tokenizer(self) -> None:
+        if self.tokenizer.to_json() is None or not (self.folder / TOKENIZER).exists():
+            return
+        try:
+            there = saved_tokenizer(self.folder, self.tokenizer.name).fingerprint
+        except (OSError, ValueError, UserError):
+            there = None
+        if there != self.tokenizer.fingerprint:
+            fix = f"its {TOKENIZER} is another one, and would be replaced: choose another folder"
+            raise UserError("out", str(self.folder), fix)
+
     def check_inputs(self) -> None:
-        """Raises UserError for an input that has changed since its content was noted."""
+        """Raises UserError for an input on this machine that has changed since its content was noted."""
         for path, state in self.states.items():
             if not path.exists() or _state(path) != state:
                 fix = "changed while it was read: what was made of it is worthless; delete OUT and start again"
@@ -240,9 +257,8 @@ def finish(request: Request, splits: dict[str, list[ShardRecord]]) -> Manifest:
 
 def _remove_leftovers(folder: StoragePath) -> None:
     """What only an unfinished corpus needs."""
-    for leftover in (folder / PROGRESS, *(folder.glob(".*.partial") if isinstance(folder, Path) else ())):
-        if leftover.exists():
-            leftover.unlink()
+    for leftover in (folder / PROGRESS, *(abandoned(folder) if isinstance(folder, Path) else ())):
+        leftover.unlink(missing_ok=True)
 
 
 def _labelled(

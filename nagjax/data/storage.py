@@ -7,6 +7,7 @@ Hugging Face hub, also written `hub:OWNER/NAME`, and `memory://`, which is this 
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -106,9 +107,12 @@ class RemotePath:
     def size(self) -> int:
         return self._info().size
 
-    def changed(self) -> int | None:
-        """When it was written last, in nanoseconds."""
-        return self._info().mtime_ns
+    def changed(self) -> int | str | None:
+        """When it was written last, in nanoseconds, or another mark of its content; None where the store keeps none."""
+        if self.scheme not in OF_FSSPEC:
+            return self._info().mtime_ns
+        known = self._store.handler.fs.info(self.key)
+        return next((str(known[mark]) for mark in ("blob_id", "created") if known.get(mark)), None)
 
     def open(self, mode: str) -> "NativeFile":
         """`rb` (random access) or `wb`."""
@@ -168,13 +172,41 @@ def size_of(path: StoragePath) -> int:
     return path.size() if isinstance(path, RemotePath) else path.stat().st_size
 
 
+@contextmanager
+def reached(path: StoragePath, field: str) -> Iterator[None]:
+    """Turns what the client of an object store raises (many unrelated types) into a UserError of `field`, but for what
+    says that a file is not there, may not be read, or has a content that it should not have."""
+    try:
+        yield
+    except (UserError, FileNotFoundError, NotADirectoryError, PermissionError, EOFError, ValueError):
+        raise
+    except Exception as error:
+        if not isinstance(path, RemotePath):
+            raise
+        fix = f"cannot be reached ({type(error).__name__}: {error}): check the name, the network and the credentials"
+        raise UserError(field, str(path), fix) from None
+
+
 def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
-    """Every file in a folder and below it with its name from there, in an order the file system cannot change."""
+    """Every file in a folder and below it with its name from there, in an order the file system cannot change. Links
+    are followed; one that leads nowhere is among the files. Raises OSError for a folder that cannot be read."""
     if isinstance(folder, RemotePath):
-        found = [(str(PurePosixPath(p.key).relative_to(folder.key)), p) for p in folder.files()]
+        root = folder.key.strip("/")  # some stores begin the keys of files with a slash, whatever the folder's
+        found = [(str(PurePosixPath(p.key.strip("/")).relative_to(root)), p) for p in folder.files()]
     else:
-        found = [(p.relative_to(folder).as_posix(), p) for p in folder.rglob("*") if p.is_file()]
+        found = [(p.relative_to(folder).as_posix(), p) for p in _walked(folder, ())]
     return sorted(found, key=lambda pair: pair[0])
+
+
+def _walked(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """The files; a link to a folder that it lies in is not entered again."""
+    if (real := folder.resolve()) in above:
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _walked(path, (*above, real))
+        elif path.is_file() or path.is_symlink():
+            yield path
 
 
 class RemoteArray:

@@ -13,6 +13,7 @@ Every file appears under its name only when it is whole, and only files named in
 import errno
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,15 +25,15 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from nagjax.data.manifest import FORMAT, FileRecord, Manifest, ShardRecord
-from nagjax.data.storage import RemotePath, StoragePath, size_of, storage_path
+from nagjax.data.storage import StoragePath, reached, size_of, storage_path
 from nagjax.data.stream import ArrayFile, TokenStream
 from nagjax.data.tokenizer import LARGEST as LARGEST_TOKENIZER
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
-from nagjax.files import create, inside, read_bytes, refuse_link
+from nagjax.files import PARTIAL, create, inside, read_bytes, refuse_link
 from nagjax.json_reader import parse_json
 
-MANIFEST, PROGRESS = "manifest.json", "progress.json"
+MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 SPLITS = ("train", "validation")
 TOKEN_TYPES = ("<u2", "<u4")
 COUNTED_TYPE = "<i4"  # of a corpus in which not all targets count
@@ -81,7 +82,8 @@ def write_shard(
 
 def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
     """Write `folder/name` so that no reader ever sees a part of it. Raises UserError, removing the part."""
-    digest, size, partial, here = sha256(), 0, folder / f".{name}.partial", isinstance(folder, Path)
+    digest, size, here = sha256(), 0, isinstance(folder, Path)
+    partial = folder / f".{name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}"  # another may be at the same file
     with cannot_write(folder):
         try:
             with _new_file(partial) as file:
@@ -109,6 +111,18 @@ def _new_file(path: StoragePath):
     return open(create(path), "wb")
 
 
+def abandoned(folder: Path) -> Iterator[Path]:
+    """Unfinished files whose writer no longer runs on this machine."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        process = path.name.removesuffix(PARTIAL).rpartition(".")[2].partition("-")[0]
+        try:
+            os.kill(int(process), 0)
+        except (ValueError, ProcessLookupError):
+            yield path
+        except OSError:  # another user's
+            pass
+
+
 def read_own(path: StoragePath, largest: int = LARGEST) -> bytes:
     """A file of a corpus; on this machine it may be no link out of its folder. Raises OSError, and UserError for a link
     and for more than `largest` bytes."""
@@ -133,7 +147,7 @@ def write_manifest(
     """Save the tokenizer beside the shards, then the manifest: from then on the folder is a corpus."""
     manifest = Manifest(tokenizer.name, tokenizer.fingerprint, dtype or token_dtype(tokenizer), source, splits)
     if (text := tokenizer.to_json()) is not None:
-        write_file(folder, "tokenizer.json", [text.encode()])
+        write_file(folder, TOKENIZER, [text.encode()])
     write_json(folder, MANIFEST, manifest.to_json())
     return manifest
 
@@ -142,7 +156,9 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
     folder = storage_path(folder)
     try:
-        data = parse_json(read_own(folder / MANIFEST))
+        with reached(folder, "path"):
+            content = read_own(folder / MANIFEST)
+        data = parse_json(content)
     except (FileNotFoundError, NotADirectoryError):
         if (folder / PROGRESS).exists():
             fix = 'was not finished: run the same "nagjax data prepare" again, it goes on where it stopped'
@@ -154,13 +170,6 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
     except ValueError as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read ({error}): copy it again, or {ANEW}") from None
-    except UserError:
-        raise
-    except Exception as error:  # of the hub's client, which raises many unrelated types
-        if not isinstance(folder, RemotePath):
-            raise
-        fix = f"cannot be read ({type(error).__name__}: {error}): check the name, the network and the credentials"
-        raise UserError("path", str(folder), fix) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: {ANEW}")
     try:
@@ -174,13 +183,18 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     return manifest
 
 
+def saved_tokenizer(folder: StoragePath, name: str) -> JsonTokenizer:
+    """Raises OSError, ValueError and UserError."""
+    return JsonTokenizer(read_own(folder / TOKENIZER, LARGEST_TOKENIZER).decode(), name=name)
+
+
 def open_tokenizer(folder: StoragePath, manifest: Manifest) -> Tokenizer:
     """The tokenizer a folder was prepared with; refuses one that was changed since."""
     tokenizer: Tokenizer = ByteTokenizer()
     if manifest.tokenizer_fingerprint != tokenizer.fingerprint:
-        path = folder / "tokenizer.json"
+        path = folder / TOKENIZER
         try:
-            tokenizer = JsonTokenizer(read_own(path, LARGEST_TOKENIZER).decode(), name=manifest.tokenizer_name)
+            tokenizer = saved_tokenizer(folder, manifest.tokenizer_name)
         except (OSError, UnicodeDecodeError):
             raise UserError("path", str(path), f"is missing or unreadable: copy it again, or {ANEW}") from None
         except UserError as error:

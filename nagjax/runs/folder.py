@@ -33,9 +33,11 @@ from nagjax.runs.names import (
     FILES,
     FOLDERS,
     IDENTITY,
+    MANIFEST,
     OF_WEIGHTS,
     ORIGIN,
     SAVING,
+    SEAL,
     TOKENIZER,
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
@@ -109,20 +111,24 @@ def _brought(config: RunConfig, corpus: Dataset) -> dict[str, bytes]:
 
 def _holds_run(folder: Path) -> bool:
     """Whether a run is in the folder, if a damaged one, or what a deletion that was cut short has left of one: its id,
-    a checkpoint, or a config.json with a scheme."""
-    if any(STEP.fullmatch(path.name) for path in _entries(folder / CHECKPOINTS)):
+    a checkpoint with its manifest, or a config.json with a scheme. Others use such names, too."""
+    if any(STEP.fullmatch(path.name) and _saved(path) for path in _entries(folder / CHECKPOINTS)):
         return True
     places = [(folder / f"{IDENTITY}{left}", folder / f"{CONFIG}{left}") for left in ("", DELETING)]
-    return any(os.path.lexists(known) or _of_run(config) for known, config in places)
+    return any(_has(known, "id", str) or _has(config, "scheme", dict) for known, config in places)
 
 
-def _of_run(path: Path) -> bool:
-    """Whether a config.json is a run's, read as leniently as other libraries write theirs."""
+def _saved(path: Path) -> bool:
+    return not path.name.isdigit() or any(os.path.lexists(path / name) for name in (MANIFEST, SEAL))
+
+
+def _has(path: Path, field: str, kind: type) -> bool:
+    """Whether a file of JSON has such a field, read as leniently as other libraries write theirs."""
     try:
         values = read_json(path, lenient=True)
     except (OSError, ValueError, UserError):
         return False
-    return isinstance(values, dict) and isinstance(values.get("scheme"), dict)
+    return isinstance(values, dict) and isinstance(values.get(field), kind)
 
 
 def _refuse_others(folder: Path, own: dict[str, bytes]) -> None:

@@ -6,7 +6,7 @@ and a file that was not renewed for `STALE` seconds belongs to nobody. Ages are 
 and by waiting, never by comparing the clocks of two machines.
 
 Readers take no lock. What writes a report (a map, a diagnosis, results of tasks) into a run's folder takes it, and has
-another place to write to while the run trains. So does the preparation of a corpus in its folder.
+another place to write to while the run trains. So does `nagjax data prepare`, in the corpus' folder.
 """
 
 import contextlib

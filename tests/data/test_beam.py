@@ -82,6 +82,23 @@ def test_a_stopped_run_goes_on(inputs, tmp_path, monkeypatch):
     assert content(tmp_path / "beam") == content(tmp_path / "local")
 
 
+def test_what_a_stopped_run_of_other_inputs_left_is_not_taken_up(inputs, texts, tmp_path, monkeypatch):
+    """`rm -r out/*` leaves the hidden folder of pieces."""
+    in_this_process(monkeypatch)
+    other = tmp_path / "other.txt"
+    other.write_text("another text")
+    monkeypatch.setattr(beam, "_run", lambda todo, work, options: [beam._make(one, work) for one in todo])
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(beam, "plan", interrupt)
+        beam.prepare_on_beam(str(other), tmp_path / "beam", validation=0.0)
+    (tmp_path / "beam" / "progress.json").unlink()
+    both(beam.prepare_on_beam, inputs, tmp_path, validation=0.2)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 @needs_beam
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_beam_leaves_the_local_files(inputs, tmp_path, request, kind):

@@ -5,14 +5,16 @@ import random
 import sys
 import tracemalloc
 import types
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
 
-from nagjax.data import compressed, prepare, read_documents, train_bpe
+from nagjax.data import DataConfig, compressed, open_dataset, prepare, read_documents, train_bpe
 from nagjax.data.documents import TEXT_PIECE, find_files, is_one_text, split_documents, split_name
+from nagjax.data.storage import storage_path
 from nagjax.errors import UserError
 
 PACK = {
@@ -78,12 +80,57 @@ def test_one_input_may_stand_alone_and_be_a_path(tmp_path):
 
 
 def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
-    def refuse(folder):
-        raise PermissionError(13, "Permission denied")
+    """Not even one inside the input. (The superuser may read all.)"""
+    listed = Path.iterdir
 
-    monkeypatch.setattr("nagjax.data.documents.files_under", refuse)
-    with pytest.raises(UserError, match="no permission to read it"):
-        find_files([str(tmp_path)])
+    def refuse(folder):
+        if folder.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    for folder in (tmp_path, tmp_path / "locked"):
+        (tmp_path / "locked").mkdir(exist_ok=True)
+        (tmp_path / "a.txt").write_text("text")
+        with pytest.raises(UserError, match="no permission to read it"):
+            find_files([str(folder)])
+
+
+def test_links_are_followed_once_and_must_lead_somewhere(tmp_path):
+    inputs, away = tmp_path / "in", tmp_path / "away"
+    inputs.mkdir()
+    away.mkdir()
+    (inputs / "a.txt").write_text("here")
+    (away / "b.txt").write_text("linked")
+    (inputs / "sub").symlink_to(away)
+    (away / "back").symlink_to(inputs)
+    assert list(read_documents(inputs)) == ["here", "linked"]
+    (inputs / "annexed.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="annexed.txt.*leads nowhere"):
+        list(read_documents(inputs))
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/in.jsonl", "s3://bucket/in.jsonl.gz", "hub:owner/name", "memory://in"])
+def test_a_store_that_cannot_be_reached(tmp_path, monkeypatch, name):
+    class Gone:
+        def __getattr__(self, name):
+            raise OSError("Could not resolve host")
+
+    path = storage_path(name)
+    monkeypatch.setattr(type(path), "_store", Gone())
+    source = str(path)
+    for act in (
+        lambda: find_files([source]),
+        lambda: list(read_documents(source)),
+        lambda: prepare(source, tmp_path / "out"),
+        lambda: open_dataset(DataConfig(source)),
+    ):
+        with pytest.raises(UserError, match="OSError: Could not resolve host.*check the name, the network"):
+            act()
+    if not source.startswith("hf:"):
+        (tmp_path / "in.txt").write_text("text")
+        with pytest.raises(UserError, match="out = .*Could not resolve host"):
+            prepare(tmp_path / "in.txt", source)
 
 
 def test_long_text_is_cut_at_lines_and_loses_nothing(tmp_path):

@@ -1,5 +1,6 @@
 """Several corpora as one: the content of a batch follows from the config and the batch's number alone."""
 
+import contextlib
 from collections import Counter
 from itertools import islice
 
@@ -144,6 +145,16 @@ def test_what_does_not_fit(corpora, bpe_corpus, tmp_path):
         batches(open_dataset(config(corpora)), batch=2, context=5000)
     with pytest.raises(UserError, match="data.mix"):
         DataConfig(mix=["a=1"])
+
+
+def test_a_corpus_too_short_for_a_row_is_named_unless_its_weight_is_0(corpora, tmp_path):
+    (tmp_path / "in.txt").write_text("short")
+    short = str(tmp_path / "short")
+    prepare(tmp_path / "in.txt", short, validation=0.0)
+    for weight, refused in (("0.1", True), ("0@0,0.1@0.5", True), ("0", False)):
+        mixture = open_dataset(DataConfig(mix=(f"{corpora[0]}=1", f"{short}={weight}")))
+        with pytest.raises(UserError, match=f"train of {short} has only 6") if refused else contextlib.nullcontext():
+            next(batches(mixture, batch=4, context=32))
 
 
 def test_the_library_may_be_one_of_them(corpora, bpe, bpe_corpus):

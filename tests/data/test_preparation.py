@@ -2,9 +2,11 @@ import errno
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -131,6 +133,45 @@ def test_killed_parts_are_never_read(corpus, jsonl, tmp_path):
     (out / "train-00000.tokens").write_bytes(b"a whole shard that no record vouches for")
     prepare([jsonl], out, validation=0.2, shard_tokens=7000)
     assert content(out) == content(corpus)
+
+
+def test_several_writers_of_one_corpus(corpus, jsonl, tmp_path):
+    """From Python no lock is taken: each writes files of its own and the last one's stay, equal to all others'."""
+
+    def make():
+        return prepare([jsonl], tmp_path / "out", validation=0.2, shard_tokens=7000)
+
+    with ThreadPoolExecutor(3) as pool:
+        made = [one.result() for one in [pool.submit(make) for _ in range(3)]]
+    assert made[0] == made[1] == made[2] and content(tmp_path / "out") == content(corpus)
+
+
+def test_a_tokenizer_of_another_is_not_replaced(bpe, jsonl, tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    before = content(tmp_path)
+    with pytest.raises(UserError, match=r"out = .*tokenizer.json is another one"):
+        prepare([jsonl], tmp_path, tokenizer=bpe)
+    assert content(tmp_path) == before
+    (tmp_path / "tokenizer.json").write_bytes(Path(bpe).read_bytes())
+    prepare([jsonl], tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+def test_remote_inputs_that_change_after_a_stop_are_refused(tmp_path):
+    name, fs = f"/{tmp_path.name}/in.jsonl", fsspec.filesystem("memory")
+
+    def stop(documents, tokens):
+        if documents == 300:
+            raise KeyboardInterrupt
+
+    def request(**more):
+        return prepare(f"memory:/{name}", tmp_path / "out", shard_tokens=900, validation=0.0, **more)
+
+    fs.pipe(name, b"".join(b'{"text": "old%06d"}\n' % i for i in range(400)))
+    with pytest.raises(KeyboardInterrupt):
+        request(progress=stop)
+    fs.pipe(name, b"".join(b'{"text": "new%06d"}\n' % i for i in range(400)))
+    with pytest.raises(UserError, match="in.jsonl in inputs has changed"):
+        request()
 
 
 def test_what_a_kill_after_the_last_write_leaves_is_removed_by_the_same_command(corpus, jsonl, tmp_path):

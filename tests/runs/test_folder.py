@@ -61,11 +61,13 @@ def fill(folder, *left_out):
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
 def test_another_librarys_model_is_left_as_it_is(begin, folder, text, fresh):
-    fill(folder, names.IDENTITY)
+    fill(folder)
     (folder / names.CONFIG).write_bytes(text)
     (folder / "model.safetensors").write_text("weights")
     (folder / names.CHECKPOINTS).mkdir()
     (folder / names.CHECKPOINTS / "epoch-3.pt").write_text("weights")
+    (folder / names.CHECKPOINTS / "1000").mkdir()
+    (folder / names.CHECKPOINTS / "1000" / "_CHECKPOINT_METADATA").write_text("{}")
     before = contents(folder)
     with pytest.raises(UserError, match=rf"{names.CONFIG} is no run's.*choose another --out"):
         begin(folder, fresh)
@@ -73,7 +75,7 @@ def test_another_librarys_model_is_left_as_it_is(begin, folder, text, fresh):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("name", sorted({*names.FILES} - {names.IDENTITY}))
+@pytest.mark.parametrize("name", names.FILES)
 def test_a_file_named_as_a_runs_is_neither_replaced_nor_taken_for_it(begin, folder, name, fresh):
     for make in (lambda path: path.write_text('{"mine": 1}'), lambda path: path.mkdir()):
         make(folder / name)
@@ -111,10 +113,11 @@ def test_what_a_run_that_saved_nothing_has_left_is_not_the_next_ones(begin, fold
 
 
 def test_fresh_deletes_nothing_where_there_is_no_run(folder, capsys):
-    fill(folder, names.IDENTITY)
+    fill(folder)
     (folder / names.TENSORBOARD).mkdir()
     (folder / names.CHECKPOINTS).mkdir()
     (folder / names.CHECKPOINTS / "best.pt").write_text("mine")
+    (folder / names.CHECKPOINTS / "1000").mkdir()
     before = contents(folder)
     clear(folder)
     assert contents(folder) == before and not capsys.readouterr().err
