@@ -94,7 +94,7 @@ def read_config_file(path: str | os.PathLike) -> dict[str, Any]:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
         raise UserError("config", str(path), f"{line}{error.problem or error.context}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the second: a number of thousands of digits
         raise UserError("config", str(path), f"is not YAML: {' '.join(str(error).split())}") from None
     if found is None:
         return {}
@@ -115,7 +115,7 @@ def read_values(text: str) -> list[Any]:
     UserError."""
     try:
         return _loaded(f"[{text}]")
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise UserError("value", text, "is no list of values: separate them by commas, as in 0.001,0.002") from None
 
 

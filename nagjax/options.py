@@ -139,8 +139,10 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
     values = _flat(given)
     preset = values.pop("preset", None)
     if preset is not None:
+        check_value("preset", preset, str)
         values = dataclasses.asdict(find_preset(preset)) | values
-    scheme, start = values.pop("scheme", DEFAULT_SCHEME), str(values.pop("start", None) or "")
+    scheme, start = values.pop("scheme", DEFAULT_SCHEME), values.pop("start", None) or ""
+    check_value("start", start, str)
     own = {name.removeprefix("scheme."): values.pop(name) for name in list(values) if name.startswith("scheme.")}
     fields = scheme_fields(scheme) if isinstance(scheme, str) else fields_of(type(scheme))
     hints = {field.name: field.hint for field in fields}
@@ -151,7 +153,7 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
     prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
     _refuse_unknown(values, {option.name for option in _options_of_every_scheme()})
     made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
-    return RunOptions(scheme, own, made, start, file)
+    return RunOptions(scheme, own, made, str(start), file)
 
 
 def options_of_run(config: RunConfig) -> tuple[RunOptions, set[str]]:

@@ -95,7 +95,7 @@ def _wrong(value: Any, kind: Any, limits: Range | None) -> str:
         told = f"give a {name} {of}{limits}".rstrip() if limits else f"give a {name}"
         if isinstance(value, bool) or not isinstance(value, number):
             return told
-        if kind is float and not math.isfinite(value):
+        if kind is float and not _finite(value):
             return told if limits else "give a finite number"
         if limits is not None and value not in limits:
             return f"{told}, up to {limits.le}" if limits.le == LARGEST and value > LARGEST else told
@@ -105,6 +105,13 @@ def _wrong(value: Any, kind: Any, limits: Range | None) -> str:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return "" if isinstance(value, kind) else f"give a {kind.__name__}"
     return ""
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 @cache

@@ -127,7 +127,7 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
 
 def check(trials: Sequence[Trial], out: Path) -> None:
     """Raises UserError where a run's folder has checkpoints of other options or of another corpus: the results of
-    another sweep."""
+    another sweep; and where two runs that start from another one would be the same, whatever was varied."""
     from nagjax.data import open_dataset
     from nagjax.runs.folder import refuse_other_run
     from nagjax.runs.identity import corpus_identity
@@ -135,14 +135,21 @@ def check(trials: Sequence[Trial], out: Path) -> None:
     from nagjax.train.checkpoint.store import steps_saved
     from nagjax.train.facts import resolved
 
-    corpora = {}
+    corpora, starting = {}, {}
     for trial in trials:
-        if steps_saved(out / trial.name / CHECKPOINTS):
-            config = trial.options.config()
-            if config.data not in corpora:
-                corpora[config.data] = open_dataset(config.data)
-            corpus = corpora[config.data]
-            refuse_other_run(out / trial.name, resolved(config, corpus.tokenizer), corpus_identity(corpus))
+        begun = steps_saved(out / trial.name / CHECKPOINTS)
+        if not (begun or trial.options.start):
+            continue
+        config = trial.options.config()
+        if config.data not in corpora:
+            corpora[config.data] = open_dataset(config.data)
+        corpus = corpora[config.data]
+        whole = resolved(config, corpus.tokenizer)
+        if begun:
+            refuse_other_run(out / trial.name, whole, corpus_identity(corpus))
+        if config.start and (other := starting.setdefault(whole, trial)) is not trial:
+            fix = f"are the same run: scheme and model are those of {config.start}; vary something else"
+            raise UserError("vary", f"{other.name} and {trial.name}", fix)
 
 
 def finished(trial: Trial, out: Path) -> bool:

@@ -16,7 +16,7 @@ from nagjax.cli import main
 from nagjax.errors import Preempted, UserError
 from nagjax.processes import in_processes
 from nagjax.runs.lock import WriterLock
-from nagjax.sweep import Varied, plan, results, taken, work
+from nagjax.sweep import Varied, check, plan, results, taken, work
 from nagjax.train.checkpoint.manifest import write_facts
 
 TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_every": 2, "eval_batches": 1}
@@ -68,6 +68,15 @@ def test_draws_are_the_same_however_many_there_are():
 def test_what_cannot_be_planned(vary, message):
     with pytest.raises(UserError, match=message):
         plan({}, vary)
+
+
+def test_runs_that_start_from_another_cannot_vary_what_is_that_ones(tmp_path):
+    work(plan(TINY, []), tmp_path / "base", lambda text: None)
+    base = {"start": str(tmp_path / "base" / "run"), "steps": 2, "batch": 8}
+    with pytest.raises(UserError, match="vary = 'scheme=lns and scheme=nag'.*are the same run.*vary something else"):
+        work(plan(base, ["scheme=lns,nag"]), tmp_path / "out", lambda text: None)
+    assert not (tmp_path / "out").exists()
+    check(plan(base, ["lr=1e-3,2e-3"]), tmp_path / "out")
 
 
 @pytest.mark.parametrize("text", ["lr=0..1", "lr=2..1", "lr=...1"])

@@ -32,7 +32,8 @@ def main(
     from nagjax.interop.hub import find_model
 
     source = find_model(source, fetch=True, say=say)
-    weights = sum(path.stat().st_size for path in source.glob("*.safetensors") if path.is_file())
+    files = {*source.glob("*.safetensors")} - {*source.glob("consolidated*")}
+    weights = sum(path.stat().st_size for path in files if path.is_file())
     say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
     import jax
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import has_file
-from nagjax.interop.safetensors import all_there
+from nagjax.interop.safetensors import PICKLES, all_there
 from nagjax.runs.names import CONFIG, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
 SHIPPED = Path(__file__).resolve().parents[2] / "models"  # in a clone; an installed package has none
 FETCHED = ["*.json", "*.safetensors", *TOKENIZER_FILES]
+TWICE = ["consolidated*"]  # the same weights in another library's form
 
 
 def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], None] = lambda text: None) -> Path:
@@ -39,7 +40,10 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
         else:
             say(f"fetching {repository} from the hub")
             try:
-                return Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED))
+                patterns = {"allow_patterns": FETCHED, "ignore_patterns": TWICE}
+                return _with_weights(Path(snapshot_download(repository, revision=revision, **patterns)), repository)
+            except UserError:
+                raise
             except Exception as error:  # its client raises many unrelated types: network, names, rights
                 why = f"it could not be fetched ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
     command = f"hf download {repository}" + (f" --revision {revision}" if name["revision"] else "")
@@ -47,6 +51,13 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
         f"is no folder here, nor in the hub's cache {cache_folder()}, and {why}. Where there is a network: pip install"
     )
     raise UserError("source", str(source), f"{fix} huggingface_hub && {command}")
+
+
+def _with_weights(folder: Path, repository: str) -> Path:
+    if not any(folder.glob("*.safetensors")):
+        fix = "has no safetensors, and a pickle can run code when it is read: save the model as safetensors"
+        raise UserError("source", repository, f"{fix} (save_pretrained of transformers does), and import that folder")
+    return folder
 
 
 def shipped() -> list[str]:
@@ -67,7 +78,8 @@ def cache_folder() -> Path:
 
 
 def _cached(owner: str, model: str, revision: str) -> Path | None:
-    """The snapshot of a model in the cache, where it has a config.json and all of its weights."""
+    """The snapshot of a model in the cache, where it has a config.json and all of its weights, or none but pickles, of
+    which whoever opens it says what to do."""
     folder = cache_folder() / f"models--{owner}--{model}"
     named = folder / "refs" / revision
     try:
@@ -77,4 +89,5 @@ def _cached(owner: str, model: str, revision: str) -> Path | None:
     snapshot = folder / "snapshots" / commit
     if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir() or not has_file(snapshot / CONFIG):
         return None
-    return snapshot if all_there(snapshot) else None
+    unsafe = not any(snapshot.glob("*.safetensors")) and any(p for own in PICKLES for p in snapshot.glob(own))
+    return snapshot if unsafe or all_there(snapshot) else None

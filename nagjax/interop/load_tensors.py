@@ -62,7 +62,17 @@ def find(
     extra = [name for name in files if name not in used and name not in duplicates and not BUFFERS.search(name)]
     if extra:
         raise UserError("weights", _listed(extra), "the config.json has no place for these: it is of another model")
+    for name in (name for name in duplicates if name in files and name not in used):
+        _check_same(name, files[name], found["embedding.tokens"][1][0])
     return found
+
+
+def _check_same(name: str, value: np.ndarray, table: np.ndarray, rows: int = 4096) -> None:
+    """A head that is tied may be in the files as well, if it is the embedding."""
+    same = value.shape == table.shape
+    if not (same and all(np.array_equal(value[i : i + rows], table[i : i + rows]) for i in range(0, len(table), rows))):
+        fix = "is not the embedding; config.json says tie_word_embeddings = true: set it to false, or remove the tensor"
+        raise UserError("weights", name, fix)
 
 
 def _check(name: str, value: np.ndarray, tensor: Tensor, shapes: list[tuple[int, ...]]) -> None:

@@ -31,6 +31,7 @@ DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PACKED = re.compile(r"F[468](_\w+)?|U(16|32|64)")  # dtypes of quantised weights
 LONGEST_HEADER = 100 << 20  # bytes, as the format's own reader has it
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 Offset = Annotated[int, Range(ge=0, le=2**48)]
@@ -69,6 +70,8 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
         _check_cover(entries, len(body))
         return {name: _view(name, body, entry) for name, entry in entries.items()}
     except (ValueError, UserError) as error:
+        if isinstance(error, UserError) and error.field == "weights":
+            raise
         raise _broken(path, f"its header is damaged ({error})") from None
 
 
@@ -94,6 +97,8 @@ def _check_cover(entries: dict[str, _Entry], size: int) -> None:
 
 def _view(name: str, body: np.ndarray, entry: _Entry) -> np.ndarray:
     begin, end = entry.data_offsets
+    if PACKED.fullmatch(entry.dtype):
+        raise UserError("weights", name, f"is of {entry.dtype}: quantised weights cannot be imported")
     if entry.dtype not in DTYPES:
         raise ValueError(f"{name} has the dtype {entry.dtype}; known: {', '.join(DTYPES)}")
     dtype = DTYPES[entry.dtype]

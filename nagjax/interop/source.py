@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nagjax.data import ByteTokenizer, Tokenizer, load_tokenizer
-from nagjax.data.tokenizer import NoTokenizer
+from nagjax.data.tokenizer import JsonTokenizer, NoTokenizer
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside
 from nagjax.files import read_json as read_as_json
@@ -93,8 +93,9 @@ def read_json(folder: Path) -> dict:
 
 
 def _foreign(values: dict, context: int | None) -> RunConfig:
-    if "quantization_config" in values:
-        raise UserError("config.json: quantization_config", values["quantization_config"], "cannot be imported")
+    for name in ("quantization_config", "quantization"):  # the second is MLX's
+        if name in values:
+            raise UserError(f"config.json: {name}", values[name], "cannot be imported: quantised weights")
     longest = values.get("max_position_embeddings")
     if context is not None and isinstance(longest, int) and context < longest:
         values = values | {"max_position_embeddings": context, LONGEST: longest}
@@ -134,7 +135,7 @@ def _fitted(model: ModelConfig, context: int | None, dtype: str) -> ModelConfig:
 def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
     """The tokenizer.json of a model's folder, `NoTokenizer` where there is none.
 
-    Raises UserError where it has more tokens than the model.
+    Raises UserError where a text may become a token that the model has not.
     """
     path = folder / TOKENIZER
     own = values.get(BUNDLE)
@@ -146,6 +147,7 @@ def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
         check_value("config.json: eos_token_id", ending, Annotated[int, Range(ge=0, lt=model.vocab)] | None)
         return NoTokenizer(model.vocab, ending or 0)
     tokenizer = load_tokenizer(str(inside(path)))
-    if tokenizer.vocab_size > model.vocab:
-        raise UserError("tokenizer", str(path), f"has {tokenizer.vocab_size} tokens, the model {model.vocab}")
+    least = tokenizer.text_vocab if isinstance(tokenizer, JsonTokenizer) else tokenizer.vocab_size
+    if least > model.vocab:  # of special ones Gemma 3 has one, for images, without a row in models of text
+        raise UserError("tokenizer", str(path), f"has {least} tokens, the model {model.vocab}")
     return tokenizer

@@ -45,6 +45,8 @@ class Factors:
     rate: float = 1.0  # on the learning rate
     decay: float = 1.0  # on weight decay, where its role decays
     epsilon: float = 1.0  # on AdamW's epsilon
+    inputs: tuple[int, ...] = (-2,)  # axes of a matrix that are summed over; further ones stack matrices
+    outputs: tuple[int, ...] = (-1,)
 
 
 @dataclasses.dataclass(frozen=True)

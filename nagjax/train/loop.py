@@ -189,8 +189,9 @@ class Loop:
             self.stopper.settled = True  # all is compiled, and there is something to save
             self._judge(bad)
         self.checkpoints.wait()
-        if self.done < self.config.steps or self.owed:
-            self.stopper.leave(self.done)
+        complete = self.done == self.config.steps and not self.owed
+        if not complete or self.stopper.signal:
+            self.stopper.leave(self.done, complete)
 
     def at(self, state: TrainState, done: int, owed: bool) -> None:
         """Goes on from this state."""
@@ -287,6 +288,7 @@ class Loop:
         batch = self.skipped.batch_of(bad.step)
         self.skipped.add(batch)
         self.log.forget()
+        self.state = None  # before another one is read: memory may not hold two
         self.at(*state_at(self.blueprint, self.checkpoints, target))
         self.writers.rewind(self.done, self.owed)
         message = f"{what}: back to step {self.done}, and batch {batch} is left out"

@@ -1,5 +1,6 @@
 """The optimizer, by role of each parameter, and the learning-rate schedule."""
 
+import math
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ def make_optimizer(config: OptimizerConfig, peak: float, steps: int, factors: Tr
     adam = optax.scale_by_adam(config.beta1, config.beta2, eps=config.epsilon)
     if config.optimizer == "muon":
         labels = jax.tree.map(lambda own: "muon" if own.role == "matrix" else "adam", factors)
-        direction = optax.partition({"muon": _muon(), "adam": adam}, labels)
+        direction = optax.partition({"muon": _muon(factors), "adam": adam}, labels)
     else:
         direction = adam
     rates = jax.tree.map(lambda own: own.rate * getattr(config.rates, own.role), factors)
@@ -78,18 +79,21 @@ def _decays(config: OptimizerConfig, factors: Tree) -> list[optax.GradientTransf
     return [optax.add_decayed_weights(config.weight_decay * factor, mask=mask(factor)) for factor in found]
 
 
-def _muon() -> optax.GradientTransformation:
+def _muon(factors: Tree) -> optax.GradientTransformation:
     """Orthogonalised momentum of every matrix, scaled to AdamW's update size.
 
-    The two axes of a matrix are named, because matrices are stacked over depth, [L, in, out]: by default optax would
-    take two-dimensional arrays for matrices, which here are tables and stacked vectors.
+    The axes of a matrix are named, because matrices are stacked over depth, [L, in, out]: by default optax would take
+    two-dimensional arrays for matrices, which here are tables and stacked vectors.
     """
-    matrix = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
-    orthogonal = optax.contrib.scale_by_muon(
-        weight_dimension_numbers=lambda params: jax.tree.map(lambda _: matrix, params)
-    )
+    matrices = jax.tree.map(lambda own: own if own.role == "matrix" else optax.MaskedNode(), factors)
+    numbers = jax.tree.map(lambda own: optax.contrib.MuonDimensionNumbers(own.inputs, own.outputs), matrices)
+    orthogonal = optax.contrib.scale_by_muon(weight_dimension_numbers=numbers)
+
+    def rescaled(update, own):
+        side = max(math.prod(update.shape[axis] for axis in axes) for axes in (own.inputs, own.outputs))
+        return MUON_RMS * jnp.sqrt(jnp.float32(side)) * update
 
     def rescale(updates, _):
-        return jax.tree.map(lambda u: MUON_RMS * jnp.sqrt(jnp.float32(max(u.shape[-2:]))) * u, updates)
+        return jax.tree.map(rescaled, updates, matrices)
 
     return optax.chain(orthogonal, optax.stateless(rescale))

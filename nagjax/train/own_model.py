@@ -21,6 +21,7 @@ from nagjax.residual import Scheme
 from nagjax.residual.module import Residual, say
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.runs.config import OptimizerConfig
+from nagjax.runs.trained import check_freeze, names
 from nagjax.train.optimizer import check_schedule, make_optimizer
 
 Tree = Any
@@ -35,6 +36,7 @@ class Known:
     axes: tuple[str | None, ...]
     factors: Factors
     bound: tuple[Scheme, ...]
+    trained: bool = True
 
     @property
     def role(self) -> str:
@@ -66,10 +68,14 @@ def optimizer(
 
     A `nagjax.Transformer` with a parametrization (muP, CompleteP) has learning rates by role, width and depth, as AdamW
     wants them: a chain's updates are multiplied by them. Its decay and epsilon stay the chain's own, which a warning
-    says; an OptimizerConfig follows the parametrization in all.
+    says; an OptimizerConfig follows the parametrization in all. Of one with LoRA only the adapters learn; of any model
+    nothing that a config's `freeze` names does. What is not trained has no optimizer state.
 
-    Warns where a scheme has start factors that nobody asked for. Raises UserError: no residual in the model, or a
-    config without steps.
+    Muon orthogonalises the last two axes of a matrix, of Flax's attention the heads together.
+
+    Warns where a scheme has start factors that nobody asked for, and where Muon takes an array of more axes for a stack
+    of matrices. Raises UserError: no residual in the model, or a config without steps, or one whose `freeze` names no
+    parameter or all.
     """
     if not isinstance(tx, OptimizerConfig):
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -85,7 +91,7 @@ def optimizer(
         fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
         raise UserError("model", type(model).__name__, fix)
     own = tx if isinstance(tx, OptimizerConfig) else None
-    known = describe(model, muon=own is not None and own.optimizer == "muon")
+    known = describe(model, muon=own is not None and own.optimizer == "muon", freeze=own.freeze if own else ())
     for _, scheme, module in parts:
         _say_what_is_missing(scheme, module, known)
     if isinstance(tx, OptimizerConfig):
@@ -93,25 +99,33 @@ def optimizer(
     else:
         _say_what_a_chain_keeps(known)
         make = lambda params: tx  # noqa: E731
-    hide, bound = hide and own is None, any(of.bound for of in known.values())
+    hide, bound = hide and own is None, any(of.bound and of.trained for of in known.values())
+    frozen = not all(of.trained for of in known.values())
 
     def seen(params: Tree) -> Tree:
         if not hide:
             return params
         return _map(known, lambda of, p: p if of.role == "matrix" else jnp.zeros_like(p), params)
 
+    def of_trained(params: Tree) -> optax.GradientTransformation:
+        if not frozen:
+            return make(params)
+        return optax.masked(make(params), _map(known, lambda of, _: of.trained, params))
+
     def init(params: Tree) -> Tree:
-        return make(params).init(seen(params))
+        return of_trained(params).init(seen(params))
 
     def update(updates: Tree, state: Tree, params: Tree | None = None, **extra: Any) -> tuple[Tree, Tree]:
         if params is None:
             raise UserError("params", None, "hand the parameters to update: update(grads, state, params)")
-        inner = optax.with_extra_args_support(make(params))
+        inner = optax.with_extra_args_support(of_trained(params))
         updates, state = inner.update(updates, state, seen(params), **extra)
         if own is None:
             updates = _map(known, lambda of, u: u if of.factors.rate == 1.0 else of.factors.rate * u, updates)
+        if frozen:
+            updates = _map(known, lambda of, u: u if of.trained else jnp.zeros_like(u), updates)
         if bound:
-            updates = _map(known, lambda of, u, p: of.brought(p + u) - p, updates, params)
+            updates = _map(known, lambda of, u, p: of.brought(p + u) - p if of.trained else u, updates, params)
         return updates, state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -135,10 +149,11 @@ def constrain(model: Tree) -> Tree:
     return model
 
 
-def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
+def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -> dict[Path, Known]:
     """What is known of every parameter of a model, by its path, for Muon or for AdamW. Raises UserError for a role that
-    there is not."""
+    there is not, and as `nagjax.runs.trained.check_freeze` does."""
     parts, known = _residuals(model), {}
+    adapted = [prefix for prefix, _, module in parts if isinstance(module, Transformer) and module.config.lora.rank]
     tables = [Parametrization.of(m.config, s) if isinstance(m, Transformer) else None for _, s, m in parts]
     for path, leaf in _leaves(model):
         if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
@@ -156,8 +171,32 @@ def describe(model: Tree, *, muon: bool = False) -> dict[Path, Known]:
                 own_rate = scheme.gate_rate if role == "gate" else 1.0
                 table = own or table
         factors = table.factors(role, tuple(axes), muon=muon, own_rate=own_rate)
-        known[path] = Known(tuple(axes), factors, _bound(path, parts))
-    return known
+        within = any(path[: len(prefix)] == prefix for prefix in adapted)
+        frozen = any(names(pattern, ".".join(path), role) for pattern in freeze)
+        trained = not frozen and (not within or role == "adapter")
+        known[path] = Known(tuple(axes), factors, _bound(path, parts), trained)
+    check_freeze({".".join(path): of for path, of in known.items()}, freeze)
+    return _of_heads(known, model) if muon else known
+
+
+def _of_heads(known: dict[Path, Known], model: Tree) -> dict[Path, Known]:
+    """With the axes of Flax's attention: its kernels are [D, H, Dh], and [H, Dh, D] at the end."""
+    shapes = {path: jnp.shape(jax.tree.leaves(leaf)[0]) for path, leaf in _leaves(model) if path in known}
+    found, stacks = dict(known), []
+    for path, of in known.items():
+        shape = shapes[path]
+        if of.role != "matrix" or len(shape) < 3 or of.axes:
+            continue
+        first, last = (shapes.get((*path[:-2], name, path[-1]), ()) for name in ("query", "out"))
+        if path[-2:-1] in (("query",), ("key",), ("value",), ("out",)) and first and first[-2:] == last[-3:-1]:
+            inputs, outputs = ((-3, -2), (-1,)) if path[-2] == "out" else ((-3,), (-2, -1))
+            factors = dataclasses.replace(of.factors, inputs=inputs, outputs=outputs)
+            found[path] = dataclasses.replace(of, factors=factors)
+        else:
+            stacks.append(f"{'.'.join(path)} {list(shape)}")
+    if stacks:
+        say(f"Muon takes these for stacks of matrices, which are their last two axes: {', '.join(stacks)}")
+    return found
 
 
 def _bound(path: Path, parts: list[tuple[Path, Scheme, Any]]) -> tuple[Scheme, ...]:
@@ -231,7 +270,8 @@ def _from_config(config: OptimizerConfig, steps: int | None, known: dict[Path, K
         raise UserError("lr", None, "give OptimizerConfig a learning rate: only of an nnx residual the size is known")
     else:
         peak = config.lr or scheme.default_rate(module.width, (module.sublayers + 1) // 2)
-    factors = lambda params: _map(known, lambda of, _: of.factors, params)  # noqa: E731
+    own = lambda of, _: of.factors if of.trained else optax.MaskedNode()  # noqa: E731
+    factors = lambda params: _map(known, own, params)  # noqa: E731
     return lambda params: make_optimizer(config, peak, steps, factors(params))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int, UInt32
 from nagjax.model.parametrization import Factors, Parametrization
 from nagjax.runs.blueprint import ModelBlueprint, Parameter, Tree
 from nagjax.runs.config import RunConfig
-from nagjax.runs.trained import check_freeze
+from nagjax.runs.trained import check_freeze, with_part
 from nagjax.train.distributed.mesh import replicated
 from nagjax.train.optimizer import make_optimizer
 from nagjax.train.safety.guard import Guard, new_guard
@@ -102,6 +102,12 @@ class Blueprint(ModelBlueprint):
     def shardings(self) -> TrainState:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
 
-    def create(self) -> TrainState:
-        """A fresh state; each shard is made on its own device."""
-        return jax.jit(lambda: self.init(self.config.train.seed), out_shardings=self.shardings())()
+    def create(self, given: Tree | None = None) -> TrainState:
+        """A fresh state; each shard is made on its own device. `given`: values of some parameters, whose memory becomes
+        the state's; only the others get start values."""
+        seed = self.config.train.seed
+
+        def make(given: Tree) -> TrainState:
+            return self._around(with_part(self.init_params(seed), given), seed)
+
+        return jax.jit(make, out_shardings=self.shardings(), donate_argnums=0)(given or {})

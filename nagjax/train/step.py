@@ -1,6 +1,7 @@
 """The training step and the evaluation step, jitted on the run's mesh."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -203,10 +204,24 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             new = guarded(state, new, loss, grad_norm, sums.count, train.spike)
         pool = cuts.get("cuts")
         skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None
-        found = loss, accuracy, grad_norm, lr, sums.count, skipped, new.guard.bad
+        bad = jnp.where(sums.count == 0, 0, new.guard.bad)  # the guard still counts the bad ones before it
+        found = loss, accuracy, grad_norm, lr, sums.count, skipped, bad
         return new, StepMetrics(*found, *(balance_of(cuts["experts"]) if moe.experts else ()))
 
     return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
+
+
+def _joined(parts: EvalSums) -> EvalSums:
+    """Of a whole batch, from what is stacked of its parts."""
+    tokens = jnp.sum(parts.tokens)
+    share = parts.tokens / jnp.maximum(tokens, 1)
+
+    def mean(x: Array) -> Array:
+        own = share.reshape(-1, *(1,) * (x.ndim - 1))
+        return jnp.sum(jnp.where(own > 0, own * x, 0.0), 0)
+
+    telemetry, routing = jax.tree.map(mean, (parts.telemetry, parts.routing))
+    return EvalSums(*jax.tree.map(lambda x: jnp.sum(x, 0), (parts.sums, parts.bytes)), tokens, telemetry, routing)
 
 
 def _parts(x: Array, n: int) -> Array:
@@ -229,11 +244,20 @@ def jit_train_step(blueprint: Blueprint):
 def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
     """The jitted evaluation step: `(params, mod state, steps done, batch, token_bytes [V]) -> EvalSums`.
 
-    Tokens are routed by top-k, or with `causal` by the run's causal decider.
+    Tokens are routed by top-k, or with `causal` by the run's causal decider. With accumulation the batch is processed
+    in as many parts as in training: that is what memory is known to be enough for.
     """
     mesh = blueprint.mesh
 
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
+        run = functools.partial(measured, params, mod, done, token_bytes)
+        parts = math.gcd(blueprint.config.train.accumulate, len(batch.tokens))
+        if parts == 1:
+            return run(batch)
+        every = jax.tree.map(lambda x: _parts(x, parts), batch)
+        return _joined(jax.lax.scan(lambda _, part: (None, run(part)), None, every)[1])
+
+    def measured(params: Any, mod: dict, done: Int[Array, ""], token_bytes: Float[Array, " V"], batch: Batch):
         model = blueprint.model(params)
         options: dict[str, Any] = {"progress": progress(blueprint, done), "pin": pin_rows(mesh), "observed": True}
         with tracing_for(platform_of(mesh)):
@@ -244,7 +268,7 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
         read = jnp.sum(weights * token_bytes[batch.targets])
         return EvalSums(sums, read, jnp.sum(batch.segment_ids > 0), output.telemetry or {}, output.routing)
 
-    run = shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
+    spread = shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
     whole = replicated(mesh)
     params = blueprint.parameter_shardings() if mesh.size > 1 else whole  # of whatever form, such as int8
-    return jax.jit(run, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)
+    return jax.jit(spread, in_shardings=(params, whole, whole, batch_sharding(mesh), whole), out_shardings=whole)

@@ -124,9 +124,11 @@ class Tasks:
         *,
         watch: Callable[[Iterable[int]], Iterable[int]] = iter,
     ) -> dict[str, float]:
-        """What a model makes of all tasks, `TASK/METRIC`, in batches of the run's size (see `continuation_scores`)."""
+        """What a model makes of all tasks, `TASK/METRIC`, in batches of as many rows as the run processes at once (see
+        `continuation_scores`)."""
         run = OpenRun(Path(), blueprint, step, params, mod, self.tokenizer)  # nothing is read from its folder
-        scores = continuation_scores(run, self.pairs, batch=blueprint.config.train.batch, watch=watch)
+        train = blueprint.config.train
+        scores = continuation_scores(run, self.pairs, batch=train.batch // train.accumulate, watch=watch)
         found, first = {}, 0
         for task in self.tasks:
             own = task.metrics(scores[first : first + len(task.texts)])

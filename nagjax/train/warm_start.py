@@ -7,17 +7,19 @@ from nagjax.console import note
 from nagjax.data import Tokenizer
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.options import DEFAULT_SCHEME
+from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
 from nagjax.runs.opening import own_tokenizer
-from nagjax.runs.trained import with_part
 from nagjax.runs.weights import check_weights, read_weights
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.optimizer import check_schedule
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
+TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # of the options of a model, beside those of the run to start from
 
 
 def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
@@ -33,9 +35,12 @@ def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
     given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
     given = {name: value for name, value in given.items() if value != "auto"}
-    defaults, taken = ModelConfig(), ("lora", "vocab", *OF_THE_MACHINE)
+    defaults = ModelConfig()
     asked = {name: value for name, value in vars(config.model).items() if value != getattr(defaults, name)}
-    if vain := [n for n, value in asked.items() if n not in taken and value != getattr(before.model, n)]:
+    vain = [name for name, value in asked.items() if name not in TAKEN and value != getattr(before.model, name)]
+    if config.scheme not in (before.scheme, before.scheme.trained(), find_scheme(DEFAULT_SCHEME)()):
+        vain.append("scheme")
+    if vain:
         note(f"the model is that of {config.start}: not used of what is given: {', '.join(vain)}")
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
@@ -61,11 +66,9 @@ def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
 
 def begin(blueprint: Blueprint) -> TrainState:
     """The state before the first step: start values, or the parameters of the run in `config.start`."""
-    state, start = blueprint.create(), blueprint.config.start
-    if not start:
-        return state
-    folder = Path(start)
-    config = read_config(folder)
-    found = read_weights(folder, dataclasses.replace(config, mesh=blueprint.config.mesh), blueprint.mesh)
-    params = with_part(state.params, found.params)  # adapters have start values of their own
-    return state._replace(params=params, mod=found.mod, average=blueprint.first_average(params))
+    if not blueprint.config.start:
+        return blueprint.create()
+    folder = Path(blueprint.config.start)
+    config = dataclasses.replace(read_config(folder), mesh=blueprint.config.mesh)
+    _, params, _, mod = read_weights(folder, config, blueprint.mesh)
+    return blueprint.create(params)._replace(mod=mod)  # adapters have start values of their own

@@ -124,6 +124,7 @@ CASES = {
     "bert": ("Bert", BERT),
     "bert_untied": ("Bert", BERT | dict(tie_word_embeddings=False, hidden_act="gelu_new", layer_norm_eps=1e-6)),
     "roberta": ("Roberta", BERT | dict(pad_token_id=1, type_vocab_size=1, layer_norm_eps=1e-5)),
+    "roberta_padding": ("Roberta", BERT | dict(pad_token_id=4, type_vocab_size=1, layer_norm_eps=1e-5)),
     "xlm_roberta": ("XLMRoberta", BERT | dict(pad_token_id=1, tie_word_embeddings=False)),
 }
 SHARDED = {"mistral": "20KB"}

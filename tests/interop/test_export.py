@@ -101,6 +101,20 @@ def test_transformers_loads_what_was_exported(reference, tmp_path, case):
     assert again.tokenizer.encode(text).tolist() == run.tokenizer.encode(text).tolist()
 
 
+def test_gemma_3_has_no_limit_on_attention_s_logits(reference, tmp_path):
+    """transformers reads one and makes nothing of it: written it would be lost, so another family is looked for."""
+    block = dataclasses.replace(GEMMA3, softcap=2.0)
+    run = run_of(find_scheme("sandwich")(), tmp_path, mlp="geglu", tied=True, block=block)
+    with pytest.raises(UserError, match="softcap"):
+        export(run, tmp_path / "out")
+    name, changes = PLAIN["gemma3_text"]
+    export(run_of(find_scheme(name)(), tmp_path / "run", **changes), tmp_path / "plain")
+    path = tmp_path / "plain" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_logit_softcapping": 2.0}))
+    want = reference.load(tmp_path / "plain", TOKENS)
+    assert np.abs(logits_of(nagjax.load(tmp_path / "plain"), TOKENS) - want).max() < TOLERANCE
+
+
 def test_an_imported_model_goes_back_under_the_same_names(reference, tmp_path):
     """Through a run's folder, in shards; the tensors are the same to the bit."""
     from nagjax.interop.safetensors import read_folder

@@ -96,6 +96,20 @@ def test_the_hub_s_client_fetches(cache, monkeypatch):
     assert asked == [("owner/new", "dev"), ("owner/closed", "main")]
 
 
+def test_a_repository_of_pickles_alone_is_told_so(cache, monkeypatch):
+    """In the cache, and where the client fetches it, for which pickles are left where they are."""
+    snapshot = cache / "snapshots" / COMMIT
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="source = 'owner/tiny'.*has no safetensors.*a pickle can run code"):
+        monkeypatch.setitem(
+            sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=lambda *_, **__: str(snapshot))
+        )
+        find_model("owner/tiny", fetch=True)
+    (snapshot / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(UserError, match="pytorch_model.bin: a pickle can run code"):
+        nagjax.load("owner/tiny")
+
+
 def test_a_folder_that_is_not_there_is_no_name(cache, tmp_path):
     (tmp_path / "runs").mkdir()
     for path in ("runs/mine", "mine", "a/b/c", tmp_path / "x" / "y"):

@@ -9,6 +9,7 @@ import pytest
 from nagjax.errors import UserError
 from nagjax.interop.exporting import export
 from nagjax.interop.families import Inexpressible, family_of
+from nagjax.interop.families.common import FULL, LONGEST, SLIDING
 from nagjax.layers.config import BlockConfig, RopeConfig
 from nagjax.residual import find_scheme
 from tests import tiny
@@ -67,3 +68,15 @@ def test_what_no_format_says_of_rotary_is_refused(case, scaling):
     model = tiny.model_config(**SIZE | scaled(case, rope))
     with pytest.raises(Inexpressible, match="block.rope"):
         family_of({"model_type": kind_of(case)}).write(model, find_scheme(PLAIN[case][0])())
+
+
+def test_a_shorter_context_does_not_change_the_original_one_of_gemma_3():
+    """Which yarn's turn is relative to where a config.json does not say it."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+    values = {
+        "model_type": "gemma3_text", "vocab_size": 257, "hidden_size": 16, "intermediate_size": 48, "head_dim": 8,
+        "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 12,
+        "rope_parameters": {FULL: yarn, SLIDING: {"rope_theta": 1e4}},
+    }  # fmt: skip
+    originals = [family_of(own).read(own)[0].block.others.rope.original for own in (values, values | {LONGEST: 64})]
+    assert originals == [12, 64]

@@ -49,6 +49,7 @@ def configured(folder, **changes):
 
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @pytest.mark.parametrize(
@@ -79,12 +80,72 @@ def test_tensors_that_do_not_fit_are_named(model, change, named):
             "layer_types.*must be 3",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "quantization = .*quantised weights"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rope_scaling": YARN},
+            "rope_scaling = .*rope_parameters says otherwise",
+        ),
     ],
-    ids=["family", "activation", "rope", "missing", "type", "windows", "quantised"],
+    ids=["family", "activation", "rope", "missing", "type", "windows", "quantised", "mlx", "two_ropes"],
 )
 def test_settings_that_cannot_be_imported_are_named(model, changes, named):
     with pytest.raises(UserError, match=named):
         read_source(configured(model, **changes))
+
+
+def test_two_words_for_one_rope_are_one(model):
+    both = configured(model, rope_scaling=YARN, rope_parameters=YARN | {"rope_theta": 1e4})
+    assert read_source(both).config.model.block.rope.scaling == "yarn"
+
+
+def test_a_head_beside_a_tied_one_must_be_the_embedding(tmp_path):
+    """transformers takes the head of the files then, whatever config.json says."""
+    export(run_of(find_scheme("plain")(), tmp_path / "run", tied=True), tmp_path / "model")
+    name, table = "lm_head.weight", "model.embed_tokens.weight"
+    read_source(rewritten(tmp_path / "model", lambda own: own | {name: own[table]}))
+    for other in (lambda x: x + 1e-3, lambda x: x[:-1]):
+        rewritten(tmp_path / "model", lambda own, other=other: own | {name: other(own[table])})
+        with pytest.raises(UserError, match=f"weights = '{name}': is not the embedding.*tie_word_embeddings"):
+            read_source(tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "U32", "F4"])
+def test_a_sound_file_of_quantised_weights_is_not_called_damaged(model, dtype):
+    path = model / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header[DOWN]["dtype"] = dtype
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(UserError, match=f"weights = '{DOWN}': is of {dtype}: quantised"):
+        read_source(model)
+
+
+def test_a_tokenizer_s_special_tokens_decide(model):
+    """Gemma has </s> for texts in HTML, and <eos> to end them; Gemma 3 one more, for images, than rows for it."""
+    words = ["<pad>", "<eos>", *"abcdefgh", "</s>"]
+    spec = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None,
+        "post_processor": None, "decoder": None,
+        "model": {"type": "BPE", "vocab": {word: i for i, word in enumerate(words)}, "merges": []},
+    }  # fmt: skip
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+
+    def tokenized(last, special):
+        added = [(0, "<pad>", True), (1, "<eos>", True), (10, "</s>", False), (last, "<image>", special)]
+        kinds = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
+        tokens = [{"id": i, "content": text, "special": own} | kinds for i, text, own in added]
+        spec["model"]["vocab"] = {word: i for i, word in enumerate(words)} | {f"w{i}": i for i in range(11, last)}
+        (model / "tokenizer.json").write_text(json.dumps(spec | {"added_tokens": tokens}))
+        return configured(model, nagjax=...)
+
+    run = read_source(tokenized(vocab, True))
+    assert run.tokenizer.end_of_text == 1 and run.tokenizer.vocab_size == vocab + 1
+    assert max(run.tokenizer.encode("abc<image></s>"), default=0) < vocab
+    for last, special in ((vocab, False), (vocab + 1, True)):
+        with pytest.raises(UserError, match=f"has {vocab + 1} tokens, the model {vocab}"):
+            read_source(tokenized(last, special))
 
 
 def damage(path, how):
@@ -99,7 +160,7 @@ def damage(path, how):
         path.write_bytes(pickle.dumps({"weights": list(range(100))}))
     else:
         name = next(name for name in header if name != "__metadata__")
-        header[name] |= {"beyond": {"data_offsets": [0, 10**12]}, "shape": {"shape": [1]}, "dtype": {"dtype": "F4"}}[
+        header[name] |= {"beyond": {"data_offsets": [0, 10**12]}, "shape": {"shape": [1]}, "dtype": {"dtype": "F7"}}[
             how
         ]
         text = json.dumps(header).encode()

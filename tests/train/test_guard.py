@@ -1,5 +1,6 @@
 """Bad steps are detected on the device and change nothing; and what a run does about them under each policy."""
 
+import gc
 import json
 
 import jax
@@ -11,6 +12,7 @@ from nagjax.errors import UserError
 from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.metrics import comparable
+from nagjax.train import loop as loop_module
 from nagjax.train.batches import TrainBatches
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.distributed.mesh import batch_sharding
@@ -101,6 +103,9 @@ def test_a_batch_without_a_counted_target_changes_only_the_step_count(routed):
     assert int(after.step) == 3 and int(metrics.bad) == 0
     assert float(metrics.count) == 0 and np.isnan(metrics.loss) and np.isnan(metrics.accuracy)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(after)._replace(step=before.step), before)
+    bad = before._replace(guard=before.guard._replace(bad=jnp.int32(2)))
+    after, metrics = step(place(bad), batch)  # after bad ones it is not one of them, and does not end their row
+    assert int(metrics.bad) == 0 and int(after.guard.bad) == 2
 
 
 def test_a_gradient_alone_is_enough(routed):
@@ -184,6 +189,21 @@ def test_rollback_returns_to_the_checkpoint_and_leaves_the_batch_out(run_of, tmp
     monkeypatch.setattr(TrainBatches, "take", lambda self, number: take(self, [0, 1, 3, 5, 6, 7][number]))
     train(run_of(eval_every=100), tmp_path / "never")
     assert comparable(folder / "metrics.jsonl") == comparable(tmp_path / "never" / "metrics.jsonl")
+
+
+def test_a_rollback_lets_go_of_the_bad_state_before_it_reads_another(run_of, tmp_path, monkeypatch):
+    poison(monkeypatch, {2})
+    read_state, alive = loop_module.state_at, []
+
+    def watched(blueprint, checkpoints, saved):
+        shapes = [leaf.shape for leaf in jax.tree.leaves(blueprint.abstract().optimizer) if leaf.ndim > 1]
+        alive.append(sum(array.shape in shapes for array in jax.live_arrays()))
+        return read_state(blueprint, checkpoints, saved)
+
+    monkeypatch.setattr(loop_module, "state_at", watched)
+    gc.collect()
+    train(run_of(on_bad_step="rollback"), tmp_path / "run")
+    assert len(alive) == 2 and alive[1] <= alive[0], "as many as before the run had a state"
 
 
 def test_rollback_to_the_start_and_too_many(run_of, tmp_path, monkeypatch):

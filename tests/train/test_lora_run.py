@@ -1,6 +1,7 @@
 """Runs that train adapters: they begin as the model they adapt, leave it as it is, resume to the bit, and merge."""
 
 import dataclasses
+import gc
 import json
 import shutil
 
@@ -11,12 +12,15 @@ import pytest
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.layers.config import LoRAConfig
+from nagjax.options import DEFAULT_SCHEME
+from nagjax.residual import find_scheme
 from nagjax.runs import names
 from nagjax.runs.config import MeshConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import comparable
 from nagjax.runs.opening import open_run
+from nagjax.train import warm_start
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.loop import train
 from nagjax.train.setup import set_up
@@ -81,6 +85,41 @@ def test_an_opened_run_is_the_merged_model(whole, run_of):
     assert blueprint.config.model.lora.rank == 0
     for got, want in zip(*map(jax.tree.leaves, (begin(blueprint).params, run.params)), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_a_start_holds_its_parameters_once(adapted_config, base, ema, monkeypatch):
+    """Besides what is trained and, if asked for, their average. And adapters start as they would without a start."""
+    config = dataclasses.replace(adapted_config, mesh=MeshConfig(data=1))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, ema=ema))
+    blueprint = set_up(config).blueprint
+    fresh = jax.device_get(blueprint.create())
+    gc.collect()
+    before = {id(array) for array in jax.live_arrays()}
+    read, alive = warm_start.read_weights, []
+
+    def watched(*args):
+        found = read(*args)
+        gc.collect()
+        alive.append(sum(a.nbytes for a in jax.live_arrays() if id(a) not in before))
+        return found
+
+    monkeypatch.setattr(warm_start, "read_weights", watched)
+    state = begin(blueprint)
+    held = sum(x.nbytes for x in jax.tree.leaves(fresh.params))
+    assert alive[0] <= held, "nothing but the weights that were read"
+    for kind, own in jax.device_get(state.params)["blocks"].items():
+        jax.tree.map(np.testing.assert_array_equal, own["lora"], fresh.params["blocks"][kind]["lora"])
+    assert jax.tree.structure(state.average) == jax.tree.structure(state.params if ema else {})
+    for got, want in zip(*map(jax.tree.leaves, (state.average, state.params if ema else {})), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_what_is_given_beside_a_start_in_vain_is_told(run_of, base, capsys):
+    own = read_config(base).scheme.name
+    for scheme in ("highway", own, DEFAULT_SCHEME):
+        set_up(dataclasses.replace(run_of(), start=str(base), scheme=find_scheme(scheme)()))
+        assert ("not used of what is given: scheme" in capsys.readouterr().err) == (scheme == "highway")
 
 
 def test_a_start_that_is_refused_deletes_nothing(base, whole, adapted_config, tmp_path):

@@ -202,6 +202,57 @@ def test_our_own_optimizer_by_its_config():
         optimizer(OptimizerConfig(schedule="wsd", warmup=0.9), model, steps=STEPS)
 
 
+def test_what_a_config_freezes_stays_and_has_no_state():
+    model = Own()
+    config = OptimizerConfig(freeze=("embedding", "stack.*"), warmup=0.0, schedule="constant", clip=1.0)
+    moved = steps_of_config(config, model)
+    still = {name for name, update in moved.items() if not np.any(update)}
+    assert still == {"embedding/embedding", "pos_embed", "cls_token", "stack/kernel", "stack/bias"}
+    params = nnx.state(model, nnx.Param)
+    size = lambda tree: sum(x.size for x in jax.tree.leaves(tree) if jnp.ndim(x))  # noqa: E731
+    left = {path: leaf for path, leaf in nnx.to_flat_state(params) if "/".join(map(str, path)) not in still}
+    assert size(optimizer(config, model, steps=10).init(params)) == 2 * size(left)
+    assert {name for name, update in steps_of_config(dataclasses.replace(config, optimizer="muon"), model).items()
+            if not np.any(update)} == still  # fmt: skip
+    for pattern, told in (("stak.*", "names no parameter"), ("*", "nothing to train")):
+        with pytest.raises(UserError, match=told):
+            optimizer(dataclasses.replace(config, freeze=(pattern,)), model, steps=10)
+
+
+@pytest.mark.parametrize("tx", [OptimizerConfig(lr=0.1, warmup=0.0), optax.adamw(0.1)])
+def test_of_a_model_with_adapters_only_they_learn(tx):
+    from nagjax.layers.config import LoRAConfig
+
+    model = nagjax.Transformer(tiny.model_config(lora=LoRAConfig(rank=2)), NAG(), rngs=nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
+    own = optimizer(tx, model, steps=10 if isinstance(tx, OptimizerConfig) else None)
+    updates, _ = own.update(jax.tree.map(jnp.ones_like, params), own.init(params), params)
+    moved = {path[-1] for path, leaf in nnx.to_flat_state(updates) if np.any(leaf[...])}
+    assert moved == {"a", "b"}
+
+
+def test_muon_takes_the_heads_of_flax_attention_together():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.attention = nnx.MultiHeadAttention(2, WIDTH, rngs=nnx.Rngs(0))
+            self.conv = nnx.Conv(2, 3, (2, 2), rngs=nnx.Rngs(0))
+            self.residual = residual()
+
+    model = Model()
+    params, noise = nnx.state(model, nnx.Param), np.random.default_rng(0)
+    grads = jax.tree.map(jnp.ones_like, params)
+    left, right = (np.linalg.qr(noise.standard_normal((WIDTH, WIDTH)))[0] for _ in range(2))
+    for part in (own for name, own in grads["attention"].items() if name in ("query", "value", "out")):
+        part["kernel"][...] = jnp.float32(left * np.linspace(0.2, 1.0, WIDTH) @ right).reshape(part["kernel"].shape)
+    with pytest.warns(UserWarning, match=r"stacks of matrices.*: conv.kernel \[2, 2, 2, 3\]$"):
+        own = optimizer(OptimizerConfig("muon", lr=1.0, warmup=0.0, weight_decay=0.0, clip=0.0), model, steps=10)
+    updates, _ = own.update(grads, own.init(params), params)
+    for name, shape in (("query", (WIDTH, -1)), ("value", (WIDTH, -1)), ("out", (-1, WIDTH))):
+        update = np.asarray(updates["attention"][name]["kernel"][...]).reshape(shape)
+        values = np.linalg.svd(update, compute_uv=False) / (0.2 * np.sqrt(max(update.shape)))
+        assert np.all((values > 0.6) & (values < 1.3)), name  # as near to 1 as five iterations come
+
+
 def steps_of_config(config, model):
     own, params = optimizer(config, model, steps=10), nnx.state(model, nnx.Param)
     updates, _ = own.update(jax.tree.map(jnp.ones_like, params), own.init(params), params)

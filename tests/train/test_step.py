@@ -12,7 +12,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.config import MeshConfig, RunConfig, differences, from_dict, to_dict
 from nagjax.train.distributed.mesh import batch_sharding, make_mesh, parameter_sharding
 from nagjax.train.loss import cross_entropy
-from nagjax.train.step import jit_train_step
+from nagjax.train.step import jit_eval_step, jit_train_step
 from tests import tiny
 from tests.tolerance import assert_close
 
@@ -53,6 +53,42 @@ def test_accumulation_in_parts_is_the_gradient_of_the_whole():
     assert_close(metrics.accuracy, sums.correct / sums.count, terms=64)
     assert_close(metrics.grad_norm, optax.tree.norm(grads), **tiny.STEP)
     assert metrics.count == batch.weights.sum() and int(state.step) == 51
+
+
+@pytest.mark.parametrize("mod", [{}, {"rate": (0.5,)}, {"rate": (0.5,), "capacity": "adaptive"}])
+def test_an_evaluation_in_parts_is_that_of_the_whole(mod):
+    """On two devices, in four parts that hold different numbers of targets; with a row of padding alone."""
+    batch = tiny.packed_batch(3)
+    empty = jax.tree.map(lambda x: np.concatenate([x[:-1], np.zeros_like(x[:1])]), batch)
+    found = []
+    for parts in (1, 4):
+        bp = tiny.blueprint(tiny.run_config(NAG, train={"accumulate": parts}, mod=ModConfig(**mod)), data=2)
+        state = jax.device_put(jax.device_get(bp.create()), bp.shardings())
+        params = jax.device_put(tiny.moved(jax.device_get(state.params)), bp.parameter_shardings())
+        cuts = {name: jnp.full_like(x, 0.25) for name, x in state.mod.items()}
+        rows = jax.device_put(empty, batch_sharding(bp.mesh))
+        causal = bp.config.model.mod.adaptive
+        found.append(jit_eval_step(bp, causal=causal)(params, cuts, jnp.int32(9), rows, jnp.ones(tiny.VOCAB)))
+    whole, parts = jax.device_get(found)
+    assert parts.sums.count == whole.sums.count > 0 and parts.tokens == whole.tokens and parts.bytes == whole.bytes
+    assert_close(parts.sums, whole.sums, **tiny.FORWARD)
+    assert_close(parts.telemetry, whole.telemetry, **tiny.FORWARD)
+    if mod:
+        names = {"executed", "agreement"} & whole.routing.keys()
+        assert names and 0.0 < np.mean(whole.routing["executed"]) < 1.0
+        assert_close(*({name: own.routing[name] for name in names} for own in (parts, whole)), **tiny.FORWARD)
+
+
+def test_an_evaluation_needs_no_more_memory_than_a_step():
+    def temporary(parts):
+        bp = tiny.blueprint(tiny.run_config(PLAIN, train={"batch": 64, "accumulate": parts}, context=64, remat="block"))
+        batch = jax.tree.map(jnp.asarray, tiny.packed_batch(batch=64, tokens=64))
+        state = bp.abstract()
+        table = jax.ShapeDtypeStruct((tiny.VOCAB,), jnp.float32)
+        compiled = jit_eval_step(bp).lower(state.params, {}, state.step, batch, table).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(16) < temporary(1) / 4
 
 
 def test_a_random_router_draws_anew_for_every_part():

@@ -84,6 +84,24 @@ def test_in_an_evaluation_which_is_then_made_after_the_resume(run_of, unbroken, 
         assert last == {"evaluated": True, "score": lines_at(folder, 6, "eval")[0]["loss"]}
 
 
+@pytest.mark.parametrize("number, raised", [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+def test_in_the_last_save_it_still_ends_the_process(run_of, unbroken, tmp_path, monkeypatch, capsys, number, raised):
+    """Or a sweep would begin its next run."""
+    save = Checkpoints.save
+
+    def signalled(self, step, *rest):
+        save(self, step, *rest)
+        if step == 6:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(Checkpoints, "save", signalled)
+    with pytest.raises(raised):
+        train(run_of(eval_batches=2), tmp_path / "run")
+    assert raised is KeyboardInterrupt or "nothing is left to do" in capsys.readouterr().err
+    assert steps_saved(tmp_path / "run" / "checkpoints")[-1] == 6
+    assert comparable(tmp_path / "run" / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
+
+
 def test_before_the_first_step_there_is_nothing_to_save(run_of, tmp_path, monkeypatch):
     signal_in_evaluation_at(monkeypatch, 0)
     with pytest.raises(Preempted):

@@ -74,10 +74,19 @@ def write_sizes(model: ModelConfig) -> dict:
 
 def read_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig, float | None]:
     """Base, scaling, and share of the rotated features (None where it is not said), of old and new files."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = rope_settings(config)
     base = float(given.get("rope_theta", config.get("rope_theta", base)))
     share = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return base, read_scaling(given, context, config.get(LONGEST) or context), share
+
+
+def rope_settings(config: dict) -> dict:
+    """`rope_parameters`, or `rope_scaling` of older files, which transformers prefers where a file has both. Raises
+    UserError where the two differ."""
+    given, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if given and any(given.get("rope_type" if name == "type" else name) != value for name, value in old.items()):
+        raise UserError("config.json: rope_scaling", old, f"rope_parameters says otherwise ({given}): keep one of them")
+    return given or old
 
 
 def read_whole_rope(config: dict, context: int, base: float = 10_000.0) -> tuple[float, RopeConfig]:

@@ -6,9 +6,9 @@ import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import FULL, SLIDING, need, read_scaling, refuse, write_scaling
+from nagjax.interop.families.common import FULL, LONGEST, SLIDING, need, read_scaling, refuse, write_scaling
 from nagjax.interop.families.gemma import norms, scaled_embedding
-from nagjax.interop.families.gemma2 import NORMS, OPTIONS, query_scale, read_common, read_kinds, write_sandwich
+from nagjax.interop.families.gemma2 import NORMS, query_scale, read_common, read_kinds, write_sandwich
 from nagjax.interop.tensors import ATTENTION, Tensor
 from nagjax.layers.config import RopeConfig
 from nagjax.model.config import ModelConfig
@@ -34,27 +34,31 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     ropes = _ropes(config)
     if "rope_type" not in ropes[SLIDING] and "type" not in ropes[SLIDING]:
         ropes[SLIDING] = ropes[SLIDING] | {"rope_type": "default"}
-    (local, rope), (base, whole) = (_read_rope(ropes[kind], context) for kind in (SLIDING, FULL))
+    longest = config.get(LONGEST) or context
+    (local, rope), (base, whole) = (_read_rope(ropes[kind], context, longest) for kind in (SLIDING, FULL))
     every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     blocks = read_kinds(config, context, every, rotary="own", rope_base=base, rope=whole)
     more = {"qk_norm": True}
     caps = {"attn": None, "final": None}
+    config = config | {"attn_logit_softcapping": None}  # transformers reads it and makes nothing of it
     return read_common(config, context, local, caps, more, rope=rope, qk_gain="head", **blocks), Sandwich()
 
 
 def _ropes(config: dict) -> dict[str, dict]:
     """Of blocks with and without a window, of old and new files."""
-    given = config.get("rope_parameters") or {}
+    given, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if given and old:
+        raise UserError("config.json: rope_scaling", old, "rope_parameters says how far all blocks turn: remove it")
     if given and not {SLIDING, FULL} <= {*given}:
         raise UserError("config.json: rope_parameters", sorted(given), f"must have {SLIDING} and {FULL}")
     if given:
         return {kind: dict(given[kind]) for kind in (SLIDING, FULL)}
-    whole = {"rope_theta": config.get("rope_theta", 1e6)} | (config.get("rope_scaling") or {})
+    whole = {"rope_theta": config.get("rope_theta", 1e6)} | old
     return {SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)}, FULL: whole}
 
 
-def _read_rope(given: dict, context: int) -> tuple[float, RopeConfig]:
-    return float(given["rope_theta"]), read_scaling(given, context, context)
+def _read_rope(given: dict, context: int, longest: int) -> tuple[float, RopeConfig]:
+    return float(given["rope_theta"]), read_scaling(given, context, longest)
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
@@ -101,4 +105,5 @@ def prepare(files: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
+OPTIONS = ("logit_softcap", "block.others.places")  # of gemma2's: what attention's limit was is read by nobody
 FAMILY = Family(("gemma3", "gemma3_text"), read, tensors, write, prepare=prepare, options=OPTIONS)

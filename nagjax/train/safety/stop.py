@@ -83,13 +83,12 @@ class Stopper:
             self.asked = self.signal
             raise Interrupted
 
-    def leave(self, step: int) -> None:
+    def leave(self, step: int, complete: bool = False) -> None:
         """Raises Preempted or KeyboardInterrupt, according to the signal; call it when everything is on disk."""
-        if self.asked == signal.SIGTERM:
+        if (self.asked or self.signal) == signal.SIGTERM:
             if jax.process_index() == 0:
-                print(
-                    f"stopped at step {step} as asked (SIGTERM); the same command goes on from there", file=sys.stderr
-                )
+                then = "nothing is left to do" if complete else "the same command goes on from there"
+                print(f"stopped at step {step} as asked (SIGTERM); {then}", file=sys.stderr)
             raise Preempted
         raise KeyboardInterrupt
 
