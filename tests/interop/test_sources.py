@@ -412,7 +412,7 @@ def entry(shape, begin, end, dtype="F32"):
         ({"a": entry([-2], 0, 8)}, 8, "a.shape[0] = -2: give a whole number"),
         ({"a": entry([2**40, 0], 0, 8)}, 8, "does not take 8 bytes"),
         ({"a": entry([2.0], 0, 8)}, 8, "a.shape[0] = 2.0"),
-        ({"a": entry([2], 0, 8, "F8")}, 8, "has the dtype F8"),
+        ({"a": entry([2], 0, 8, "F7")}, 8, "has the dtype F7"),
         ({"a": {"dtype": "F32", "shape": [2]}}, 8, "a.data_offsets = None: is missing"),
         ({"a": entry([2], 0, 8) | {"more": 1}}, 8, "has no such fields"),
         ({"a": None}, 0, "must be one JSON object"),
