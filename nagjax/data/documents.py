@@ -67,7 +67,7 @@ def find_files(inputs: Sequence[str]) -> list[StoragePath]:
 
 def _files_of(path: StoragePath) -> list[StoragePath]:
     if path.is_dir():
-        inside = [p for name, p in files_under(path) if format_of(p) and "/." not in f"/{name}"]
+        inside = [p for _, p in files_under(path) if format_of(p)]
         if not inside:
             raise UserError("inputs", str(path), f"the folder holds no {', '.join(_FORMATS)} file")
         for file in inside:

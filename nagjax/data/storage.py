@@ -188,11 +188,13 @@ def reached(path: StoragePath, field: str) -> Iterator[None]:
 
 
 def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
-    """Every file in a folder and below it with its name from there, in an order the file system cannot change. Links
-    are followed; one that leads nowhere is among the files. Raises OSError for a folder that cannot be read."""
+    """Every file in a folder and below it with its name from there, in an order the file system cannot change, but for
+    what begins with a dot, and what is in it. Links are followed; one that leads nowhere is among the files. Raises
+    OSError for a folder that cannot be read."""
     if isinstance(folder, RemotePath):
         root = folder.key.strip("/")  # some stores begin the keys of files with a slash, whatever the folder's
-        found = [(str(PurePosixPath(p.key.strip("/")).relative_to(root)), p) for p in folder.files()]
+        every = ((str(PurePosixPath(p.key.strip("/")).relative_to(root)), p) for p in folder.files())
+        found = [(name, p) for name, p in every if "/." not in f"/{name}"]
     else:
         found = [(p.relative_to(folder).as_posix(), p) for p in _walked(folder, ())]
     return sorted(found, key=lambda pair: pair[0])
@@ -203,6 +205,8 @@ def _walked(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
     if (real := folder.resolve()) in above:
         return
     for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
         if path.is_dir():
             yield from _walked(path, (*above, real))
         elif path.is_file() or path.is_symlink():

@@ -117,7 +117,7 @@ def abandoned(folder: Path) -> Iterator[Path]:
         process = path.name.removesuffix(PARTIAL).rpartition(".")[2].partition("-")[0]
         try:
             os.kill(int(process), 0)
-        except (ValueError, ProcessLookupError):
+        except (ValueError, OverflowError, ProcessLookupError):
             yield path
         except OSError:  # another user's
             pass

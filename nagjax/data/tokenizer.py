@@ -101,21 +101,21 @@ class JsonTokenizer:
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         if self.vocab_size > MOST_TOKENS:
             raise UserError("tokenizer", name, f"has the id {self.vocab_size - 1:,}: give one below {MOST_TOKENS:,}")
-        special = {token.content for token in self._added() if token.special}
-        ending = self.first_of([token for token in _KNOWN_ENDS if token in special])
-        ending = self.first_of(_KNOWN_ENDS) if ending is None else ending  # Gemma has </s> for texts in HTML
+        special = [token for token in _KNOWN_ENDS if token in self._special_tokens]
+        ending = self.first_of([*special, *_KNOWN_ENDS])  # Gemma has </s> for texts in HTML
         if ending is None:
             raise UserError("tokenizer", name, f"needs an end-of-text token, one of {', '.join(_KNOWN_ENDS)}")
         self.end_of_text = ending
 
-    def _added(self) -> Iterable["tokenizers.AddedToken"]:
-        return self._engine.get_added_tokens_decoder().values()
+    @property
+    def _special_tokens(self) -> set[str]:
+        return {token.content for token in self._engine.get_added_tokens_decoder().values() if token.special}
 
     @property
     def text_vocab(self) -> int:
         """A number above all ids that a text can become: special tokens that it spells are read as plain text."""
         ids = self._engine.get_vocab(with_added_tokens=True)
-        special = {token.content for token in self._added() if token.special}
+        special = self._special_tokens
         return max((i for token, i in ids.items() if token not in special or i == self.end_of_text), default=0) + 1
 
     def first_of(self, tokens: Sequence[str]) -> int | None:
@@ -162,7 +162,7 @@ class JsonTokenizer:
 
     @cached_property
     def _special(self) -> re.Pattern | None:
-        own = [token.content for token in self._added() if token.special]
+        own = self._special_tokens
         words = {*own, *map(self._normalised, own)} - {""}
         return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True)))) if words else None
 

@@ -29,7 +29,7 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
     if name is None or path.exists() or path.parent.exists():
         return path
     repository, revision = f"{name['owner']}/{name['model']}", name["revision"] or "main"
-    if cached := _cached(name["owner"], name["model"], revision):
+    if cached := _cached(name["owner"], name["model"], revision, pickles=not fetch):
         return cached
     why = "huggingface_hub is not installed here" if fetch else "nagjax import fetches it"
     if fetch:
@@ -77,9 +77,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
-def _cached(owner: str, model: str, revision: str) -> Path | None:
-    """The snapshot of a model in the cache, where it has a config.json and all of its weights, or none but pickles, of
-    which whoever opens it says what to do."""
+def _cached(owner: str, model: str, revision: str, pickles: bool) -> Path | None:
+    """The snapshot of a model in the cache, where it has a config.json and all of its weights; with `pickles` also one
+    that has no others, of which whoever opens it says what to do."""
     folder = cache_folder() / f"models--{owner}--{model}"
     named = folder / "refs" / revision
     try:
@@ -89,5 +89,6 @@ def _cached(owner: str, model: str, revision: str) -> Path | None:
     snapshot = folder / "snapshots" / commit
     if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir() or not has_file(snapshot / CONFIG):
         return None
-    unsafe = not any(snapshot.glob("*.safetensors")) and any(p for own in PICKLES for p in snapshot.glob(own))
-    return snapshot if unsafe or all_there(snapshot) else None
+    if pickles and not any(snapshot.glob("*.safetensors")) and any(p for own in PICKLES for p in snapshot.glob(own)):
+        return snapshot
+    return snapshot if all_there(snapshot) else None

@@ -84,11 +84,14 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
     listed = Path.iterdir
 
     def refuse(folder):
-        if folder.name == "locked":
+        if folder.name in ("locked", ".locked"):
             raise PermissionError(13, "Permission denied")
         return listed(folder)
 
     monkeypatch.setattr(Path, "iterdir", refuse)
+    (tmp_path / ".locked").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    assert find_files([str(tmp_path)]) == [tmp_path / "a.txt"], "nothing is looked for in what is left out"
     for folder in (tmp_path, tmp_path / "locked"):
         (tmp_path / "locked").mkdir(exist_ok=True)
         (tmp_path / "a.txt").write_text("text")

@@ -108,6 +108,8 @@ def test_a_repository_of_pickles_alone_is_told_so(cache, monkeypatch):
     (snapshot / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(UserError, match="pytorch_model.bin: a pickle can run code"):
         nagjax.load("owner/tiny")
+    with pytest.raises(UserError, match="has no safetensors"):  # not the cache's: the hub may have others by now
+        find_model("owner/tiny", fetch=True)
 
 
 def test_a_folder_that_is_not_there_is_no_name(cache, tmp_path):

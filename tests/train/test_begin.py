@@ -9,6 +9,7 @@ import pytest
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.options import DEFAULT_SCHEME
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.runs.opening import open_run
@@ -55,9 +56,9 @@ def test_what_of_the_model_is_given_in_vain_is_told(first, capsys):
     adopted = resolve(config)
     assert (adopted.model.depth, adopted.model.context, adopted.model.remat) == (3, 16, "block")
     said = capsys.readouterr().err
-    assert str(first) in said and said.endswith("not used of what is given: depth\n")
+    assert str(first) in said and said.endswith("not used of what is given: depth, scheme\n")
     resolve(adopted)
-    resolve(RunConfig(find_scheme("plain")(), start=str(first)))
+    resolve(RunConfig(find_scheme(DEFAULT_SCHEME)(), start=str(first)))
     assert not capsys.readouterr().err
 
 
