@@ -288,7 +288,7 @@ class Loop:
         batch = self.skipped.batch_of(bad.step)
         self.skipped.add(batch)
         self.log.forget()
-        self.state = None  # before another one is read: memory may not hold two
+        del self.state  # before another one is read: memory may not hold two
         self.at(*state_at(self.blueprint, self.checkpoints, target))
         self.writers.rewind(self.done, self.owed)
         message = f"{what}: back to step {self.done}, and batch {batch} is left out"
