@@ -6,8 +6,8 @@ Source: this project's five_schemes and nag_start, where Review has the lowest m
 Expected: at 32 blocks x 64 and 1M tokens Review 1.456, NAG 1.470, from 1/l 1.461 (other seeds), pre-norm ReZero 1.479,
   plain 1.492, LNS 1.527; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 30 s; with --processes 2, estimated: cpu six hours, longer twelve more; resumable; h200 and paper not
-  measured
+Time: smoke 30 s; with --processes 2: cpu seven hours beside other work, longer fourteen more (estimated); resumable;
+  h200 and paper not measured
 Command: nice python -m experiments.sixty_four_blocks --processes 2
 
 The claim was fixed before a run of 64 blocks at this budget was seen. Plain has its scaled start; each scheme is at its
