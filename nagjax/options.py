@@ -14,12 +14,11 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.model.presets import PRESETS, find_preset
 from nagjax.ranges import check_value, unwrapped
-from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.config import DEFAULT_SCHEME, RunConfig, TrainConfig
 
 if TYPE_CHECKING:
     from nagjax.residual import Scheme
 
-DEFAULT_SCHEME = "nag"
 FLAT = ("model", "optimizer", "train")  # parts of a config whose options have no prefix
 PREFIXED = ("data", "mesh")
 COMMON = (  # what `--help` shows; `--help-all` shows the rest

@@ -1,6 +1,7 @@
 """data prepare: documents into token shards; data chat: conversations."""
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,7 +54,7 @@ def prepare(
 
             progress = Progress("documents")
             manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
-    _tell(manifest, "documents", f"nagjax train --data.path {out}")
+    _tell(manifest, "documents", f"nagjax train --data.path {shlex.quote(out)}")
 
 
 def chat(
@@ -90,7 +91,8 @@ def chat(
     progress = Progress("conversations")
     with _lock(out):
         manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
-    _tell(manifest, "conversations", f"nagjax train --start RUN --out NEW --data.path {out} --data.rows whole")
+    then = f"nagjax train --start RUN --out NEW --data.path {shlex.quote(out)} --data.rows whole"
+    _tell(manifest, "conversations", then)
 
 
 EMPTY = {

@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # a parser of options imports this file, and schemes import j
 
 Momentum = Annotated[float, Range(ge=0, lt=1)]
 
+DEFAULT_SCHEME = "nag"  # of the command line and of `nagjax.fit`
+
 
 Role = Literal["matrix", "embedding", "head", "norm", "gate", "adapter"]  # of a parameter, see `nagjax.parameters`
 

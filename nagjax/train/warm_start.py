@@ -7,9 +7,8 @@ from nagjax.console import note
 from nagjax.data import Tokenizer
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
-from nagjax.options import DEFAULT_SCHEME
 from nagjax.residual import find_scheme
-from nagjax.runs.config import RunConfig
+from nagjax.runs.config import DEFAULT_SCHEME, RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
 from nagjax.runs.opening import own_tokenizer

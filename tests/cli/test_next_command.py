@@ -42,13 +42,13 @@ def test_a_corpus_with_both_splits_is(tmp_path, capsys):
         "prepare",
         documents(tmp_path / "in"),
         "--out",
-        tmp_path / "out",
+        tmp_path / "my out",
         "--held-out",
         tmp_path / "held.txt",
     ]
     assert main([str(arg) for arg in [*args, "--validation", "0"]]) == 0
     out = capsys.readouterr().out
-    assert f"train on it: nagjax train --data.path {tmp_path / 'out'}" in out and "is empty" not in out
+    assert f"train on it: nagjax train --data.path '{tmp_path / 'my out'}'" in out and "is empty" not in out
 
 
 def test_generate_without_tokens_fills_a_short_context(run_folder, capsys):  # noqa: F811

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -154,24 +153,6 @@ def test_a_tokenizer_of_another_is_not_replaced(bpe, jsonl, tmp_path):
     assert content(tmp_path) == before
     (tmp_path / "tokenizer.json").write_bytes(Path(bpe).read_bytes())
     prepare([jsonl], tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
-
-
-def test_remote_inputs_that_change_after_a_stop_are_refused(tmp_path):
-    name, fs = f"/{tmp_path.name}/in.jsonl", fsspec.filesystem("memory")
-
-    def stop(documents, tokens):
-        if documents == 300:
-            raise KeyboardInterrupt
-
-    def request(**more):
-        return prepare(f"memory:/{name}", tmp_path / "out", shard_tokens=900, validation=0.0, **more)
-
-    fs.pipe(name, b"".join(b'{"text": "old%06d"}\n' % i for i in range(400)))
-    with pytest.raises(KeyboardInterrupt):
-        request(progress=stop)
-    fs.pipe(name, b"".join(b'{"text": "new%06d"}\n' % i for i in range(400)))
-    with pytest.raises(UserError, match="in.jsonl in inputs has changed"):
-        request()
 
 
 def test_what_a_kill_after_the_last_write_leaves_is_removed_by_the_same_command(corpus, jsonl, tmp_path):

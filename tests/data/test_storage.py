@@ -4,6 +4,7 @@ import json
 import pickle
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow.fs
 import pytest
@@ -100,3 +101,21 @@ def test_urls():
     for bad in ("http://host/x", "gs://"):
         with pytest.raises(UserError, match="gs://, s3://, file://"):
             storage_path(bad)
+
+
+def test_remote_inputs_that_change_after_a_stop_are_refused(tmp_path):
+    name, fs = f"/{tmp_path.name}/in.jsonl", fsspec.filesystem("memory")
+
+    def stop(documents, tokens):
+        if documents == 300:
+            raise KeyboardInterrupt
+
+    def request(**more):
+        return prepare(f"memory:/{name}", tmp_path / "out", shard_tokens=900, validation=0.0, **more)
+
+    fs.pipe(name, b"".join(b'{"text": "old%06d"}\n' % i for i in range(400)))
+    with pytest.raises(KeyboardInterrupt):
+        request(progress=stop)
+    fs.pipe(name, b"".join(b'{"text": "new%06d"}\n' % i for i in range(400)))
+    with pytest.raises(UserError, match="in.jsonl in inputs has changed"):
+        request()

@@ -9,9 +9,8 @@ import pytest
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
-from nagjax.options import DEFAULT_SCHEME
 from nagjax.residual import find_scheme
-from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.config import DEFAULT_SCHEME, RunConfig, TrainConfig
 from nagjax.runs.opening import open_run
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train

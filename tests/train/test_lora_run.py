@@ -12,10 +12,9 @@ import pytest
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.layers.config import LoRAConfig
-from nagjax.options import DEFAULT_SCHEME
 from nagjax.residual import find_scheme
 from nagjax.runs import names
-from nagjax.runs.config import MeshConfig
+from nagjax.runs.config import DEFAULT_SCHEME, MeshConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import comparable
