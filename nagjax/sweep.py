@@ -144,7 +144,7 @@ def check(trials: Sequence[Trial], out: Path) -> None:
         if config.data not in corpora:
             corpora[config.data] = open_dataset(config.data)
         corpus = corpora[config.data]
-        whole = resolved(config, corpus.tokenizer)
+        whole = resolved(config, corpus.tokenizer, out / trial.name)
         if begun:
             refuse_other_run(out / trial.name, whole, corpus_identity(corpus))
         if config.start and (other := starting.setdefault(whole, trial)) is not trial:

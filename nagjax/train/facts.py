@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import jax
 
@@ -20,15 +21,15 @@ FOR_CAUSAL = ("training FLOPs per token", "training FLOPs per step", "optimizer 
 FOR_CAUSAL += ("skipped (token, sublayer) pairs", "learning rate")
 
 
-def resolve(config: RunConfig) -> RunConfig:
-    """The config with the vocabulary of its corpus filled in, or the model of the run it starts from."""
-    return resolved(config, open_dataset(config.data).tokenizer)
+def resolve(config: RunConfig, own: Path | None = None) -> RunConfig:
+    """The config with the vocabulary of its corpus filled in, or the model of the run it starts from (`adopted`)."""
+    return resolved(config, open_dataset(config.data).tokenizer, own)
 
 
-def resolved(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+def resolved(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) -> RunConfig:
     """`resolve` where the tokenizer of the corpus is known."""
     if config.start:
-        return adopted(config, tokenizer)
+        return adopted(config, tokenizer, own)
     vocab = tokenizer.vocab_size
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
 

@@ -40,7 +40,7 @@ BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors tha
 def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = False) -> tuple[Setup, list]:
     """The setup of a training and its held-out batches, nothing written yet. Raises UserError for what `train` refuses,
     text that cannot be read among it, so that this shows before `fresh` deletes."""
-    setup = together(lambda: set_up(config))
+    setup = together(lambda: set_up(config, None if fresh else folder))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     together(lambda: check_start(config, folder, fresh))
     if setup.tasks:

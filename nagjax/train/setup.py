@@ -1,6 +1,7 @@
 """Reads everything that a training run needs, so that errors show before anything is written."""
 
 import dataclasses
+from pathlib import Path
 
 from jax.sharding import Mesh
 
@@ -31,12 +32,13 @@ class Setup:
     tasks: Tasks
 
 
-def set_up(config: RunConfig) -> Setup:
-    """The setup of a run. Raises UserError for options that do not fit together and for data that cannot be read."""
+def set_up(config: RunConfig, folder: Path | None = None) -> Setup:
+    """The setup of a run, of the one in `folder` if it has begun there. Raises UserError for options that do not fit
+    together and for data that cannot be read."""
     if config.model.lora.rank and not config.start:
         fix = "adapters need a model to adapt: name its run with --start, or use --lora.rank 0"
         raise UserError("lora.rank", config.model.lora.rank, fix)
-    config = resolve(config)
+    config = resolve(config, folder)
     config.model.check_causal("training")
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)

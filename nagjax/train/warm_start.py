@@ -21,16 +21,17 @@ OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is co
 TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # of the options of a model, beside those of the run to start from
 
 
-def adopted(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) -> RunConfig:
     """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus. Tells
-    which of the model's options were given in vain.
+    which of the model's options were given in vain. Once the run in the folder `own` has begun they are its own, and
+    the other one need not be there any more.
 
     Raises UserError: no run there, or one of another tokenizer.
     """
-    folder = Path(config.start)
-    before, own, path = read_config(folder), own_tokenizer(folder), folder / TOKENIZER
-    if own.fingerprint != tokenizer.fingerprint:
-        fix = f"reads {own.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
+    folder = own if own and steps_saved(own / CHECKPOINTS) else Path(config.start)
+    before, reads, path = read_config(folder), own_tokenizer(folder), folder / TOKENIZER
+    if reads.fingerprint != tokenizer.fingerprint:
+        fix = f"reads {reads.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
     given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
     given = {name: value for name, value in given.items() if value != "auto"}

@@ -1,6 +1,8 @@
 """Training that starts from another run's parameters."""
 
+import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig, TrainConfig
+from nagjax.runs.metrics import comparable
 from nagjax.runs.opening import open_run
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train
@@ -48,6 +51,21 @@ def test_a_run_goes_on_from_another(first, tmp_path):
     (second / "config.json").write_text(json.dumps(values))
     train(again, second)
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(second).params))
+
+
+def test_a_run_that_has_begun_goes_on_without_the_one_it_started_from(first, tmp_path):
+    base, longer = shutil.copytree(first, tmp_path / "base"), dataclasses.replace(OPTIONS, steps=4, keep=3)
+    config = RunConfig(find_scheme(DEFAULT_SCHEME)(), train=longer, start=str(base))
+    train(config, tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "checkpoints" / "4")
+    shutil.rmtree(base)
+    train(config, tmp_path / "half")
+    assert comparable(tmp_path / "half" / "metrics.jsonl") == comparable(tmp_path / "run" / "metrics.jsonl")
+    with pytest.raises(UserError, match="run = .*base"):
+        train(config, tmp_path / "half", fresh=True)
+    with pytest.raises(UserError, match="start was .*base.* and is now .*first"):
+        train(dataclasses.replace(config, start=str(first)), tmp_path / "half")
 
 
 def test_what_of_the_model_is_given_in_vain_is_told(first, capsys):
