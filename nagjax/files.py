@@ -102,13 +102,18 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
+def partial_name(name: str) -> str:
+    """Of what becomes the file `name` when it is whole: no other writer, in this process or another, has it."""
+    return f"{name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}"
+
+
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
     """The whole new content, on disk when this returns, or the old file untouched; of several writers at once the last
     one's. A writer that is killed may leave a file `NAME.PROCESS-....partial`, which nobody reads. Raises OSError
     naming the file, and UserError where a link stands in its place."""
     path = Path(path)
     refuse_link(path)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}")
+    scratch = path.with_name(partial_name(path.name))
     with naming(path):
         try:
             with open(create(scratch), "wb") as file:

@@ -29,10 +29,10 @@ def main(
         dtype: dtype of the computation; parameters are float32.
         devices: read the parameters split over so many of this machine's devices.
     """
-    from nagjax.interop.hub import find_model
+    from nagjax.interop.hub import TWICE, find_model
 
     source = find_model(source, fetch=True, say=say)
-    files = {*source.glob("*.safetensors")} - {*source.glob("consolidated*")}
+    files = [path for path in source.glob("*.safetensors") if not path.match(TWICE)]
     weights = sum(path.stat().st_size for path in files if path.is_file())
     say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
     import jax

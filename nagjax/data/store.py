@@ -13,7 +13,6 @@ Every file appears under its name only when it is whole, and only files named in
 import errno
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from nagjax.data.stream import ArrayFile, TokenStream
 from nagjax.data.tokenizer import LARGEST as LARGEST_TOKENIZER
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
-from nagjax.files import PARTIAL, create, inside, read_bytes, refuse_link
+from nagjax.files import PARTIAL, create, inside, partial_name, read_bytes, refuse_link
 from nagjax.json_reader import parse_json
 
 MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
@@ -83,7 +82,7 @@ def write_shard(
 def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarray]) -> FileRecord:
     """Write `folder/name` so that no reader ever sees a part of it. Raises UserError, removing the part."""
     digest, size, here = sha256(), 0, isinstance(folder, Path)
-    partial = folder / f".{name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}"  # another may be at the same file
+    partial = folder / f".{partial_name(name)}"
     with cannot_write(folder):
         try:
             with _new_file(partial) as file:

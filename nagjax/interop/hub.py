@@ -7,13 +7,13 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import has_file
-from nagjax.interop.safetensors import PICKLES, all_there
+from nagjax.interop.safetensors import all_there, pickles_in
 from nagjax.runs.names import CONFIG, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
 SHIPPED = Path(__file__).resolve().parents[2] / "models"  # in a clone; an installed package has none
 FETCHED = ["*.json", "*.safetensors", *TOKENIZER_FILES]
-TWICE = ["consolidated*"]  # the same weights in another library's form
+TWICE = "consolidated*"  # the same weights in another library's form
 
 
 def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], None] = lambda text: None) -> Path:
@@ -40,12 +40,12 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
         else:
             say(f"fetching {repository} from the hub")
             try:
-                patterns = {"allow_patterns": FETCHED, "ignore_patterns": TWICE}
-                return _with_weights(Path(snapshot_download(repository, revision=revision, **patterns)), repository)
-            except UserError:
-                raise
+                patterns = {"allow_patterns": FETCHED, "ignore_patterns": [TWICE]}
+                folder = snapshot_download(repository, revision=revision, **patterns)
             except Exception as error:  # its client raises many unrelated types: network, names, rights
                 why = f"it could not be fetched ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
+            else:
+                return _with_weights(Path(folder), repository)
     command = f"hf download {repository}" + (f" --revision {revision}" if name["revision"] else "")
     fix = (
         f"is no folder here, nor in the hub's cache {cache_folder()}, and {why}. Where there is a network: pip install"
@@ -89,6 +89,6 @@ def _cached(owner: str, model: str, revision: str, pickles: bool) -> Path | None
     snapshot = folder / "snapshots" / commit
     if not re.fullmatch(r"[\w.-]+", commit) or not snapshot.is_dir() or not has_file(snapshot / CONFIG):
         return None
-    if pickles and not any(snapshot.glob("*.safetensors")) and any(p for own in PICKLES for p in snapshot.glob(own)):
+    if pickles and not any(snapshot.glob("*.safetensors")) and pickles_in(snapshot):
         return snapshot
     return snapshot if all_there(snapshot) else None

@@ -126,10 +126,15 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
         return read_tensors(found[0])
     if found:
         raise UserError("source", str(folder), f"has {len(found)} safetensors files and no {INDEX}: bring it back")
-    if pickles := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
+    if pickles := pickles_in(folder):
         fix = f"has no safetensors but {pickles[0]}: a pickle can run code when it is read; save it as safetensors"
         raise UserError("source", str(folder), f"{fix} (save_pretrained of transformers does)")
     raise UserError("source", str(folder), f"has no {SINGLE}: give the folder of a model")
+
+
+def pickles_in(folder: Path) -> list[str]:
+    """The names of a folder's pickled weights."""
+    return sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
 
 
 def all_there(folder: Path) -> bool:

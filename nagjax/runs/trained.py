@@ -20,24 +20,28 @@ def marked(parameters: Tree, freeze: tuple[str, ...], lora: bool) -> Tree:
     """The parameters (`nagjax.runs.blueprint.Parameter`), with `trained` as these settings have it."""
 
     def one(path: tuple, parameter: Any) -> Any:
-        frozen = any(names(pattern, dotted(path), parameter.role) for pattern in freeze)
-        return dataclasses.replace(parameter, trained=not frozen and (not lora or parameter.role == "adapter"))
+        return dataclasses.replace(parameter, trained=is_trained(dotted(path), parameter.role, freeze, lora))
 
     return jax.tree_util.tree_map_with_path(one, parameters)
+
+
+def is_trained(name: str, role: str, freeze: tuple[str, ...], lora: bool) -> bool:
+    """Whether the parameter of this name and role is trained; `lora`: its model has adapters."""
+    return not any(_names(pattern, name, role) for pattern in freeze) and (not lora or role == "adapter")
 
 
 def check_freeze(parameters: Tree, freeze: tuple[str, ...]) -> None:
     """Raises UserError for a pattern that names no parameter, and where none is left to train."""
     known = [(dotted(path), p) for path, p in jax.tree_util.tree_leaves_with_path(parameters)]
     for pattern in freeze:
-        if not any(names(pattern, name, p.role) for name, p in known):
+        if not any(_names(pattern, name, p.role) for name, p in known):
             if pattern in ROLES:
                 there = ", ".join(sorted({p.role for _, p in known}))
                 tied = "; a head tied to the embedding has no parameters of its own" if pattern == "head" else ""
                 raise UserError("freeze", pattern, f"no parameter has this role: there are {there}{tied}")
-            there = sorted({name for name, _ in known})
+            names = sorted({name for name, _ in known})
             fix = f"names no parameter: give a role ({', '.join(ROLES)}) or a pattern of names such as blocks.mlp.*"
-            raise UserError("freeze", pattern, f"{nearest(pattern, there)}{fix}; there are {', '.join(there)}")
+            raise UserError("freeze", pattern, f"{nearest(pattern, names)}{fix}; there are {', '.join(names)}")
     if not any(p.trained for _, p in known):
         raise UserError("freeze", freeze, "leaves nothing to train: name fewer parameters")
 
@@ -72,6 +76,5 @@ def dotted(path: tuple) -> str:
     return ".".join(str(key.key) for key in path)
 
 
-def names(pattern: str, name: str, role: str) -> bool:
-    """Whether a pattern of `freeze` names the parameter of this name and role."""
+def _names(pattern: str, name: str, role: str) -> bool:
     return pattern == role or fnmatchcase(name, pattern)

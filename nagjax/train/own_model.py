@@ -21,7 +21,7 @@ from nagjax.residual import Scheme
 from nagjax.residual.module import Residual, say
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.runs.config import OptimizerConfig
-from nagjax.runs.trained import check_freeze, names
+from nagjax.runs.trained import check_freeze, is_trained
 from nagjax.train.optimizer import check_schedule, make_optimizer
 
 Tree = Any
@@ -110,7 +110,8 @@ def optimizer(
     def of_trained(params: Tree) -> optax.GradientTransformation:
         if not frozen:
             return make(params)
-        return optax.masked(make(params), _map(known, lambda of, _: of.trained, params))
+        trained = _map(known, lambda of, _: of.trained, params)
+        return optax.partition({True: make(params), False: optax.set_to_zero()}, trained)
 
     def init(params: Tree) -> Tree:
         return of_trained(params).init(seen(params))
@@ -122,8 +123,6 @@ def optimizer(
         updates, state = inner.update(updates, state, seen(params), **extra)
         if own is None:
             updates = _map(known, lambda of, u: u if of.factors.rate == 1.0 else of.factors.rate * u, updates)
-        if frozen:
-            updates = _map(known, lambda of, u: u if of.trained else jnp.zeros_like(u), updates)
         if bound:
             updates = _map(known, lambda of, u, p: of.brought(p + u) - p if of.trained else u, updates, params)
         return updates, state
@@ -171,9 +170,8 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
                 own_rate = scheme.gate_rate if role == "gate" else 1.0
                 table = own or table
         factors = table.factors(role, tuple(axes), muon=muon, own_rate=own_rate)
-        within = any(path[: len(prefix)] == prefix for prefix in adapted)
-        frozen = any(names(pattern, ".".join(path), role) for pattern in freeze)
-        trained = not frozen and (not within or role == "adapter")
+        lora = any(path[: len(prefix)] == prefix for prefix in adapted)
+        trained = is_trained(".".join(path), role, freeze, lora)
         known[path] = Known(tuple(axes), factors, _bound(path, parts), trained)
     check_freeze({".".join(path): of for path, of in known.items()}, freeze)
     return _of_heads(known, model) if muon else known
@@ -188,8 +186,9 @@ def _of_heads(known: dict[Path, Known], model: Tree) -> dict[Path, Known]:
         if of.role != "matrix" or len(shape) < 3 or of.axes:
             continue
         first, last = (shapes.get((*path[:-2], name, path[-1]), ()) for name in ("query", "out"))
-        if path[-2:-1] in (("query",), ("key",), ("value",), ("out",)) and first and first[-2:] == last[-3:-1]:
-            inputs, outputs = ((-3, -2), (-1,)) if path[-2] == "out" else ((-3,), (-2, -1))
+        module = path[-2] if len(path) > 1 else ""
+        if module in ("query", "key", "value", "out") and first and first[-2:] == last[-3:-1]:
+            inputs, outputs = ((-3, -2), (-1,)) if module == "out" else ((-3,), (-2, -1))
             factors = dataclasses.replace(of.factors, inputs=inputs, outputs=outputs)
             found[path] = dataclasses.replace(of, factors=factors)
         else:

@@ -69,12 +69,9 @@ class Blueprint(ModelBlueprint):
 
     def _around(self, params: Tree, seed: int) -> TrainState:
         key = jax.random.key_data(jax.random.fold_in(jax.random.key(seed), 1))
-        moments, average = self.optimizer.init(self.trained(params)), self.first_average(params)
+        moments = self.optimizer.init(self.trained(params))
+        average = jax.tree.map(jnp.copy, params) if self.config.train.ema else {}  # in memory of its own
         return TrainState(jnp.int32(0), params, moments, key, self.init_mod(), new_guard(), average)
-
-    def first_average(self, params: Tree) -> Tree:
-        """The average of one set of parameters, in memory of its own."""
-        return jax.tree.map(jnp.copy, params) if self.config.train.ema else {}
 
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state."""

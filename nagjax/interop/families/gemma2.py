@@ -52,7 +52,7 @@ def read_common(config: dict, context: int, base: float, caps: dict, more: dict 
     check_value("config.json: query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), Positive)
     own = {name: config.get(f"{name}_logit_softcapping", default) for name, default in caps.items()}
     limit = {"logit_softcap": own["final"]}
-    return read_model(config, context, base, limit | (more or {}), softcap=own["attn"], **block)
+    return read_model(config, context, base, limit | (more or {}), softcap=own.get("attn"), **block)
 
 
 def query_scale(model: ModelConfig, config: dict) -> float:

@@ -6,7 +6,16 @@ import numpy as np
 
 from nagjax.errors import UserError
 from nagjax.interop.families import Family
-from nagjax.interop.families.common import FULL, LONGEST, SLIDING, need, read_scaling, refuse, write_scaling
+from nagjax.interop.families.common import (
+    FULL,
+    LONGEST,
+    SLIDING,
+    need,
+    read_scaling,
+    refuse,
+    rope_settings,
+    write_scaling,
+)
 from nagjax.interop.families.gemma import norms, scaled_embedding
 from nagjax.interop.families.gemma2 import NORMS, query_scale, read_common, read_kinds, write_sandwich
 from nagjax.interop.tensors import ATTENTION, Tensor
@@ -39,21 +48,18 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     blocks = read_kinds(config, context, every, rotary="own", rope_base=base, rope=whole)
     more = {"qk_norm": True}
-    caps = {"attn": None, "final": None}
-    config = config | {"attn_logit_softcapping": None}  # transformers reads it and makes nothing of it
+    caps = {"final": None}  # of attention's, transformers reads one and makes nothing of it
     return read_common(config, context, local, caps, more, rope=rope, qk_gain="head", **blocks), Sandwich()
 
 
 def _ropes(config: dict) -> dict[str, dict]:
     """Of blocks with and without a window, of old and new files."""
-    given, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    if given and old:
-        raise UserError("config.json: rope_scaling", old, "rope_parameters says how far all blocks turn: remove it")
+    told, given = rope_settings(config), config.get("rope_parameters") or {}
     if given and not {SLIDING, FULL} <= {*given}:
         raise UserError("config.json: rope_parameters", sorted(given), f"must have {SLIDING} and {FULL}")
     if given:
         return {kind: dict(given[kind]) for kind in (SLIDING, FULL)}
-    whole = {"rope_theta": config.get("rope_theta", 1e6)} | old
+    whole = {"rope_theta": config.get("rope_theta", 1e6)} | told
     return {SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)}, FULL: whole}
 
 
