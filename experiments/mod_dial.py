@@ -188,8 +188,8 @@ def curves(records: Sequence[Record], kind: str, way: str) -> dict[int, list]:
 
 
 def added(records: Sequence[Record], kind: str, way: str, rate: float) -> dict[int, float]:
-    """By seed: loss over the dense run's of the same scheme and seed, at the share of its forward FLOPs to which NAG
-    comes with this share of the pairs skipped by angle."""
+    """By seed that came through: loss over the dense run's of the same scheme and seed, at the share of its forward
+    FLOPs to which NAG comes with this share of the pairs skipped by angle."""
     base = curves(records, "plain" if kind == "plain" else "nag", "random")
     angle, found = curves(records, "nag", "angle"), {}
     for seed, points in curves(records, kind, way).items():
@@ -222,9 +222,10 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
 
 
 def _gaps(records: Sequence[Record], rate: float) -> dict[str, Gap]:
-    """By control: what it loses more than the angle does, at equal FLOPs."""
-    angle = added(records, "nag", "angle", rate)
-    return {way: Gap.of(f"{WAYS[way]} at {rate:.0%}", added(records, "nag", way, rate), angle) for way in CONTROLS}
+    """By control: what it loses more than the angle does, at equal FLOPs. A model that diverged counts for neither."""
+    lost = {r.labels["seed"]: None for r in records if r.labels["kind"] == "nag" and r.metrics["loss"] is None}
+    own = lambda way: lost | added(records, "nag", way, rate)  # noqa: E731
+    return {way: Gap.of(f"{WAYS[way]} at {rate:.0%}", own(way), own("angle")) for way in CONTROLS}
 
 
 def _signed(gap: Gap) -> str:

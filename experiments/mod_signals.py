@@ -149,7 +149,7 @@ class Skipped:
 
 
 def added(records: Sequence[Record], steps: int, way: str, share: float) -> dict[int, float]:
-    """By seed: loss over the dense model's, at this share of its forward FLOPs."""
+    """By seed that came through: loss over the dense model's, at this share of its forward FLOPs."""
     found = {}
     for record in records:
         if record.labels["steps"] == steps and record.metrics["loss"] is not None:
@@ -160,11 +160,11 @@ def added(records: Sequence[Record], steps: int, way: str, share: float) -> dict
 
 
 def gaps(records: Sequence[Record], steps: int) -> list[Gap]:
-    """What the fitted square's rivals lose more than it does, at equal FLOPs."""
+    """What the fitted square's rivals lose more than it does, at equal FLOPs. A model that diverged counts for none."""
+    lost = {r.labels["seed"]: None for r in records if r.labels["steps"] == steps and r.metrics["loss"] is None}
+    own = lambda way, share: lost | added(records, steps, way, share)  # noqa: E731
     return [
-        Gap.of(f"{WAYS[way]}, {share:.0%}", added(records, steps, way, share), added(records, steps, "learned", share))
-        for share in READ
-        for way in RIVALS
+        Gap.of(f"{WAYS[way]}, {share:.0%}", own(way, share), own("learned", share)) for share in READ for way in RIVALS
     ]
 
 

@@ -155,24 +155,27 @@ def diverged(records: Sequence[Record]) -> set[tuple[str, str]]:
     return {(r.labels["size"], r.labels["variant"]) for r in records if r.labels and r.metrics["loss"] is None}
 
 
-def calibration_errors(records: Sequence[Record]) -> dict[tuple[str, str], float]:
-    """By size and variant, means over the seeds; of runs trained here."""
+def averaged(records: Sequence[Record], metric: str) -> dict[tuple[str, str], float]:
+    """By size and variant, over the seeds; of runs trained here."""
     found: dict[tuple[str, str], list[float]] = {}
     for record in records:
-        if "calibration_error" in record.metrics:
-            own = record.metrics["calibration_error"]
+        if metric in record.metrics:
+            own = record.metrics[metric]
             found.setdefault((record.labels["size"], record.labels["variant"]), []).append(own)
-    return {where: sum(errors) / len(errors) for where, errors in found.items()}
+    return {where: sum(own) / len(own) for where, own in found.items()}
 
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     found, rows, told = losses(records), [], []
-    calibrated = calibration_errors(records)
+    calibrated, parameters_of = averaged(records, "calibration_error"), averaged(records, "parameters")
     for size, variants in found.items():
         review = variants.get("review", {})
         for variant, own in variants.items():
             mean = sum(own.values()) / len(own)
             row = {"size": size, "variant": variant, "runs": len(own), "mean loss": round(mean, 4)}
+            if parameters_of:
+                count = parameters_of.get((size, variant))
+                row["parameters"] = "" if count is None else round(count)
             if calibrated:
                 error = calibrated.get((size, variant))
                 row["calibration error"] = "" if error is None else round(error, 4)

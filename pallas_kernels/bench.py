@@ -3,8 +3,8 @@
 For each op, implementation and shape of `shapes.BENCH`: microseconds of the forward pass and of forward plus
 backward, the bandwidth computed from the bytes that the op must move (`bytes_moved`), its ratio to the
 bandwidth of a plain copy measured in the same run, and the time relative to XLA's own compilation of the
-reference. The backward pass alone is the difference of the two times. Row ops are timed without donated
-operands, so XLA first copies the stream that they write into: their bandwidth is not shown.
+reference. The backward pass alone is the difference of the two times, where that is positive. Row ops are timed
+without donated operands, so XLA first copies the stream that they write into: their bandwidth is not shown.
 
 On a CPU the shapes are small, and the figures only show that everything runs.
 """
@@ -72,7 +72,9 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
             what: microseconds(fn, make, rotate=rotate, repeats=repeats)
             for what, fn, make in _programs(op, implementation, of)
         }
-        times["backward"] = times["forward+backward"] - times["forward"]
+        difference = times["forward+backward"] - times["forward"]
+        if difference > 0:  # else noise was larger than the backward pass
+            times["backward"] = difference
         reference = reference or times
         for what, taken in times.items():
             moved = None if of.sizes is None else _bytes(op, shape, what, of.sizes)
@@ -83,7 +85,7 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
                 "pass": what,
                 "us": taken,
                 "GB/s": moved and moved / taken / 1e3,
-                "vs_reference": taken / reference[what],
+                "vs_reference": taken / reference[what] if what in reference else None,
             }
 
 
@@ -133,7 +135,7 @@ def _cells(row: dict) -> tuple[str, ...]:
     bandwidth = f"{row['GB/s']:.0f}" if row["GB/s"] else "-"
     share = f"{row['of_copy']:.0%}" if row["of_copy"] else "-"
     shape = f"{rows}x{width} {dtype}"
-    ratio = f"{row['vs_reference']:.2f}"
+    ratio = f"{row['vs_reference']:.2f}" if row["vs_reference"] else "-"
     return row["op"], shape, row["implementation"], row["pass"], f"{row['us']:.1f}", bandwidth, share, ratio
 
 

@@ -42,8 +42,9 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from pallas_kernels.derivatives import once
 from pallas_kernels.launch import WIDE_ON_AMD, interpreter, interpreting, traced_platform, tracing_for
-from pallas_kernels.placement import Placement, alike, current_placement, on_shards, place
+from pallas_kernels.placement import Placement, alike, check_divides, current_placement, on_shards, place
 
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
@@ -158,7 +159,9 @@ def run(
     choice = choice.only(traced_platform())
     dtypes = tuple(jnp.dtype(a.dtype) for a in args)
     placement = current_placement()
-    args = place(args, placement, _rows(len(_lead_shape(op.inputs, args)), op.inputs))
+    lead = _lead_shape(op.inputs, args)
+    check_divides(op.name, lead, placement)
+    args = place(args, placement, _rows(len(lead), op.inputs))
     return _differentiable(choice, dtypes, placement, interpreter())(*args)
 
 
@@ -175,6 +178,8 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     if implementation == REFERENCE:
         return Choice(op, (REFERENCE,) * len(PLATFORMS))
     named = implementation is not None
+    if named and not isinstance(implementation, str | Sequence):
+        raise ValueError(f"{op.name}: implementation = {implementation!r}; give a name, or names to try in order")
     if not named:
         implementation = [name for name in BEST_FIRST if name in op.implementations]
     names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
@@ -261,6 +266,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
     `shard_map` is transposed, which would add collectives."""
     op, constants, extras = choice.op, dict(choice.constants), choice.extra
     kept_types = op.kept + extras
+    once_only = (lambda arrays: arrays) if {*choice.names} <= {"xla", None} else once(op.name)
     real_dtypes = tuple(d for i, d in enumerate(dtypes) if i not in op.integer_inputs)
 
     # Jitted, so that a kernel is traced once per shape and not in every sublayer, program and derivative.
@@ -292,7 +298,8 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
 
         lead = len(_lead_shape(op.inputs, args))
         with interpreting(interpret):
-            results = on_shards(shard, placement, _rows(lead, op.inputs), _rows(lead, op.outputs + extras))(*args)
+            places = _rows(lead, op.inputs), _rows(lead, op.outputs + extras)
+            results = on_shards(shard, placement, *places)(*once_only(args))
         outputs, extra = results[: len(op.outputs)], results[len(op.outputs) :]
         kept = tuple(args[i] for i in op.keep_inputs) + tuple(outputs[i] for i in op.keep_outputs)
         return outputs, kept + extra
@@ -304,7 +311,7 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
             shape, rows = _flatten(given, local)
             return _unflatten(shape, op.gradients, backward_rows(*rows))
 
-        arrays = (*residuals, *cotangents)
+        arrays = once_only((*residuals, *cotangents))
         lead = len(_lead_shape(given, arrays))
         with interpreting(interpret):
             sums = iter(on_shards(shard, placement, _rows(lead, given), _rows(lead, op.gradients))(*arrays))

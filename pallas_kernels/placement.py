@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -46,6 +47,8 @@ def shard_rows(fn: Callable, mesh: jax.sharding.Mesh | None, rows: P | str) -> C
     """
     if mesh is None:
         return fn
+    if not isinstance(rows, P | str):
+        raise ValueError(f"rows = {rows!r}: give the name of a mesh axis or a PartitionSpec of the leading dimensions")
     spec = P(rows) if isinstance(rows, str) else rows
     unknown = [a for a in _axes(spec) if a not in mesh.axis_names]
     if unknown:
@@ -103,6 +106,18 @@ def on_shards(
     # This shard_map is never transposed (forward and backward each have their own), so replication types are of
     # no use here, and Pallas interpreters do not support them.
     return jax.shard_map(per_shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def check_divides(op: str, lead: Sequence[int], placement: Placement | None) -> None:
+    """Raises ValueError if the mesh does not divide these leading dimensions of an op's rows."""
+    if placement is None:
+        return
+    for size, part in zip(lead, tuple(placement.rows), strict=False):
+        axes = _axes(P(part))
+        shards = math.prod(placement.mesh.shape[axis] for axis in axes)
+        if size % shards:
+            split = " x ".join(f"{axis}={placement.mesh.shape[axis]}" for axis in axes)
+            raise ValueError(f"{op}: {size} rows do not divide over {split}; pad them, or change rows= of shard_rows")
 
 
 def alike(args: Sequence[jax.Array], like: Sequence[jax.Array] = ()) -> tuple[jax.Array, ...]:

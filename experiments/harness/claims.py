@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol
 
 import numpy as np
@@ -26,6 +26,10 @@ class Claim(Protocol):
     judged: str
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """The arms it is about; all are in the recipe."""
+
+    @property
     def reference(self) -> str:
         """The arm that tables and figures show differences to."""
 
@@ -38,6 +42,10 @@ class Lowest:
 
     judged: str
     rivals: tuple[str, ...] = ()  # none: all other arms
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.judged, *self.rivals
 
     @property
     def reference(self) -> str:
@@ -67,6 +75,10 @@ class Lead:
     ahead: bool = False
 
     @property
+    def named(self) -> tuple[str, ...]:
+        return self.judged, self.rival
+
+    @property
     def reference(self) -> str:
         return self.rival
 
@@ -85,8 +97,25 @@ class Lead:
             none = "a run diverged" if self._groups(gaps) else "needs two"
             shown = f"{signed(slope)} nats" if slope else none
             head = f"{self.judged}'s lead over {self.rival} per doubling of the {self.along}: {shown}"
-        text = f"{self.rival} minus {self.judged}: {told} nats per token; {outcome.ranking()}"
-        return Decision(verdict, head, text)
+        text = f"{self.rival} minus {self.judged}: {told} nats per token{self._at_minima(outcome, gaps)}"
+        return Decision(verdict, head, f"{text}; {outcome.ranking()}")
+
+    def _at_minima(self, outcome: Outcome, gaps: Mapping[Shape, Gap]) -> str:
+        """The slope, were each rate not the best of its grid but that of its parabola's minimum."""
+        errors = {
+            arm: {shape: outcome.tried(arm, shape).grid_error for shape in gaps} for arm in (self.rival, self.judged)
+        }
+        if len(gaps) < 2 or None in [error for own in errors.values() for error in own.values()]:
+            return ""
+        more = {shape: errors[self.judged][shape] - errors[self.rival][shape] for shape in gaps}
+        moved = {
+            shape: dataclasses.replace(
+                gap, values={s: v + more[shape] for s, v in gap.values.items()}, hint=gap.hint + more[shape]
+            )
+            for shape, gap in gaps.items()
+        }
+        slope = self.slope(moved)
+        return f"; per doubling without grid errors {signed(slope)}" if slope else ""
 
     def _groups(self, shapes: Iterable[Shape]) -> list[list[Shape]]:
         """Of shapes alike in the other dimension, those in which what the lead is along has two values."""
@@ -96,7 +125,7 @@ class Lead:
             groups.setdefault(other(shape), []).append(shape)
         return [own for own in groups.values() if len({getattr(s, self.along) for s in own}) > 1]
 
-    def slope(self, gaps: dict[Shape, Gap]) -> Interval | None:
+    def slope(self, gaps: Mapping[Shape, Gap]) -> Interval | None:
         """Nats per doubling: least squares for each seed (with fresh ones none: the tuning's own) at each value of the
         other dimension, averaged over these. None without two values, or where one of the two diverged."""
         groups = self._groups(gaps)
@@ -123,6 +152,10 @@ class Matches:
     judged: str  # what is to be matched
     arms: tuple[str, ...]
     margin: float
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.judged, *self.arms
 
     @property
     def reference(self) -> str:
@@ -152,6 +185,10 @@ class Wall:
     rival: str
     beyond: int  # blocks
     margin: float  # nats
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.judged, self.rival
 
     @property
     def reference(self) -> str:
@@ -190,6 +227,10 @@ class Deeper:
     """The judged arm has a lower loss at every further shape than at the first one; the other arms stand beside it."""
 
     judged: str
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return (self.judged,)
 
     @property
     def reference(self) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.jobs import Record, finished
+from experiments.harness.jobs import Record
 from experiments.harness.pages import write_pages
-from experiments.harness.recipe import HOME, Recipe, judged, load, planned
-from experiments.harness.results import Summary, reuse, write_plot, write_result, write_unfinished
+from experiments.harness.recipe import HOME, Recipe, judged, load, names, planned
+from experiments.harness.results import Summary, write_plot, write_result, write_unfinished
+from experiments.harness.reuse import check_kept, done, reuse
 from experiments.harness.sweep import Shard, collect, work, work_in_processes
 from nagjax.arguments import help_text, options_of
 from nagjax.arguments import parse as read
@@ -92,13 +93,17 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
         raise UserError("processes", options.processes, "give a number of at least 1")
     jobs = planned(recipe, settings)
     home = options.results or (out if options.size == SMOKE else HOME)
-    for folder in (out, home):
-        folder.mkdir(parents=True, exist_ok=True)  # before anything is trained
+    for folder in (out, home):  # what the end needs is seen to before anything is trained
+        folder.mkdir(parents=True, exist_ok=True)
+    if home == HOME:
+        for name in names():
+            load(name)
     for size in options.reuse:
-        count = reuse(HOME, recipe.name, size, jobs, out)
+        count = reuse((home, HOME), recipe.name, size, jobs, out)
         print(f"{count} of {len(jobs)} jobs are those of size {size}")
     if options.keep:
-        return _keep(recipe, options, settings, command, [one for job in jobs if (one := finished(job, out))])
+        return _keep(recipe, options, settings, command, home, out, done(jobs, out))
+    check_kept(home, recipe.name, options.size, jobs)
     if options.processes == 1:
         work(shard.take(jobs), out)
     elif shard.count > 1:
@@ -107,7 +112,8 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
         work_in_processes(recipe, settings, out, options.processes)
     records = collect(jobs, out)
     if records is None:
-        print(f"other jobs are not finished; the same command without --shard collects them ({out})")
+        again = "the same command" + (" without --shard" if shard.count > 1 else "")
+        print(f"other jobs are not finished; {again} collects them ({out})")
         return None
     floors = [record for record in records if "floor" in record.labels]
     records = [record for record in records if "floor" not in record.labels]
@@ -121,12 +127,13 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
     return summary
 
 
-def _keep(recipe: Recipe, options: Options, settings: Any, command: str, records: Sequence[Record]) -> None:
+def _keep(
+    recipe: Recipe, options: Options, settings: Any, command: str, home: Path, out: Path, records: Sequence[Record]
+) -> None:
     if not records:
-        raise UserError("keep", str(options.out or ""), "no job is finished there: run it without --keep first")
+        raise UserError("keep", str(out), "no job is finished there: run it without --keep first")
     floors = [record for record in records if "floor" in record.labels]
     runs = [record for record in records if "floor" not in record.labels]
-    home = options.results or HOME
     path = write_unfinished(home, recipe.name, options.size, command, settings, runs, floors)
     print(f"{len(records)} finished jobs: {path}")
 

@@ -72,7 +72,10 @@ COMMON = {
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """See above. `model` and `optimizer` change the configs of all arms; `after` measures a trained run's folder."""
+    """See above. `model` and `optimizer` change the configs of all arms; `after` measures a trained run's folder.
+
+    Raises UserError if the claim names an arm that is not there.
+    """
 
     arms: Mapping[str, Arm]
     claim: Claim
@@ -81,6 +84,10 @@ class Comparison:
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     after: Callable[[Path], dict[str, Any]] | None = None
+
+    def __post_init__(self):
+        if unknown := set(self.claim.named) - set(self.arms):
+            raise UserError("claim", sorted(unknown), f"it names arms that are none; there are {', '.join(self.arms)}")
 
     def chosen(self, settings: Settings) -> tuple[str, ...]:
         """The arms of a size. Raises UserError for one that the recipe does not have."""
@@ -157,6 +164,7 @@ class Comparison:
             "shape": shape.name,
             "arm": arm,
             "lr x": _number(tried.factor) + (" (edge)" if tried.edge else ""),
+            "grid error": "" if tried.grid_error is None else f"{tried.grid_error:.4f}",
             "loss": str(loss) if sound else "diverged",
             "diverged": f"{lost} of {len(outcome.losses(arm, shape))}" if lost else "",
             f"minus {reference}": outcome.gap_text(outcome.gap(arm, reference, shape)) if compared else "",

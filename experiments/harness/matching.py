@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
@@ -43,10 +44,18 @@ def with_flops(config: RunConfig, budget: float) -> RunConfig:
     return with_steps(config, round(budget / train_flops(with_steps(config, 1))))
 
 
-def step_seconds(config: RunConfig, rounds: int = 5) -> float:
-    """Fastest of several training steps."""
-    racer = Racer(blueprint_of(config), config.train.batch, config.model.context)
-    return min(race({"own": racer}, rounds, steps=1)["own"])
+def step_seconds(configs: Mapping[str, RunConfig], rounds: int = 9, steps: int = 1) -> dict[str, list[float]]:
+    """Of training steps, by round: in every round each config has its turn of so many steps in a row, so that what else
+    the machine does is in the way of all alike."""
+    racers = {
+        name: Racer(blueprint_of(config), config.train.batch, config.model.context) for name, config in configs.items()
+    }
+    return race(racers, rounds, steps)
+
+
+def ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    """Of two columns of `step_seconds`: the median over the rounds."""
+    return statistics.median(own / other for own, other in zip(times, others, strict=True))
 
 
 def widened(config: RunConfig, reaches: Callable[[RunConfig], float], target: float) -> RunConfig:

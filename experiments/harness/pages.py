@@ -6,16 +6,20 @@ it first summarises all result files again, from the runs in them, by today's ru
 """
 
 import argparse
+import contextlib
 import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.evidence import budget
+from experiments.harness.jobs import changed
 from experiments.harness.recipe import HOME, Recipe, judged, load, names
 from experiments.harness.results import plot_file, read_result, result_file, write_plot, write_summary
 from experiments.harness.sweep import settings_from
+from nagjax.errors import UserError
 from nagjax.files import write_text
+from nagjax.runs.config import nested
 
 COLUMNS = ("claim", "verdict", "number", "fresh seeds", "budget", "flags", "page")
 BEGIN, END = "<!-- table: python -m experiments.harness.pages -->", "<!-- end of table -->"
@@ -122,7 +126,8 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any]) -> list
     parts += [found["measured"][:1].upper() + found["measured"][1:] + "."] if found["measured"] else []
     parts += [markdown(found["table"])] if found["table"] else []
     file = result_file(home, recipe.name, size).relative_to(home).as_posix()
-    return [*parts, f"`{result['command']}`: [numbers](../{file}){_since(recipe, size, result)}{_unclean(result)}"]
+    remarks = _since(recipe, size, result) + _replanned(recipe, result) + _unclean(result) + _again(result)
+    return [*parts, f"`{result['command']}`: [numbers](../{file}){remarks}"]
 
 
 def _since(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
@@ -135,6 +140,24 @@ def _since(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
         if then != today and f"--{name.replace('_', '-')}" not in result["command"]
     ]
     return f". Made with other settings than the recipe has today: {', '.join(told)}" if told else ""
+
+
+def _replanned(recipe: Recipe, result: dict[str, Any]) -> str:
+    """Which runs the same settings would make otherwise today, as where FLOPs to be matched are counted otherwise."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(UserError):  # tables and runs that are not here
+        jobs = {job.name: job for job in recipe.plan(settings_from(recipe, result["settings"]))}
+        for record in result["records"]:
+            told = changed(nested(record.config), jobs[record.name]) if record.name in jobs else ""
+            found |= {told: found.get(told, 0) + 1} if told else {}
+    listed = ", ".join(f"{told} ({count} of {len(result['records'])} runs)" for told, count in found.items())
+    return f". Today's code would plan some of it otherwise: {listed}" if listed else ""
+
+
+def _again(result: dict[str, Any]) -> str:
+    """What of the file's numbers is not as the runs left it; `computed_again` in a result file."""
+    again = result.get("computed_again")
+    return f". Computed again since, at commit {again['commit'][:7]}: {again['what']}" if again else ""
 
 
 def _unclean(result: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.harness.jobs import Record, Training
 from experiments.harness.sweep import awaited
 
@@ -106,6 +108,20 @@ class Tried:
     @property
     def edge(self) -> bool:
         return at_edge(self.losses)
+
+    @property
+    def grid_error(self) -> float | None:
+        """How far the best of the grid may be above the best rate there is, in nats: above the minimum of the parabola
+        through it and its neighbours, over the rate's logarithm. None where a neighbour is missing or diverged."""
+        tried = list(self.losses)
+        at = tried.index(self.factor) if self.factor is not None else 0
+        near = tried[max(at - 1, 0) : at + 2]
+        losses = [self.losses[factor] for factor in near]
+        if len(near) < 3 or None in losses:
+            return None
+        curve = np.polynomial.Polynomial.fit(np.log(near), losses, 2)
+        (lowest,) = curve.deriv().roots()
+        return float(losses[1] - curve(lowest))
 
     @property
     def loss(self) -> float:

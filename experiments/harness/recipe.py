@@ -46,7 +46,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Recipe:
-    """Raises UserError for an unknown recipe, TypeError for a file that is none."""
+    """Raises UserError for an unknown recipe, and for a file that is none."""
     pick("recipe", name, dict.fromkeys(names()), "recipes")
     module = importlib.import_module(f"experiments.{name}")
     missing = [part for part in ("SIZES", "plan", "summarise", "draw") if not hasattr(module, part)]
@@ -54,7 +54,8 @@ def load(name: str) -> Recipe:
     missing += [field for field in FIELDS if not header.get(field)]
     missing += [size for size in REQUIRED_SIZES if size not in getattr(module, "SIZES", {})]
     if missing:
-        raise TypeError(f"{module.__file__} is no recipe: it lacks {', '.join(missing)}")
+        fix = f"it is no recipe without {', '.join(missing)}; a module that is to be none belongs in another folder"
+        raise UserError("recipe", f"experiments/{name}.py", fix)
     return Recipe(name, header, module.SIZES, module.plan, module.summarise, module.draw)
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from experiments.harness.jobs import RECORD, Job, Record, changed
+from experiments.harness.jobs import Record
 from experiments.harness.verdicts import Verdict
-from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.report.style import RC
-from nagjax.runs.config import flatten, nested
+from nagjax.runs.config import flatten
 
 SHORT = 30  # options of a config that is written whole
 LISTS = ',\n "floors": ['  # in a result file, behind everything that is no list of runs
@@ -55,12 +54,22 @@ def write_result(
     summary: Summary,
     floors: Sequence[Record] = (),
 ) -> Path:
-    """Writes results/NAME.SIZE.json, in place of unfinished/NAME.SIZE.json; returns its path."""
+    """Writes results/NAME.SIZE.json, in place of unfinished/NAME.SIZE.json where that holds nothing else; returns its
+    path."""
     path = result_file(home, name, size)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, _told(name, size, command, settings, records, floors, {"summary": dataclasses.asdict(summary)}))
-    unfinished_file(home, name, size).unlink(missing_ok=True)
+    before = unfinished_file(home, name, size)
+    if not _others(before, records):
+        before.unlink(missing_ok=True)
     return path
+
+
+def _others(path: Path, records: Sequence[Record]) -> list[Record]:
+    """Runs of an unfinished file that are none of these; rates that were tried stand in their tuning's record."""
+    ours = {record.name for record in records}
+    known = read_result(path)["records"] if path.exists() else []
+    return [record for record in known if record.name not in ours and "factor" not in record.labels]
 
 
 def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
@@ -75,9 +84,14 @@ def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
 def write_unfinished(
     home: Path, name: str, size: str, command: str, settings: Any, records: Sequence[Record], floors: Sequence[Record]
 ) -> Path:
-    """Writes the jobs that are finished, of a plan whose others are not, to unfinished/NAME.SIZE.json."""
+    """Writes the jobs that are finished, of a plan whose others are not, to unfinished/NAME.SIZE.json, beside what is
+    there of others."""
     path = unfinished_file(home, name, size)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        before, ours = read_result(path), {record.name for record in (*records, *floors)}
+        records = [*(record for record in before["records"] if record.name not in ours), *records]
+        floors = [*(floor for floor in before["floors"] if floor.name not in ours), *floors]
     write_text(path, _told(name, size, command, settings, records, floors, {}))
     return path
 
@@ -135,37 +149,6 @@ def read_result(path: Path) -> dict[str, Any]:
         for run in values["runs"]
     ]
     return values
-
-
-def reuse(home: Path, name: str, size: str, jobs: Sequence[Job], folder: Path) -> int:
-    """Leaves the records of a size's result file, or of its unfinished one, where these jobs would leave them, so that
-    they are not done again; returns how many. A record that is there stays. A size of another recipe is RECIPE.SIZE.
-
-    Raises UserError if there is no such file, if it has none of these jobs, or if one of them is of another config.
-    """
-    other, _, of_size = size.rpartition(".")
-    paths = result_file(home, other or name, of_size), unfinished_file(home, other or name, of_size)
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        raise UserError("reuse", size, f"there is no {paths[0]}; name a size that was run")
-    result = read_result(path)
-    known = {record.name: record for record in (*result["records"], *result["floors"])}
-    found = [
-        (job, dataclasses.replace(known[job.name], config=nested(known[job.name].config)))
-        for job in jobs
-        if job.name in known
-    ]
-    if not found:
-        raise UserError("reuse", str(path), f"it holds no run of this plan; its runs are {', '.join(sorted(known))}")
-    for job, record in found:
-        if told := changed(record.config, job):
-            raise UserError("reuse", str(path), f"{job.name} is of another experiment: {told}")
-    for job, record in found:
-        own = folder / job.name / RECORD
-        if not own.exists():
-            own.parent.mkdir(parents=True, exist_ok=True)
-            write_text(own, json.dumps(dataclasses.asdict(record)))
-    return len(found)
 
 
 def write_plot(home: Path, name: str, size: str, draw, *arguments) -> Path:

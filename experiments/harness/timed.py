@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.jobs import Training
-from experiments.harness.matching import step_seconds, with_steps
+from experiments.harness.matching import ratio, step_seconds, with_steps
 from experiments.harness.ngram import floor_of
 from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, to_dict
@@ -17,7 +17,7 @@ MEASURED = "step_times.json"
 
 @dataclasses.dataclass(frozen=True)
 class TimeMatched:
-    """`run_config`, trained for as many steps as take the time that `like` takes; both step times are measured where
+    """`run_config`, trained for as many steps as take the time that `like` takes; steps of both are timed in turn where
     it runs, once, and kept in the job's folder; among its metrics are the n-gram losses of what it read. `after` is
     that of `Training`."""
 
@@ -34,10 +34,9 @@ class TimeMatched:
     def run(self, folder: Path) -> dict[str, Any]:
         path = folder / MEASURED
         if not path.exists():
-            seconds = {"own": step_seconds(self.run_config), "other": step_seconds(self.like)}
-            write_text(path, json.dumps(seconds))
+            write_text(path, json.dumps(step_seconds({"own": self.run_config, "other": self.like})))
         seconds = json.loads(path.read_text(encoding="utf-8"))
-        steps = round(self.like.train.steps * seconds["other"] / seconds["own"])
+        steps = round(self.like.train.steps * ratio(seconds["other"], seconds["own"]))
         config = with_steps(self.run_config, steps)
         found = Training(self.name, self.labels, config, self.after).run(folder)
         return found | {"step_times": seconds} | {"ngram": floor_of(config).run(folder)["ngram"]}

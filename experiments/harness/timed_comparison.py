@@ -11,17 +11,16 @@ from matplotlib.figure import Figure
 from experiments.harness.budget_curves import figure_of_budgets
 from experiments.harness.comparison import Comparison
 from experiments.harness.jobs import Job, Record
-from experiments.harness.matching import blueprint_of
+from experiments.harness.matching import step_seconds
 from experiments.harness.results import Summary
 from experiments.harness.settings import Settings
-from nagjax.measure.step_times import Racer, race
 from nagjax.runs.config import RunConfig, to_dict
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """A job: training steps of each arm in turn, round after round, so that whatever else the machine does is in the
-    way of all of them alike. What runs measure while they train depends on what ran beside them."""
+    """A job: training steps of all arms, timed in turn. What runs measure while they train depends on what ran beside
+    them."""
 
     name: ClassVar[str] = "step-times"
     labels: ClassVar[dict[str, Any]] = {"step times": True}
@@ -34,11 +33,7 @@ class StepTimes:
 
     def run(self, folder: Path) -> dict[str, Any]:
         """`step_seconds` by arm: medians over the rounds."""
-        racers = {
-            arm: Racer(blueprint_of(config), config.train.batch, config.model.context)
-            for arm, config in self.configs.items()
-        }
-        times = race(racers, self.rounds, self.steps)
+        times = step_seconds(self.configs, self.rounds, self.steps)
         return {"step_seconds": {arm: round(statistics.median(own), 5) for arm, own in times.items()}}
 
 

@@ -1,10 +1,12 @@
 """What a verdict takes: one set of rules for all recipes.
 
-1. Seeds. A difference is paired by seed over fresh ones, never the seed on which a rate was chosen, and at least SEEDS.
+1. Seeds. A difference is paired by seed, over at least SEEDS fresh ones: where rates are tuned, never the seed on which
+   they were.
 2. Rivals. Every comparison a claim makes is in one family; its p values (paired t tests, two-sided) are Holm's, who
    bounds the chance of one false finding as Bonferroni does and finds more.
 3. Divergence. An arm of which a run diverged is never ahead, whatever the rival's did. Pairs of which one diverged have
-   no difference and stay out of the interval, but not out of the count.
+   no difference and stay out of the interval, but not out of the count. Where there are such, p is twice the smaller of
+   two: the t test's over the pairs both came through, PAIRS at least, and Fisher's exact one of how many diverged.
 4. Rates. What is trained apart is compared at tuned rates, of which the best is inside the grid: a neighbour on either
    side is worse, or diverges. Within one trained model there is nothing to tune.
 5. Floor. The best arm is below the 4-gram table of the same training text.
@@ -27,6 +29,7 @@ from experiments.harness.statistics import Interval, mean_interval
 Verdict = Literal["supported", "not supported", "undecided"]
 SEEDS = 5
 LEVEL = 0.05  # of a family of comparisons
+PAIRS = 3  # without divergences, where rule 1 holds, there are more
 UNTUNED = "rates not tuned"
 
 
@@ -75,10 +78,16 @@ class Gap:
 
     @property
     def p(self) -> float:
-        """Of no difference; 0 where one of the two, and it alone, diverged on every seed, 1 where nothing is known."""
-        if not self.finite:
-            return 0.0 if bool(self.won) != bool(self.lost) else 1.0
-        if len(self.finite) < 2:
+        """Of no difference; 1 where nothing is known."""
+        if not (self.won or self.lost):
+            return self._t_test(2)
+        came = [len(self.values) - self.won, len(self.values) - self.lost]
+        counts = float(stats.fisher_exact([[self.won, self.lost], came]).pvalue)
+        return min(1.0, 2 * min(counts, self._t_test(PAIRS)))
+
+    def _t_test(self, least: int) -> float:
+        """Of the pairs both came through, where there are so many."""
+        if len(self.finite) < least:
             return 1.0
         mean, error = np.mean(self.finite), np.std(self.finite, ddof=1) / math.sqrt(len(self.finite))
         if error == 0:

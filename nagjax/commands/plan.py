@@ -52,10 +52,8 @@ def main(
     if tokens is None:
         given.refuse(("mfu",), "is for what a training costs: give --tokens, too, or leave it out")
     machine = parse(topology)
-    require(machine.chip)
-    say(f"planning {f'the model of {options.start}' if options.start else options}, on {machine.name}")
     from nagjax.plan.compile import plan
-    from nagjax.plan.order import filled, started
+    from nagjax.plan.order import filled, mesh_shape, started
     from nagjax.plan.report import ranking, report, sort
     from nagjax.plan.search import search as search_all
 
@@ -65,6 +63,15 @@ def main(
         config = started(config)
         vocab = config.model.vocab
     config = filled(config, machine, vocab, batch_given, mesh_given)
+    if not search:
+        mesh_shape(config, machine)  # what is wrong with it is told before a compiler is asked for
+    require(machine.chip)
+    model, batch = config.model, config.train.batch
+    of = f"the model of {options.start}" if options.start else options.name
+    size = (
+        f"{model.depth} blocks x {model.width}, steps of {batch} x {model.context} = {batch * model.context:,} tokens"
+    )
+    say(f"planning {of}, {size}, on {machine.name}")
 
     def one(config) -> dict:
         say(f"compiling for {machine.name}; this takes a minute or more, {minutes:g} at most")

@@ -1,5 +1,6 @@
 """Batched generation from token ids and from texts."""
 
+import operator
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check
 from nagjax.runs.opening import OpenRun, check_opened
 
 MOST_TOKENS = 64  # new ones, where nobody says how many
+LISTS = "give a list of token ids for each prompt"
 
 TopP = Annotated[float, Range(gt=0, le=1)]
 
@@ -75,7 +77,14 @@ def generate(
     check_value("top_p", top_p, TopP, "1 draws from all tokens")
     check_value("min_p", min_p, Share, "0 draws from all tokens")
     check_value("seed", seed, Seed)
-    if not prompts:
+    check_value("progress", progress, Share, "the share of the training that lies behind")
+    if end_of_text is not None and not 0 <= end_of_text < config.vocab:
+        raise UserError("end_of_text", end_of_text, f"the vocabulary has the ids 0 to {config.vocab - 1}")
+    if cuts is not None and np.shape(cuts) != (config.sublayers,):
+        raise UserError("cuts", np.shape(cuts), f"give {config.sublayers} numbers, one for a sublayer")
+    if isinstance(prompts, str) or not np.iterable(prompts):
+        raise UserError("prompts", prompts, f"{LISTS}; for texts there is complete(run, ...)")
+    if not len(prompts):
         return []
     checked = [_checked(prompt, tokens, end_of_text, config, slide) for prompt in prompts]
     graph, params = nnx.split(narrow_model(model))
@@ -152,7 +161,10 @@ def _new_text(tokenizer, before: list[int], after: list[int]) -> str:
 def _checked(
     prompt: Sequence[int], tokens: int, end_of_text: int | None, config: ModelConfig, slide: bool
 ) -> list[int]:
-    ids = [int(i) for i in prompt]
+    try:
+        ids = [operator.index(i) for i in prompt]
+    except TypeError:
+        raise UserError("prompt", prompt, LISTS) from None
     if not ids and end_of_text is None:
         raise UserError("prompt", ids, "give at least one token, or end_of_text to begin a document")
     ids = ids or [end_of_text]

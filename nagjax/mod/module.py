@@ -21,12 +21,27 @@ from nagjax.residual.protocol import Boundary
 
 
 class Routed(NamedTuple):
-    """What a sublayer did: which tokens ran, the score of the last one let in (each sequence's), and the decider's own
-    loss (each sequence's; 0 for a threshold)."""
+    """What a sublayer did, or sublayers with a leading S: which tokens ran, the score of the last one let in (each
+    sequence's; -inf where it has fewer real tokens than there are places), and the decider's own loss (each sequence's;
+    0 for a threshold)."""
 
-    ran: Bool[Array, "B T"]
-    cut: Float[Array, " B"]
-    loss: Float[Array, " B"]
+    ran: Bool[Array, "*S B T"]
+    cut: Float[Array, "*S B"]
+    loss: Float[Array, "*S B"]
+
+    def averaged_cuts(self, cuts: Float[Array, "*S"] | None = None, decay: float = 0.99) -> Float[Array, "*S"]:
+        """What a threshold compares with, one training step on: the moving average of `cut` over the sequences that
+        have one. cuts: that of the step before, None before the first. It stays where no sequence has a cut; -inf,
+        which lets every token in, is one of which nothing is known yet.
+        """
+        known = jnp.isfinite(self.cut)
+        rows = jnp.sum(known, axis=-1)
+        mean = jnp.sum(jnp.where(known, self.cut, 0.0), axis=-1) / jnp.maximum(rows, 1)
+        mean = jnp.where(rows > 0, mean, -jnp.inf)
+        if cuts is None:
+            return mean
+        moved = jnp.where(jnp.isfinite(cuts), decay * cuts + (1.0 - decay) * mean, mean)
+        return jnp.where(rows > 0, moved, cuts)
 
 
 class MixtureOfDepths(nnx.Module):
@@ -87,8 +102,8 @@ class MixtureOfDepths(nnx.Module):
 
         where: the tokens' documents and positions; whole rows unless given; segment 0 is padding, which never takes a
         token's place. causal: tokens are let in by the decider, one after the other, by `cuts` [S] for a threshold:
-        averages over training of `Routed.cut`. noise: what a random router draws by, the step's number in training.
-        Default 0, with a warning if the router is random: then the same places skip in every pass.
+        `Routed.averaged_cuts` of the training steps. noise: what a random router draws by, the step's number in
+        training. Default 0, with a warning if the router is random: then the same places skip in every pass.
         """
         sublayers = self.residual.sublayers
         listed = list(branches) if isinstance(branches, Sequence | nnx.List) else None
@@ -123,9 +138,9 @@ class MixtureOfDepths(nnx.Module):
         if len(stream.lead) != 2:
             raise UserError("x", (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
         if causal and cut is None and self.rules.decider.needs_cuts:
-            raise UserError("cuts", None, "a threshold compares with averages of Routed.cut over training: give them")
+            raise UserError("cuts", None, "a threshold compares with Routed.averaged_cuts of the training: give them")
         if cut is not None and np.shape(cut):
-            raise UserError("cut", np.shape(cut), "give one number for the sublayer, the average of Routed.cut")
+            raise UserError("cut", np.shape(cut), "give one number for the sublayer, of Routed.averaged_cuts")
         where = Where.whole(*stream.lead) if where is None else where
         given = [np.shape(part) for part in where] if isinstance(where, Where) else type(where).__name__
         if given != [stream.lead] * len(Where._fields):

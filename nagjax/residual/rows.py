@@ -1,5 +1,6 @@
 """Takes and puts back tokens of a stream by index, for Mixture-of-Depths."""
 
+import math
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ def take(tree: Any, indices: Int[Array, "B k"]) -> Any:
     def leaf(x):
         if x.ndim == 2:
             return jnp.take_along_axis(x, indices, axis=1, mode="promise_in_bounds")
-        picked = take_rows(x.reshape(*x.shape[:2], -1), indices)
+        picked = take_rows(x.reshape(*x.shape[:2], math.prod(x.shape[2:])), indices)
         return picked.reshape(*indices.shape, *x.shape[2:])
 
     return jax.tree.map(leaf, tree)
@@ -27,7 +28,8 @@ def put(tree: Any, rows: Any, indices: Int[Array, "B k"]) -> Any:
     def leaf(x, new):
         if x.ndim == 2:
             return jnp.put_along_axis(x, indices, new, axis=1, inplace=False, mode="promise_in_bounds")
-        flat = put_rows(x.reshape(*x.shape[:2], -1), new.reshape(*indices.shape, -1), indices)
+        width = math.prod(x.shape[2:])
+        flat = put_rows(x.reshape(*x.shape[:2], width), new.reshape(*indices.shape, width), indices)
         return flat.reshape(x.shape)
 
     return jax.tree.map(leaf, tree, rows)

@@ -77,7 +77,7 @@ def _widest(rows: Arrays) -> jnp.dtype:
 
 def warpgroups(kernel: RowKernel, width: int) -> int:
     """Warpgroups that share a row: a power of two."""
-    return 1 << max(0, math.ceil(math.log2(_values(kernel, width) / VALUES)))
+    return 1 << max(0, math.ceil(math.log2(max(_values(kernel, width), 1) / VALUES)))
 
 
 def _values(kernel: RowKernel, width: int) -> float:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes
+from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes, refuse_argument
 from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import RowKernel
 from pallas_kernels.ops import by_rows
@@ -56,6 +56,8 @@ def add_rms_norm(
     Raises:
       ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
     """
+    if not hasattr(scale, "shape") and not isinstance(scale, int | float):
+        refuse_argument("add_rms_norm", "scale", repr(scale), "a number")
     scale = jnp.asarray(scale, jnp.result_type(gain) if hasattr(gain, "dtype") else jnp.float32)
     row, vector = ("...", "D"), ("D",)
     shapes = {"stream": (stream, row), "update": (update, row), "gain": (gain, vector), "scale": (scale, ())}

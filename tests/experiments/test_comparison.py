@@ -93,13 +93,20 @@ def test_one_factor_is_no_tuning():
 
 def test_arms_change_scheme_model_and_optimizer():
     arms = {"a": Arm("plain", {"scaled_start": False}, {"qk_norm": False}, {"weight_decay": 0.3}), "b": Arm("nag")}
-    found = Comparison(arms, LEAD, "", optimizer={"clip": 0.0})
+    found = Comparison(arms, Lowest("a"), "", optimizer={"clip": 0.0})
     config = found.config(dataclasses.replace(SETTINGS, arms=()), "a", SHAPES[0], 2.0)
     assert not config.scheme.scaled_start and not config.model.qk_norm and config.model.depth == 8
     assert (config.optimizer.weight_decay, config.optimizer.clip) == (0.3, 0.0)
     assert config.optimizer.lr == pytest.approx(2 * config.scheme.default_rate(16, 8))
     with pytest.raises(UserError, match="there are a, b"):
         found.plan(SETTINGS)
+
+
+def test_a_claim_about_an_arm_that_is_not_there_is_refused():
+    named = (Lowest("a", ("plian",)), Lowest("plian"), Lead("a", "plian", "depth"), Matches("a", ("plian",), 0.1))
+    for claim in (*named, Wall("a", "plian", 4, 0.1), Deeper("plian")):
+        with pytest.raises(UserError, match=r"claim = \['plian'\]: it names arms that are none; there are a, b"):
+            Comparison({"a": Arm("plain"), "b": Arm("nag")}, claim, "")
 
 
 def test_matched_flops_are_those_of_the_first_arm():
@@ -142,6 +149,12 @@ def test_a_lead_along_tokens_is_averaged_over_depths():
     own = [r for s in shapes for r in runs("plain", s, 3.0) + runs("nag", s, 3.0 - lead[s.depth, s.tokens])]
     found = comparison(Lead("nag", "plain", along="tokens", sign=-1)).summarise(settings, own)
     assert found.verdict == "supported" and "-0.100" in found.headline
+    assert "without grid errors -0.100 [" in found.measured and {row["grid error"] for row in found.table} == {"0.0000"}
+    # Plain's rate at 8 blocks and the fewer tokens is not the best there is: its lead to lose is smaller.
+    own[2].metrics["loss"] = own[1].metrics["loss"] + 0.1  # at twice the best rate; at half of it 0.69 are lost
+    error = comparison(LEAD).outcome(settings, own).tried("plain", shapes[0]).grid_error
+    found = comparison(Lead("nag", "plain", along="tokens", sign=-1)).summarise(settings, own)
+    assert error > 0.02 and f"without grid errors {-0.1 + error / 2:+.3f} [" in found.measured
 
 
 def test_lowest_of_all():
@@ -151,7 +164,9 @@ def test_lowest_of_all():
     own |= {("nag", 32): 3.2}
     assert comparison(Lowest("nag", ("plain",))).summarise(SETTINGS, records(own)).verdict == "not supported"
     # A rival that the size leaves out leaves the claim open.
-    assert comparison(Lowest("nag", ("plain", "lns"))).summarise(SETTINGS, records(GROWING)).verdict == "undecided"
+    three = Comparison(schemes("plain", "nag", "lns"), Lowest("nag", ("plain", "lns")), "")
+    two = dataclasses.replace(SETTINGS, arms=("plain", "nag"))
+    assert three.summarise(two, records(GROWING)).verdict == "undecided"
 
 
 def test_a_winner_that_diverges_wins_nothing():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from experiments.harness.matching import parameters, train_flops, widened, with_flops, with_steps
+from experiments.harness.matching import parameters, ratio, step_seconds, train_flops, widened, with_flops, with_steps
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -35,3 +35,9 @@ def test_equal_parameters_is_the_narrowest_that_reaches_them():
 
 def test_steps_are_at_least_one():
     assert with_steps(_config("plain"), 0).train.steps == 1
+
+
+def test_steps_are_timed_in_turn_and_compared_round_by_round():
+    times = step_seconds({"own": _config("plain"), "other": _config("nag")}, rounds=2)
+    assert {name: len(own) for name, own in times.items()} == {"own": 2, "other": 2}
+    assert ratio([2.0, 30.0, 4.0], [1.0, 10.0, 2.0]) == 2.0

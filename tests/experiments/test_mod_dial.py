@@ -72,7 +72,8 @@ def test_verdicts():
     assert summarise(SETTINGS, records(angle=0.5, late=1.0, seeds=1)).verdict == "undecided"  # one run has no interval
     broken = records(angle=0.5, late=1.0)
     broken.append(Record("", {"kind": "nag", "blocks": 12, "seed": 2}, {}, {"loss": None, "diverged": "loss"}))
-    assert summarise(SETTINGS, broken).verdict == "supported"
+    broken = summarise(SETTINGS, broken)  # on two seeds of three, and which these are the models themselves chose
+    assert broken.verdict == "undecided" and "diverged" in broken.headline
 
 
 def test_every_run_gets_the_training_flops_of_the_dense_one():

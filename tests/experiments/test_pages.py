@@ -9,7 +9,9 @@ import pytest
 from experiments.harness.jobs import Record
 from experiments.harness.pages import (
     NOT_MEASURED,
+    _again,
     _one_below,
+    _replanned,
     _since,
     _unclean,
     log_entries,
@@ -66,6 +68,15 @@ def test_a_page_says_what_today_s_command_would_do_otherwise():
     assert "seeds" not in _since(recipe, "cpu", given)
     today = result | {"settings": dataclasses.asdict(recipe.sizes["cpu"])}
     assert _since(recipe, "cpu", today) == ""
+
+
+def test_a_page_says_what_today_s_code_would_plan_otherwise_and_what_was_computed_again():
+    recipe, result = load("prune"), read_result(HOME / "results" / "prune.cpu.json")
+    assert _replanned(recipe, result) == "" and _again(result) == ""
+    longer = [dataclasses.replace(one, config=one.config | {"train.steps": 7}) for one in result["records"][:2]]
+    told = _replanned(recipe, result | {"records": [*longer, *result["records"][2:]]})
+    assert f"train.steps was 7 and is now 300 (2 of {len(result['records'])} runs)" in told
+    assert "abcdef0: losses" in _again({"computed_again": {"commit": "abcdef0123", "what": "losses"}})
 
 
 def test_a_page_says_how_many_jobs_were_done_with_uncommitted_changes():

@@ -45,6 +45,17 @@ class Fake:
         return {"loss": None if self.factor > 16 else 2 + math.log2(self.factor / 8) ** 2 + 0.01 * self.seed}
 
 
+def test_how_far_a_grid_may_miss_the_best_rate():
+    """Of losses that are a parabola in the rate's logarithm: its minimum, wherever the grid lies."""
+    loss = lambda factor, lowest: 2.0 + 0.3 * math.log(factor / lowest) ** 2  # noqa: E731
+    tried = lambda lowest, *factors: Tried({f: loss(f, lowest) for f in factors})  # noqa: E731
+    assert tried(1.0, 0.5, 1.0, 2.0).grid_error == pytest.approx(0.0, abs=1e-12)
+    for lowest in (0.8, 1.3):
+        assert tried(lowest, 0.25, 0.5, 1.0, 3.0).grid_error == pytest.approx(loss(1.0, lowest) - 2.0)
+    assert tried(1.0, 1.0, 2.0, 4.0).grid_error is None and Tried({1.0: None}).grid_error is None
+    assert Tried({0.5: 2.1, 1.0: 2.0, 2.0: None}).grid_error is None
+
+
 def test_a_tuning_widens_its_grid_and_a_fresh_seed_takes_the_best(tmp_path):
     tuning = Tuning("rate", {}, Fake, (0.5, 1.0, 2.0), 64)
     fresh = AtBest("s1", {"seed": 1}, tuning, lambda factor: Fake(factor, 1))

@@ -3,12 +3,15 @@
 import contextlib
 import dataclasses
 import json
+import sys
+import types
 
 import jax
 import pytest
 
 from experiments import prune, sinks_and_outliers
 from experiments.harness import command
+from experiments.harness import recipe as recipe_files
 from experiments.harness.comparison import Comparison
 from experiments.harness.jobs import Record, finished
 from experiments.harness.pages import NOT_MEASURED, table
@@ -177,6 +180,16 @@ def test_a_job_of_other_options_has_another_name_or_config(name):
                         here.add(field.name)
         same = here if same is None else same & here
     assert {(name, field) for field in same} <= WITHOUT_EFFECT
+
+
+def test_a_file_that_is_no_recipe_is_told_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "experiments.scratch", types.ModuleType("experiments.scratch"))
+    for module in (recipe_files, command):
+        monkeypatch.setattr(module, "names", lambda: ["inverse_depth_fit", "scratch"])
+    with pytest.raises(SystemExit):
+        command.main("inverse_depth_fit.py", ["--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "experiments/scratch.py" in told.err and "no recipe without SIZES" in told.err and not [*tmp_path.iterdir()]
 
 
 def test_unknown_recipe_and_size_name_the_known_ones():

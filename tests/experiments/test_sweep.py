@@ -12,18 +12,9 @@ from experiments.harness.jobs import RECORD, Job, Record, Training, finished
 from experiments.harness.ngram import Floor
 from experiments.harness.puzzles import Solve, Words
 from experiments.harness.rates import AtBest, Tuning
-from experiments.harness.recipe import load, planned
-from experiments.harness.results import (
-    Summary,
-    read_result,
-    result_file,
-    reuse,
-    unfinished_file,
-    write_result,
-    write_unfinished,
-)
+from experiments.harness.recipe import load
+from experiments.harness.results import Summary, read_result, result_file, write_result
 from experiments.harness.searching import Confirmation
-from experiments.harness.settings import Settings
 from experiments.harness.sweep import Shard, collect, settings_from, work, work_in_processes
 from experiments.harness.timed import TimeMatched
 from nagjax.data import DataConfig
@@ -188,61 +179,3 @@ def test_a_worker_that_fails_says_why(tmp_path):
     settings = dataclasses.replace(recipe.settings("smoke"), csv="missing.csv")
     with pytest.raises(UserError, match=r"a process failed \(csv = 'missing.csv': give a table"):
         work_in_processes(recipe, settings, tmp_path, 1)
-
-
-def _written(home: Path, jobs: list[Job], write=write_result) -> Path:
-    records = [finished(job, home / "jobs") for job in jobs]
-    more = [Summary("m", "undecided")] if write is write_result else [[]]
-    return write(home, "tried", "cpu", "command", Settings((), 1), records, *more)
-
-
-@pytest.mark.parametrize("write", [write_result, write_unfinished])
-def test_jobs_of_a_result_file_are_not_done_again(write, tmp_path):
-    trained = Training("run", {"seed": 3}, RunConfig(find_scheme("nag")(), ModelConfig(depth=2, width=16)))
-    jobs = [Count("old"), trained, Count("new")]
-    for job, metrics in ((jobs[0], {"loss": 1.0}), (trained, {"loss": 2.0})):
-        own = tmp_path / "jobs" / job.name / RECORD
-        own.parent.mkdir(parents=True)
-        own.write_text(json.dumps(dataclasses.asdict(Record(job.name, job.labels, job.config(), metrics))))
-    _written(tmp_path, jobs[:2], write)
-    out = tmp_path / "out"
-    assert reuse(tmp_path, "tried", "cpu", jobs, out) == 2
-    work([jobs[0], jobs[2]], out)
-    assert [_times(out, job) for job in (jobs[0], jobs[2])] == [0, 1]
-    assert [record.metrics["loss"] for record in collect(jobs, out)] == [1.0, 2.0, 1.0]
-    assert reuse(tmp_path, "another", "tried.cpu", jobs, tmp_path / "another") == 2
-
-
-def test_a_result_file_of_other_jobs_is_refused(tmp_path):
-    jobs, out = [Count("a"), Count("b")], tmp_path / "out"
-    work(jobs, tmp_path / "jobs")
-    with pytest.raises(UserError, match="name a size that was run"):
-        reuse(tmp_path, "tried", "cpu", jobs, out)
-    _written(tmp_path, jobs)
-    with pytest.raises(UserError, match="b is of another experiment: value was 1 and is now 2"):
-        reuse(tmp_path, "tried", "cpu", [Count("a"), Count("b", 2)], out)
-    with pytest.raises(UserError, match="no run of this plan; its runs are a, b"):
-        reuse(tmp_path, "tried", "cpu", [Count("c")], out)
-    assert not out.exists()
-
-
-def test_a_result_takes_the_place_of_what_was_unfinished(tmp_path):
-    jobs = [Count("a"), Count("b")]
-    work(jobs, tmp_path / "jobs")
-    part = _written(tmp_path, jobs[:1], write_unfinished)
-    assert [record.name for record in read_result(part)["records"]] == ["a"]
-    _written(tmp_path, jobs)
-    assert not part.exists()
-
-
-def test_the_command_keeps_what_is_finished_and_does_nothing(tmp_path, capsys):
-    jobs = planned(load("inverse_depth_fit"), load("inverse_depth_fit").settings("smoke"))
-    options = ["--size", "smoke", "--out", str(tmp_path / "out"), "--results", str(tmp_path)]
-    with pytest.raises(SystemExit):
-        command.main("inverse_depth_fit.py", [*options, "--keep"])
-    assert "no job is finished there" in capsys.readouterr().err
-    work(jobs[:1], tmp_path / "out")
-    command.main("inverse_depth_fit.py", [*options, "--keep"])
-    kept = read_result(unfinished_file(tmp_path, "inverse_depth_fit", "smoke"))
-    assert [record.name for record in kept["records"]] == [jobs[0].name]
-    assert collect(jobs, tmp_path / "out") is None or len(jobs) == 1

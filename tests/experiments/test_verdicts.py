@@ -53,6 +53,16 @@ def test_a_divergence_is_a_loss():
     assert Gap.of("", dict.fromkeys(SURE), dict.fromkeys(SURE)).p == 1.0
 
 
+def test_where_runs_diverged_p_is_of_their_number_or_of_at_least_three_pairs():
+    """Fisher's exact p of 5 of 5 against none is 2 / 252, of 4 of 5 12 / 252; Holm's takes it from there."""
+    fallen = lambda *seeds: against(SURE | dict.fromkeys(seeds))  # noqa: E731
+    assert fallen(1, 2, 3, 4, 5).p == pytest.approx(2 * 2 / 252)
+    assert fallen(1, 2, 3, 4).p == pytest.approx(2 * 12 / 252)
+    assert fallen(1, 2, 3).p == pytest.approx(2 * 42 / 252)  # two pairs are left: a t test of one degree of freedom
+    assert fallen(1, 2).p == pytest.approx(2 * stats.ttest_1samp([SURE[s] for s in (3, 4, 5)], 0.0).pvalue)
+    assert sides([fallen(1, 2, 3, 4, 5)]) == [1] and sides([fallen(1, 2, 3, 4, 5)] * 4) == [0] * 4
+
+
 @pytest.mark.parametrize("together", (range(5, 6), range(2, 6), range(1, 6)), ids=("once", "four times", "always"))
 def test_an_arm_that_diverged_is_not_ahead_of_one_that_diverged_too(together):
     """Nor is the other, whatever the seeds say on which both, or one of them, came through."""

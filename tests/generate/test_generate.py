@@ -67,6 +67,10 @@ def test_an_empty_prompt_begins_with_end_of_text(draw):
         draw([[], [9]])
 
 
+def test_prompts_of_one_length_may_be_an_array(draw):
+    assert draw(np.array([[5, 1], [9, 60]]), seed=1) == draw([[5, 1], [9, 60]], seed=1)
+
+
 def test_no_prompts_no_work(draw):
     assert draw([]) == []
 
@@ -185,6 +189,16 @@ def test_cut_at_the_first_stop_text():
         ("min_p", [[1]], {"min_p": float("nan")}),
         ("tokens", [[1]], {"tokens": 0, "slide": True}),
         ("seed", [[1]], {"seed": -1}),
+        ("prompts", "abc", {}),
+        ("prompts", 3, {}),
+        ("prompt", [1, 2], {}),
+        ("prompt", ["abc"], {}),
+        ("prompt", [[1.7]], {}),
+        ("end_of_text", [[1]], {"end_of_text": 1000}),
+        ("end_of_text", [[1]], {"end_of_text": -5}),
+        ("progress", [[1]], {"progress": float("nan")}),
+        ("progress", [[1]], {"progress": 5.0}),
+        ("cuts", [[1]], {"cuts": np.zeros(2)}),
     ],
 )
 def test_bad_input_names_the_field(model, field, prompts, options):

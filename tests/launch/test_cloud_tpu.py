@@ -4,6 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "launch" / "cloud_tpu.sh"
 GCLOUD = """
 case "$*" in
@@ -31,3 +33,16 @@ def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
     done = subprocess.run(["bash", SCRIPT], env=own | given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["pip install -q nagjax[tpu] @ s", "nagjax train --preset 1M --steps 20"]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "asked"), [({}, ["--spot"]), ({"CAPACITY": "--reserved"}, ["--reserved"]), ({"CAPACITY": ""}, [])]
+)
+def test_capacity_is_what_was_asked_for(capacity, asked, tmp_path):
+    gcloud = 'case "$*" in *describe*) [ ! -e made ] || echo FAILED ;; *create*) touch made; echo "$@" ;; esac'
+    program(tmp_path / "bin" / "gcloud", gcloud)
+    own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)} | capacity
+    given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s"}
+    done = subprocess.run(["bash", SCRIPT], env=own | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    words = done.stdout.split()
+    assert "create" in words and [word for word in words if word in ("--spot", "--reserved")] == asked

@@ -93,6 +93,31 @@ def test_causally_by_average_cuts():
     np.testing.assert_allclose(part, got[:, :5], rtol=1e-5, atol=1e-5)
 
 
+def test_cuts_are_averaged_over_the_sequences_that_have_one():
+    """A sequence with fewer real tokens than places lets all of them in: its cut is -inf, and says nothing."""
+    own = MixtureOfDepths(residual("nag", 2), 0.5)
+    x = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
+    whole = Where.whole(2, TOKENS)
+    short = whole._replace(segments=whole.segments.at[1, 2:].set(0))
+    none = whole._replace(segments=whole.segments.at[:, 2:].set(0))
+    first, second, third = (own(x, [tanh] * 2, progress=1.0, where=where)[1] for where in (none, short, whole))
+    cuts = first.averaged_cuts()
+    assert cuts.shape == (2,) and jnp.all(cuts == -jnp.inf)  # nothing is known
+    cuts = second.averaged_cuts(cuts)
+    np.testing.assert_allclose(cuts, second.cut[:, 0])
+    moved = third.averaged_cuts(cuts, 0.75)
+    np.testing.assert_allclose(moved, 0.75 * cuts + 0.25 * third.cut.mean(-1), rtol=1e-6)
+    np.testing.assert_array_equal(first.averaged_cuts(moved), moved)
+    one = jax.tree.map(lambda leaf: leaf[0], third)  # of `advance`
+    np.testing.assert_allclose(one.averaged_cuts(cuts[0], 0.75), moved[0])
+
+
+def test_no_sequences_no_work():
+    own = MixtureOfDepths(residual("nag", 1), 0.5)
+    got, routed = own(jnp.ones((0, TOKENS, WIDTH)), [tanh], progress=1.0)
+    assert got.shape == (0, TOKENS, WIDTH) and routed.ran.shape == (1, 0, TOKENS)
+
+
 def test_what_does_not_fit_is_refused():
     own = MixtureOfDepths(residual(), 0.25)
     x = jnp.ones((2, TOKENS, WIDTH))

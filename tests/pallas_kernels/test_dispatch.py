@@ -88,6 +88,31 @@ def test_what_is_no_array_is_named():
         nag_update(*ARGS[:3], 0.1)
     with pytest.raises(ValueError, match=r"implementation = \(\); give at least one of reference, mosaic_tpu"):
         nag_update(*ARGS, implementation=())
+    with pytest.raises(ValueError, match=r"implementation = 3; give a name, or names"):
+        nag_update(*ARGS, implementation=3)
+    with pytest.raises(ValueError, match=r"direction = float8_e4m3fn\[4, 64\]; accepted: a floating dtype"):
+        nag_update(ARGS[0].astype(jnp.float8_e4m3fn), *ARGS[1:])
+    for scale in (None, "x"):
+        with pytest.raises(ValueError, match=f"add_rms_norm: scale = {scale!r}; accepted: a number"):
+            add_rms_norm(ARGS[0], ARGS[0], jnp.ones(64), scale)
+
+
+def test_rows_without_features_are_no_launch():
+    direction, log_norm = nag_update(jnp.ones((4, 0)), ARGS[1], jnp.ones((4, 0)), ARGS[3])
+    assert direction.shape == (4, 0) and log_norm.shape == (4,) and choices(4, 0)
+
+
+def test_a_second_derivative_of_kernels_is_refused_in_words():
+    loss = lambda x, **how: nag_update(x, *ARGS[1:], **how)[0].sum()  # noqa: E731
+    product = lambda **how: jax.jvp(jax.grad(functools.partial(loss, **how)), ARGS[:1], ARGS[:1])[1]  # noqa: E731
+    for call in (
+        product,
+        lambda: jax.hessian(loss)(ARGS[0]),
+        lambda: jax.grad(lambda x: jax.grad(loss)(x).sum())(ARGS[0]),
+    ):
+        with pytest.raises(NotImplementedError, match=r"nag_update: its kernels have no second derivative; .*'xla'"):
+            call()
+    assert jnp.all(jnp.isfinite(product(implementation="xla")))
 
 
 @pytest.mark.parametrize("forced,elsewhere", [("mosaic_tpu", "cuda"), ("pallas_triton", "tpu"), ("mosaic_tpu", "cpu")])
@@ -174,6 +199,18 @@ def test_unknown_axis_is_named():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     with pytest.raises(ValueError, match=r"no axis \['rows'\] in the mesh, whose axes are \('data',\)"):
         shard_rows(nag_update, mesh, P("rows"))
+    with pytest.raises(ValueError, match="rows = None: give the name of a mesh axis"):
+        shard_rows(nag_update, mesh, None)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_rows_that_a_mesh_does_not_divide_are_named(kind):
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 devices")
+    mesh = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(kind, kind))
+    told = r"nag_update: 4 rows do not divide over data=2 x fsdp=4; pad them"
+    with pytest.raises(ValueError, match=told):
+        jax.jit(shard_rows(lambda *args: nag_update(*args), mesh, P(("data", "fsdp"))))(*ARGS)
 
 
 def on_device(kind, platform="gpu"):

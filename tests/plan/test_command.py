@@ -66,6 +66,18 @@ def test_a_plan_is_printed_and_written(capsys, tmp_path):
     assert result["tokens_per_step"] == 16 * 8192
 
 
+def test_what_is_planned_is_told_with_its_own_batch(capsys):
+    assert main("plan --preset 1M --topology v5e:2x2".split()) == 0
+    assert "steps of 256 x 128 = 32,768 tokens, on v5e:2x2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("args", ["--mesh.fsdp 3", "--batch 3", "--context 3 --mesh.sequence 16"])
+def test_options_are_looked_at_before_a_compiler_is_asked_for(capsys, monkeypatch, args):
+    monkeypatch.setattr("nagjax.plan.topology._installed", lambda module: False)
+    fails(capsys, f"--preset 150M --topology v5e-16 {args}".split(), args.split()[-1])
+    fails(capsys, "--preset 150M --topology v5e-16".split(), "libtpu")
+
+
 def test_a_bill_of_a_whole_training(capsys):
     args = "--preset 150M --topology v5e-16 --tokens 3e9 --dollars-per-hour 1.2 --mfu 0.25".split()
     assert main(["plan", *args]) == 0

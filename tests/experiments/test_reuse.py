@@ -1,0 +1,154 @@
+"""What result files hold is not done again, and writing one loses nothing that another command has done."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.harness import command
+from experiments.harness.jobs import RECORD, Job, Record, Training, finished
+from experiments.harness.rates import Tuning
+from experiments.harness.recipe import load, planned
+from experiments.harness.results import Summary, read_result, unfinished_file, write_result, write_unfinished
+from experiments.harness.reuse import check_kept, done, recorded, reuse
+from experiments.harness.settings import Settings
+from experiments.harness.sweep import collect, work
+from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig
+from tests.experiments.test_sweep import Count, _times
+
+
+def _written(home: Path, jobs: list[Job], write=write_result) -> Path:
+    records = [finished(job, home / "jobs") for job in jobs]
+    more = [Summary("m", "undecided")] if write is write_result else [[]]
+    return write(home, "tried", "cpu", "command", Settings((), 1), records, *more)
+
+
+@pytest.mark.parametrize("write", [write_result, write_unfinished])
+def test_jobs_of_a_result_file_are_not_done_again(write, tmp_path):
+    trained = Training("run", {"seed": 3}, RunConfig(find_scheme("nag")(), ModelConfig(depth=2, width=16)))
+    jobs = [Count("old"), trained, Count("new")]
+    for job, metrics in ((jobs[0], {"loss": 1.0}), (trained, {"loss": 2.0})):
+        own = tmp_path / "jobs" / job.name / RECORD
+        own.parent.mkdir(parents=True)
+        own.write_text(json.dumps(dataclasses.asdict(Record(job.name, job.labels, job.config(), metrics))))
+    _written(tmp_path, jobs[:2], write)
+    out = tmp_path / "out"
+    assert reuse([tmp_path], "tried", "cpu", jobs, out) == 2
+    work([jobs[0], jobs[2]], out)
+    assert [_times(out, job) for job in (jobs[0], jobs[2])] == [0, 1]
+    assert [record.metrics["loss"] for record in collect(jobs, out)] == [1.0, 2.0, 1.0]
+    assert reuse([tmp_path], "another", "tried.cpu", jobs, tmp_path / "another") == 2
+
+
+def test_a_result_file_of_other_jobs_is_refused(tmp_path):
+    jobs, out = [Count("a"), Count("b")], tmp_path / "out"
+    work(jobs, tmp_path / "jobs")
+    with pytest.raises(UserError, match="name a size that was run"):
+        reuse([tmp_path], "tried", "cpu", jobs, out)
+    _written(tmp_path, jobs)
+    with pytest.raises(UserError, match="b is of another experiment: value was 1 and is now 2"):
+        reuse([tmp_path], "tried", "cpu", [Count("a"), Count("b", 2)], out)
+    with pytest.raises(UserError, match="no run of this plan; its runs are a, b"):
+        reuse([tmp_path], "tried", "cpu", [Count("c")], out)
+    assert not out.exists()
+
+
+def test_a_result_takes_the_place_of_what_was_unfinished(tmp_path):
+    jobs = [Count("a"), Count("b")]
+    work(jobs, tmp_path / "jobs")
+    part = _written(tmp_path, jobs[:1], write_unfinished)
+    assert [record.name for record in read_result(part)["records"]] == ["a"]
+    _written(tmp_path, jobs)
+    assert not part.exists()
+
+
+def test_the_command_keeps_what_is_finished_and_does_nothing(tmp_path, capsys):
+    jobs = planned(load("inverse_depth_fit"), load("inverse_depth_fit").settings("smoke"))
+    options = ["--size", "smoke", "--out", str(tmp_path / "out"), "--results", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        command.main("inverse_depth_fit.py", [*options, "--keep"])
+    assert "no job is finished there" in capsys.readouterr().err
+    work(jobs[:1], tmp_path / "out")
+    command.main("inverse_depth_fit.py", [*options, "--keep"])
+    kept = read_result(unfinished_file(tmp_path, "inverse_depth_fit", "smoke"))
+    assert [record.name for record in kept["records"]] == [jobs[0].name]
+    assert collect(jobs, tmp_path / "out") is None or len(jobs) == 1
+
+
+def test_what_is_kept_stays_beside_what_was_kept_before(tmp_path):
+    """The same size may be run with other settings: fewer jobs, or further seeds of a finished one."""
+    jobs = [Count("a"), Count("b"), Count("c")]
+    work(jobs, tmp_path / "jobs")
+    part = _written(tmp_path, jobs[:2], write_unfinished)
+    _written(tmp_path, jobs[1:], write_unfinished)
+    assert {*recorded([tmp_path], "tried", "cpu")} == {"a", "b", "c"}
+    _written(tmp_path, jobs[:2])  # a result without c
+    assert part.exists() and reuse([tmp_path], "tried", "cpu", jobs, tmp_path / "out") == 3
+    _written(tmp_path, jobs)
+    assert not part.exists()
+
+
+def test_the_first_home_counts(tmp_path):
+    for home, value in (("own", 1.0), ("other", 2.0)):
+        for name in ("a", "b") if home == "other" else ("a",):
+            write_unfinished(
+                tmp_path / home, "x", "cpu", "", Settings((), 1), [Record(name, {}, {}, {"loss": value})], []
+            )
+    found = recorded([tmp_path / "own", tmp_path / "other"], "x", "cpu")
+    assert {name: record.metrics["loss"] for name, record in found.items()} == {"a": 1.0, "b": 2.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """A trial that is better the higher its rate."""
+
+    factor: float
+
+    @property
+    def name(self):
+        return f"x{self.factor:g}"
+
+    @property
+    def labels(self):
+        return {"factor": self.factor}
+
+    def config(self):
+        return {"factor": self.factor}
+
+    def run(self, folder: Path) -> dict:
+        return {"loss": -self.factor}
+
+
+def test_rates_beyond_the_first_grid_are_kept_before_their_tuning_is_finished(tmp_path):
+    tuning = Tuning("rate", {}, Rate, (1.0, 2.0), 8)
+    plan, folder = [Rate(1.0), Rate(2.0), tuning], tmp_path / "folder"
+    work([Rate(1.0), Rate(2.0), Rate(4.0)], folder)  # what a tuning that was ended leaves
+    write_unfinished(tmp_path, "tried", "cpu", "", Settings((), 1), done(plan, folder), [])
+    again = tmp_path / "again"
+    assert reuse([tmp_path], "tried", "cpu", plan, again) == 2 and finished(Rate(4.0), again) is not None
+    work(plan, again)
+    assert [record.name for record in done(plan, again)] == ["x1", "x2", "rate"]  # whose record has the rest
+
+
+def test_a_smaller_plan_does_not_replace_a_larger_result(tmp_path, capsys):
+    jobs = [Count("a"), Count("b")]
+    work(jobs, tmp_path / "jobs")
+    _written(tmp_path, jobs)
+    check_kept(tmp_path, "tried", "cpu", [*jobs, Count("c")])
+    check_kept(tmp_path, "another", "cpu", [])
+    with pytest.raises(UserError, match=r"holds runs that this plan lacks, b; give another --results"):
+        check_kept(tmp_path, "tried", "cpu", jobs[:1])
+    with pytest.raises(SystemExit):
+        command.main("nag_start.py", ["--seeds", "1", "--out", str(tmp_path / "out")])
+    assert "nag_start.cpu.json" in capsys.readouterr().err
+
+
+def test_a_smoke_run_is_kept_in_its_own_folder(tmp_path):
+    jobs = planned(load("inverse_depth_fit"), load("inverse_depth_fit").settings("smoke"))
+    work(jobs[:1], tmp_path)
+    command.main("inverse_depth_fit.py", ["--size", "smoke", "--out", str(tmp_path), "--keep"])
+    assert unfinished_file(tmp_path, "inverse_depth_fit", "smoke").exists()
