@@ -178,11 +178,9 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     if implementation == REFERENCE:
         return Choice(op, (REFERENCE,) * len(PLATFORMS))
     named = implementation is not None
-    if named and not isinstance(implementation, str | Sequence):
-        raise ValueError(f"{op.name}: implementation = {implementation!r}; give a name, or names to try in order")
     if not named:
         implementation = [name for name in BEST_FIRST if name in op.implementations]
-    names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    names = tuple(implementation) if isinstance(implementation, list | tuple) else (implementation,)
     known = ", ".join((REFERENCE, *op.implementations))
     if not names:
         raise ValueError(f"{op.name}: implementation = (); give at least one of {known}, or None")
@@ -296,10 +294,9 @@ def _differentiable(choice: Choice, dtypes: tuple, placement: Placement | None, 
             outputs, extra = forward_rows(*rows)
             return _unflatten(shape, op.outputs + extras, outputs + extra)
 
-        lead = len(_lead_shape(op.inputs, args))
+        args, lead = once_only(args), len(_lead_shape(op.inputs, args))
         with interpreting(interpret):
-            places = _rows(lead, op.inputs), _rows(lead, op.outputs + extras)
-            results = on_shards(shard, placement, *places)(*once_only(args))
+            results = on_shards(shard, placement, _rows(lead, op.inputs), _rows(lead, op.outputs + extras))(*args)
         outputs, extra = results[: len(op.outputs)], results[len(op.outputs) :]
         kept = tuple(args[i] for i in op.keep_inputs) + tuple(outputs[i] for i in op.keep_outputs)
         return outputs, kept + extra

@@ -5,6 +5,7 @@ import functools
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float
 
 from nagjax.errors import UserError
@@ -53,11 +54,14 @@ class InOrder(Protocol):
 
 
 def fitting(update: Any, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-    """The update of the rows `x`. Raises UserError for another shape, which would be broadcast."""
+    """The update of the rows `x`. Raises UserError for another shape, which would be broadcast, and for numbers that
+    are not floating, which would be rounded or lose their imaginary part."""
     shape = getattr(update, "shape", None)
     if shape != x.shape:
         got = type(update).__name__ if shape is None else shape
         raise UserError("update", got, f"a branch must return the shape that it reads, {x.shape}")
+    if not jnp.issubdtype(update.dtype, jnp.floating):
+        raise UserError("update", jnp.dtype(update.dtype).name, "a branch must return floating-point numbers")
     return update
 
 

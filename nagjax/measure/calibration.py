@@ -36,7 +36,8 @@ def reliability(
 def expected_calibration_error(found: Float[Array, "bins 3"]) -> Float[Array, ""]:
     """`sum_b n_b / N |accuracy_b - confidence_b|` of the sums of `reliability`; 0 for a model that is right as often
     as it is sure to be."""
-    return jnp.sum(jnp.abs(found[:, 2] - found[:, 1])) / jnp.maximum(jnp.sum(found[:, 0]), 1.0)
+    total = jnp.sum(found[:, 0])
+    return jnp.sum(jnp.abs(found[:, 2] - found[:, 1])) / jnp.where(total > 0, total, 1.0)
 
 
 def reliability_on(

@@ -16,7 +16,8 @@ def health(
     turn: mean |t|. modulator: mean m. spread: standard deviation of m over tokens; 0 means that the gate ignores its
     token. closed, open: shares of the tokens with m below 0.05 and above 0.95. dead: 1 if mean |t| < 0.05, else 0.
     """
-    counted = counted / jnp.maximum(jnp.sum(counted), 1.0)
+    total = jnp.sum(counted)
+    counted = counted / jnp.where(total > 0, total, 1.0)
     mean = lambda x: jnp.sum(counted * x.astype(jnp.float32))  # noqa: E731
     average, size = mean(modulator), mean(jnp.abs(turn))
     return {

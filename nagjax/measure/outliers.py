@@ -12,6 +12,8 @@ def kurtosis(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
     """`E[(x - mu)^4] / E[(x - mu)^2]^2` over features: 3 for a normal distribution, D for a single spike."""
     x = h.astype(jnp.float32)
     x = x - jnp.mean(x, axis=-1, keepdims=True)
+    largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+    x = x / jnp.where(largest > 0, largest, 1.0)  # else fourth powers may underflow or overflow
     square = jnp.mean(x**2, axis=-1)
     return jnp.mean(x**4, axis=-1) / jnp.maximum(square**2, TINY)
 

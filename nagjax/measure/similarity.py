@@ -10,19 +10,24 @@ from nagjax.measure.norms import TINY
 def linear_cka(x: Float[Array, "N D"], y: Float[Array, "N E"]) -> Float[Array, ""]:
     """`||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` of column-centred X and Y, in [0, 1]; 1 if they are equal up to
     rotation and one scale (Kornblith et al. 2019, arXiv:1905.00414, Section 3)."""
-    x, y = (z.astype(jnp.float32) - jnp.mean(z.astype(jnp.float32), axis=0) for z in (x, y))
+    x, y = _centred(x), _centred(y)
     size = lambda a, b: jnp.sqrt(jnp.sum((a.T @ b) ** 2))  # noqa: E731
     return size(y, x) ** 2 / jnp.maximum(size(x, x) * size(y, y), TINY)
 
 
 def cka_matrix(h: Float[Array, "L N D"]) -> Float[Array, "L L"]:
     """`linear_cka` between all pairs, computed by `||Y^T X||_F^2 = <X X^T, Y Y^T>`."""
-    h = h.astype(jnp.float32)
-    h = h - jnp.mean(h, axis=1, keepdims=True)
-    h = h / jnp.maximum(jnp.sqrt(jnp.mean(h**2, axis=(1, 2), keepdims=True)), TINY)  # else squares may overflow
+    h = _centred(h)
     grams = jnp.einsum("lnd,lmd->lnm", h, h).reshape(len(h), -1)
     size = jnp.sqrt(jnp.sum(grams**2, axis=-1))
     return (grams @ grams.T) / jnp.maximum(jnp.outer(size, size), TINY)
+
+
+def _centred(h: Float[Array, "*L N D"]) -> Float[Array, "*L N D"]:
+    """float32, with columns of mean 0, and of RMS 1 in all: else fourth powers may underflow or overflow."""
+    h = h.astype(jnp.float32)
+    h = h - jnp.mean(h, axis=-2, keepdims=True)
+    return h / jnp.maximum(jnp.sqrt(jnp.mean(h**2, axis=(-2, -1), keepdims=True)), TINY)
 
 
 def effective_rank(x: Float[Array, "N D"]) -> Float[Array, ""]:

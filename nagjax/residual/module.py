@@ -28,7 +28,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
 from nagjax.layers.branch import Update, fitting
@@ -39,6 +39,7 @@ from nagjax.ranges import Count, Positive, Share, check_value
 from nagjax.residual import Scheme, Stream
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
 from nagjax.residual.registry import find_scheme, schemes
+from nagjax.residual.stacks import changed, refused, unstacked, values
 from nagjax.residual.sublayer import run
 
 Branch = Callable[[Float[Array, "*lead D"]], Float[Array, "*lead D"]]
@@ -128,7 +129,7 @@ class Residual(nnx.Module):
         remat: bool = False,
     ) -> Any:
         """Runs x [*lead, D] through all sublayers and returns the result; with `observe` also telemetry, {name: [S]
-        float32} (see `nagjax.residual.protocol.telemetry`).
+        float32} (see `nagjax.residual.protocol.telemetry`), without the rows that are all zeros before a sublayer.
 
         branches: a list of S callables, which are unrolled; or stacked modules (`nnx.vmap`), which are scanned: one
         with parameters [S, ...], or a list of k < S modules with parameters [S / k, ...], which alternate. Other state
@@ -139,17 +140,15 @@ class Residual(nnx.Module):
         The residual keeps the dtype of x, whatever that of the updates is.
 
         Raises UserError if x has another width or is not floating, if the branches are not S sublayers, and if a branch
-        returns another shape than it reads.
+        returns another shape than it reads, or numbers that are not floating.
         """
         stream = self.open(x, progress)
-        many = isinstance(branches, Sequence | nnx.List)
-        listed = list(branches) if many else [branches]
-        if many and len(listed) == self.sublayers:
+        if isinstance(branches, Sequence | nnx.List) and len(branches) == self.sublayers:
             if remat:
                 raise UserError("remat", remat, "wrap the branches themselves (nnx.remat), or stack them")
-            stream, facts = self._unrolled(stream, listed, observe)
+            stream, facts = self._unrolled(stream, branches, observe)
         else:
-            stream, facts = self._scanned(stream, listed, observe, remat)
+            stream, facts = self._scanned(stream, branches, observe, remat)
         hidden = self.close(stream)
         return (hidden, facts) if observe else hidden
 
@@ -178,7 +177,7 @@ class Residual(nnx.Module):
     ) -> OpenStream:
         """The stream after sublayer i. In a scan of your own, pass a slice of `slots()` instead of i: otherwise each
         step of the backward pass makes a gradient as large as all sublayers' parameters. Raises UserError for an i
-        outside 1 .. S, unless it is traced, and for an update of another shape than what the sublayer reads."""
+        outside 1 .. S, unless it is traced, and for an update of another shape than what is read, or not floating."""
         return self._advanced(stream, update, i, observe=False)[0]
 
     def observe(
@@ -232,11 +231,15 @@ class Residual(nnx.Module):
             return Update(_folded(fitting(branch(x), x), stream.lead))
 
         after = run(self.scheme, stream.rows, folded, Boundary(*slot, stream.progress, self.sublayers))
-        facts = telemetry(self.scheme, stream.rows, after.stream, after.gate) if observe else {}
-        return stream.replaced(after.stream), facts
+        if not observe:
+            return stream.replaced(after.stream), {}
+        some = jnp.any(self.scheme.lanes(stream.rows)[0] != 0, axis=-1)  # a step from a row of zeros has no ratio
+        return stream.replaced(after.stream), telemetry(self.scheme, stream.rows, after.stream, after.gate, some)
 
-    def _unrolled(self, stream: OpenStream, branches: list[Branch], observe: bool) -> tuple[OpenStream, dict]:
-        parts = jax.tree.map(_unstacked, self.slots())
+    def _unrolled(
+        self, stream: OpenStream, branches: Sequence[Branch] | nnx.List, observe: bool
+    ) -> tuple[OpenStream, dict]:
+        parts = jax.tree.map(unstacked, self.slots())
         slots = jax.tree.transpose(jax.tree.structure(self.slots()), None, parts)
         facts = []
         for branch, slot in zip(branches, slots, strict=True):
@@ -246,7 +249,8 @@ class Residual(nnx.Module):
             facts.append(fact)
         return stream, jax.tree.map(lambda *each: jnp.stack(each), *facts)
 
-    def _scanned(self, stream: OpenStream, stacks: list[Any], observe: bool, remat: bool):
+    def _scanned(self, stream: OpenStream, branches: Any, observe: bool, remat: bool):
+        stacks = list(branches) if isinstance(branches, Sequence | nnx.List) else [branches]
         kinds, modules = len(stacks), all(isinstance(stack, nnx.Module) for stack in stacks)
         blocks, rest = divmod(self.sublayers, max(kinds, 1))
         graph: Any = None
@@ -255,23 +259,22 @@ class Residual(nnx.Module):
             graph, params, state = nnx.split(tuple(stacks), nnx.Param, ...)
         lengths = {x.shape[:1] for x in jax.tree.leaves((params, state))}
         if not kinds or rest or lengths != {(blocks,)}:
-            fix = f"give {self.sublayers} callables, one stacked module with parameters [{self.sublayers}, ...], or k"
-            raise UserError("branches", f"{kinds} of them", f"{fix} of [{self.sublayers} / k, ...]")
+            raise refused(branches, self.sublayers)
 
         def body(stream, xs):
             slots, params, state = xs
-            old = _values(state)  # before the merge: branches change these very variables
-            branches, facts = nnx.merge(graph, params, state), []
-            for j, branch in enumerate(branches):
+            old = values(state)  # before the merge: branches change these very variables
+            own, facts = nnx.merge(graph, params, state), []
+            for j, branch in enumerate(own):
                 stream, fact = self._step(stream, branch, jax.tree.map(lambda x, j=j: x[j], slots), observe)
                 facts.append(fact)
-            changed = _changed(old, nnx.split(branches, nnx.Param, ...)[2])
-            return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), changed)
+            new = changed(old, nnx.split(own, nnx.Param, ...)[2])
+            return stream, (jax.tree.map(lambda *each: jnp.stack(each), *facts), new)
 
         step = jax.checkpoint(body, prevent_cse=False) if remat else body
         slots = jax.tree.map(lambda x: x.reshape(blocks, kinds, *x.shape[1:]), self.slots())
-        stream, (facts, changed) = jax.lax.scan(step, stream, (slots, params, state))
-        nnx.update(tuple(stacks), changed)
+        stream, (facts, new) = jax.lax.scan(step, stream, (slots, params, state))
+        nnx.update(tuple(stacks), new)
         return stream, jax.tree.map(lambda x: x.reshape(-1), facts)
 
 
@@ -377,22 +380,6 @@ def _share_done(progress: Any) -> Float[Array, ""]:
     return jnp.asarray(progress, jnp.float32)
 
 
-def _values(state: nnx.State) -> dict[tuple, list[Array]]:
-    return {path: jax.tree.leaves(own) for path, own in nnx.to_flat_state(state)}
-
-
-def _changed(old: dict[tuple, list[Array]], state: nnx.State) -> nnx.State:
-    """What branches have changed of their state. An update of the rest too would fail where Flax allows none: in a
-    transformation that closes over a model in evaluation."""
-    same = lambda path, own: path in old and all(map(operator.is_, old[path], jax.tree.leaves(own)))  # noqa: E731
-    return nnx.from_flat_state([(path, own) for path, own in nnx.to_flat_state(state) if not same(path, own)])
-
-
 def _folded(x: Float[Array, "*lead D"], lead: tuple[int, ...]) -> Float[Array, "B T D"]:
     """x as [B, T, D]. The first axis stays, so a batch that is split over devices stays split."""
     return x.reshape(lead[0] if lead else 1, math.prod(lead[1:]), x.shape[-1])
-
-
-def _unstacked(x: Shaped[Array, "S ..."]) -> list[Shaped[Array, "..."]]:
-    """Uses a single split: its gradient is a single concatenation."""
-    return [part[0] for part in jax.lax.split(x, (1,) * x.shape[0], axis=0)]

@@ -53,7 +53,7 @@ class PreNorm(Scheme):
         return rms_norm(hidden, self.read_scale(at.following) * at.entry.gain[...], self.epsilon)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        update, gain = update.astype(stream.hidden.dtype), at.entry.gain[...]
+        update, gain = update.astype(stream.hidden.dtype), at.entry.gain[...].astype(jnp.float32)
         hidden, normed = add_rms_norm(stream.hidden, update, gain, self.read_scale(at.following), epsilon=self.epsilon)
         return PreNormStream(hidden, normed), jnp.ones((1, 1, 1), jnp.float32)
 

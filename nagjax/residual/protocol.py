@@ -216,9 +216,15 @@ def split_lanes(residual: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"],
     return residual / rms[..., None], jnp.log(rms)
 
 
+def _root(square: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """Square root, whose gradient at 0 is 0: there a sublayer has done nothing."""
+    still = square == 0
+    return jnp.where(still, 0.0, jnp.sqrt(jnp.where(still, 1.0, square)))
+
+
 def turn_angle(before: Float[Array, "B T D"], after: Float[Array, "B T D"]) -> Float[Array, "B T"]:
     """Angle in radians between two unit-RMS directions; exact for small angles, unlike arccos of the cosine."""
-    half_chord = 0.5 * jnp.sqrt(jnp.mean((after - before) ** 2, axis=-1))
+    half_chord = 0.5 * _root(jnp.mean((after - before) ** 2, axis=-1))
     return 2.0 * jnp.arcsin(jnp.clip(half_chord, 0.0, 1.0))
 
 
@@ -232,17 +238,18 @@ def telemetry(
     gate. closed: share of tokens whose mean gate is below 0.05.
     """
     (d0, s0), (d1, s1) = scheme.lanes(before), scheme.lanes(after)
-    step = jnp.exp(s1 - s0)[..., None] * d1 - d0
+    real = jnp.ones(s0.shape, bool) if real is None else real
+    growth = jnp.where(real, s1 - s0, 0.0)  # of a row of zeros it may be so large that its exponential overflows
+    step = jnp.exp(growth)[..., None] * d1 - d0
     gate = mean_gate(gate, d0)
     by_token = {
         "turn": turn_angle(d0, d1),
-        "ratio": jnp.sqrt(jnp.mean(step**2, axis=-1)),
-        "growth": s1 - s0,
+        "ratio": _root(jnp.mean(step**2, axis=-1)),
+        "growth": growth,
         "log_norm": s1,
         "gate": gate,
         "closed": (gate < 0.05).astype(jnp.float32),
     }
-    real = jnp.ones(s0.shape, bool) if real is None else real
     count = jnp.maximum(jnp.sum(real), 1)
     return {name: jnp.sum(jnp.where(real, value, 0.0)) / count for name, value in by_token.items()}
 
@@ -254,5 +261,5 @@ def mean_gate(gate: Float[Array, "#B #T #D"] | Float[Array, ""], x: Float[Array,
 
 
 def gate_parameter(value: jax.Array, axes: tuple[str | None, ...]) -> nnx.Param:
-    """A parameter of the optimizer's gate group: no weight decay, and the scheme's `gate_rate`."""
-    return parameter(value, axes, "gate")
+    """A float32 parameter of the optimizer's gate group: no weight decay, and the scheme's `gate_rate`."""
+    return parameter(jnp.asarray(value, jnp.float32), axes, "gate")

@@ -27,6 +27,8 @@ from nagjax.train.optimizer import check_schedule, make_optimizer
 Tree = Any
 Path = tuple[str, ...]
 
+VECTORS = ("bias", "scale", "gain")  # names of parameters that are no matrices
+
 
 @dataclasses.dataclass(frozen=True)
 class Known:
@@ -62,9 +64,10 @@ def optimizer(
     Linen's `init` has returned, before `unbox`. A scheme keeps in their place those parameters to which its module is
     the nearest of all. Your own parameters have the role that they say (`nnx.Param(..., role="norm")`), else one by
     their name and shape: a name with "embed" or "token" in it is a table; a bias, a scale and whatever has less than
-    two axes does not decay; the rest are matrices. tx: what does not decay is shown to it as zeros, so that any decay
-    in it is 0; a chain that has other uses for parameters (schedule-free, SAM, Adafactor's step sizes) wants
-    `hide=False` and `mask=nagjax.decays(model)` in its own decay. steps: of the training, for a config.
+    two axes does not decay; the rest are matrices. The axis along which sublayers are stacked does not count. tx: what
+    does not decay is shown to it as zeros, so that any decay in it is 0; a chain that has other uses for parameters
+    (schedule-free, SAM, Adafactor's step sizes) wants `hide=False` and `mask=nagjax.decays(model)` in its own decay.
+    steps: of the training, for a config.
 
     A `nagjax.Transformer` with a parametrization (muP, CompleteP) has learning rates by role, width and depth, as AdamW
     wants them: a chain's updates are multiplied by them. Its decay and epsilon stay the chain's own, which a warning
@@ -73,9 +76,9 @@ def optimizer(
 
     Muon orthogonalises the last two axes of a matrix, of Flax's attention the heads together.
 
-    Warns where a scheme has start factors that nobody asked for, and where Muon takes an array of more axes for a stack
-    of matrices. Raises UserError: no residual in the model, or a config without steps, or one whose `freeze` names no
-    parameter or all.
+    Warns where a scheme has start factors that nobody asked its nnx module for, and where Muon takes an array of more
+    axes for a stack of matrices. Raises UserError: no residual in the model, or a config without steps, or one whose
+    `freeze` names no parameter or all.
     """
     if not isinstance(tx, OptimizerConfig):
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -152,6 +155,7 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
     """What is known of every parameter of a model, by its path, for Muon or for AdamW. Raises UserError for a role that
     there is not, and as `nagjax.runs.trained.check_freeze` does."""
     parts, known = _residuals(model), {}
+    stacked = _stacked(model, {module.sublayers for _, _, module in parts if isinstance(module, Residual)})
     adapted = [prefix for prefix, _, module in parts if isinstance(module, Transformer) and module.config.lora.rank]
     tables = [Parametrization.of(m.config, s) if isinstance(m, Transformer) else None for _, s, m in parts]
     for path, leaf in _leaves(model):
@@ -161,7 +165,7 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
         if isinstance(leaf, AxisMetadata):  # a box of Linen's
             facts = {"axes": getattr(leaf, "names", ()), "role": getattr(leaf, "role", None)}
         axes = facts.get("axes") or facts.get("out_sharding") or ()
-        role = facts.get("role") or _guessed(path, leaf)
+        role = facts.get("role") or _guessed(path, leaf, stacked)
         if role not in ROLES:
             raise UserError("role", role, f"of {'/'.join(path)}: choose one of {', '.join(ROLES)}")
         table, own_rate = Parametrization(), 1.0
@@ -205,11 +209,31 @@ def _bound(path: Path, parts: list[tuple[Path, Scheme, Any]]) -> tuple[Scheme, .
     return tuple(dict.fromkeys(scheme for scheme in nearest if scheme.constrains))
 
 
-def _guessed(path: Path, leaf: Any) -> str:
+def _guessed(path: Path, leaf: Any, stacked: set[Path]) -> str:
     name = path[-1].lower()
     if "embed" in name or "token" in name:
         return "embedding"
-    return "norm" if name in ("bias", "scale", "gain") or jnp.ndim(jax.tree.leaves(leaf)[0]) < 2 else "matrix"
+    axes = jnp.ndim(jax.tree.leaves(leaf)[0]) - any(path[:end] in stacked for end in range(1, len(path)))
+    return "norm" if name in VECTORS or axes < 2 else "matrix"
+
+
+def _stacked(model: Tree, sublayers: set[int]) -> set[Path]:
+    """Where the modules are of which one stands for several sublayers: their parameters share a first axis that divides
+    a number of sublayers, and one that its name calls a vector has two axes."""
+    modules: dict[Path, list[tuple[str, tuple[int, ...]]]] = {}
+    for path, leaf in _leaves(model):
+        if not isinstance(leaf, nnx.Variable) or isinstance(leaf, nnx.Param):
+            shape = jnp.shape(jax.tree.leaves(leaf)[0])
+            for end in range(1, len(path)):
+                modules.setdefault(path[:end], []).append((path[-1].lower(), shape))
+    found = set()
+    for path, own in modules.items():
+        lengths = {shape[:1] for _, shape in own}
+        shared = lengths.pop() if len(lengths) == 1 else ()
+        vectors = any(name in VECTORS and len(shape) == 2 for name, shape in own)
+        if vectors and shared > (1,) and any(count % shared[0] == 0 for count in sublayers):
+            found.add(path)
+    return found
 
 
 def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:

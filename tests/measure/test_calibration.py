@@ -49,6 +49,7 @@ def test_bins_by_hand_and_weights():
     found = reliability(jnp.round(sure, 6), right, jnp.array([1.0, 1.0, 1.0, 0.0]), bins=4)
     assert_close(found, np.array([[0, 0, 0], [1, 0.5, 1], [0, 0, 0], [2, 1.8, 1]]), terms=2)
     assert_close(expected_calibration_error(found), (0.5 + 0.8) / 3, terms=4)
+    assert_close(expected_calibration_error(1e-3 * found), (0.5 + 0.8) / 3, terms=8)
 
 
 def test_batches_add_up_and_no_token_is_no_error():

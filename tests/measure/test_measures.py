@@ -61,6 +61,10 @@ def test_cka(rows):
     assert_close(similarity.linear_cka(x, y), gram(a, b) / np.sqrt(gram(a, a) * gram(b, b)), terms=64, chain=4)
     by_pair = [[similarity.linear_cka(p, q) for q in rows] for p in rows]
     np.testing.assert_allclose(similarity.cka_matrix(1e12 * rows), by_pair, rtol=1e-4)
+    for scale in (1e-9, 1e9):
+        assert similarity.linear_cka(scale * x, scale * y) == pytest.approx(
+            float(similarity.linear_cka(x, y)), rel=1e-4
+        )
 
 
 def test_ranks():
@@ -80,7 +84,9 @@ def test_outliers():
     centred = np.eye(8)[0] - 1 / 8
     assert outliers.kurtosis(spike)[0] == close_to((centred**4).mean() / (centred**2).mean() ** 2, terms=64, chain=4)
     normal = np.random.default_rng(0).standard_normal((1, 200_000)).astype(np.float32)
-    assert outliers.kurtosis(normal)[0] == pytest.approx(3, abs=0.05)
+    for scale in (1e-12, 1.0, 1e12):
+        assert outliers.kurtosis(np.float32(scale) * normal)[0] == pytest.approx(3, abs=0.05)
+    assert outliers.kurtosis(0 * normal)[0] == 0
     assert outliers.massive_ratio(np.array([[1.0, -2, 3, -50, 2]]))[0] == 25
 
 
@@ -161,9 +167,10 @@ def test_spikes():
 
 def test_modulators():
     m = np.array([0.0, 1.0, 0.5, 0.9])
-    got = modulators.health(0.08 * m, m, np.array([1.0, 1, 1, 0]))
     expected = {"turn": 0.04, "modulator": 0.5, "spread": np.sqrt(1 / 6), "closed": 1 / 3, "open": 1 / 3, "dead": 1.0}
-    assert {name: float(value) for name, value in got.items()} == pytest.approx(expected, rel=1e-5)
+    for weight in (1.0, 1e-3):
+        got = modulators.health(0.08 * m, m, weight * np.array([1.0, 1, 1, 0]))
+        assert {name: float(value) for name, value in got.items()} == pytest.approx(expected, rel=1e-5)
 
 
 def test_composite_gain_of_mixed_streams():

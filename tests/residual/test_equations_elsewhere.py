@@ -29,17 +29,20 @@ def inputs():
     return normal(1, BATCH, TOKENS, WIDTH), normal(2, SUBLAYERS, BATCH, TOKENS, WIDTH) + 0.3, normal(3, VOCAB, WIDTH)
 
 
+@pytest.mark.parametrize("sublayers", [SUBLAYERS, SUBLAYERS - 1])
 @pytest.mark.parametrize("name", ["layer_norm", "parallel"])
-def test_layer_norm_in_turn_and_in_parallel(name):
-    """In parallel, the MLP (an even sublayer) reads the residual that attention has not written to."""
+def test_layer_norm_in_turn_and_in_parallel(name, sublayers):
+    """In parallel, the MLP (an even sublayer) reads the residual that attention has not written to. The head reads all
+    of it, also where the last sublayer is odd."""
     scheme = find_scheme(name)()
     embedding, updates, table = inputs()
-    stack = build(scheme, width=WIDTH, sublayers=SUBLAYERS)
+    stack = build(scheme, width=WIDTH, sublayers=sublayers)
     h = embedding.astype(np.float64)
-    for done, stream in enumerate(streams(stack, embedding, updates)):
+    for done, stream in enumerate(streams(stack, embedding, updates[:sublayers])):
         before = h
         h = h + updates[done - 1] if done else h
-        read = layer_norm(stack.entries[done], before if name == "parallel" and done % 2 == 1 else h)
+        alone = name == "layer_norm" or done % 2 == 0 or done == sublayers
+        read = layer_norm(stack.entries[done], h if alone else before)
         assert_rows_close(stream.hidden, h)
         assert_rows_close(scheme.read(stream), read)
     hidden, log_scale = scheme.close(stream, stack.ends)

@@ -231,6 +231,8 @@ def test_what_does_not_fit_is_refused():
         (lambda: own(x, [lambda x: x[:1]] * 4, progress=1.0), "update"),
         (lambda: residual("rezero")(x, [lambda x: x[..., :1]] * 4), "update"),
         (lambda: own(x, [lambda x: (x, x)] * 4, progress=1.0), "update"),
+        (lambda: own(x, [lambda x: 1j * x] * 4, progress=1.0), "update = 'complex64'"),
+        (lambda: residual("plain")(x, [lambda x: jnp.ones(x.shape, int)] * 4), "update = 'int32'"),
         (lambda: own(x.astype(int), [jnp.tanh] * 4, progress=1.0), "x"),
         (lambda: own(x, [jnp.tanh] * 4, progress=1.0, remat=True), "remat"),
         (lambda: own(x, [jnp.tanh, None] * 2, progress=1.0), "branches"),
@@ -247,8 +249,22 @@ def test_what_does_not_fit_is_refused():
         (lambda: start_factors("deepnorm", 1), "sublayers"),
         (lambda: as_scheme(3), "scheme"),
     ):
-        with pytest.raises(UserError, match=f"{field} = "):
+        with pytest.raises(UserError, match=field if " = " in field else f"{field} = "):
             call()
+
+
+def test_what_is_no_list_of_branches_is_named_with_what_to_do():
+    linear = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+    for sublayers, given, said in (
+        (SUBLAYERS, linear, r"'Linear'.* not stacked: put it into a list of 4 callables.*nnx\.vmap"),
+        (1, linear, "'Linear'.* not stacked: put it into a list of 1$"),
+        (SUBLAYERS, jnp.tanh, "one branch .*: put it into a list"),
+        (SUBLAYERS, nnx.Sequential(*[linear] * SUBLAYERS), r"'Sequential'.*: give its layers, model\.layers"),
+        (SUBLAYERS, (linear for _ in range(SUBLAYERS)), r"'generator'.*: give list\(branches\)"),
+        (SUBLAYERS, [linear] * 3, "3 of them.*: give 4 callables"),
+    ):
+        with pytest.raises(UserError, match=f"branches = .*{said}"):
+            residual("plain", sublayers)(jnp.ones((2, WIDTH)), given)
 
 
 def test_sizes_and_rows_of_numpy():
@@ -269,9 +285,81 @@ def test_what_training_needs_and_nobody_gave_is_said():
         residual("review")(x, branches)
 
 
+@pytest.mark.parametrize("sublayers", [1, 5])
 @pytest.mark.parametrize("name", schemes())
-def test_a_single_sublayer(name):
-    assert np.isfinite(residual(name, 1)(normal(0, 2, WIDTH), [jnp.tanh], progress=1.0)).all()
+def test_of_an_odd_number_of_sublayers_each_counts(name, sublayers):
+    own, x, weights = residual(name, sublayers), normal(0, 2, WIDTH), normal(1, 2, WIDTH)
+    own.gate = jax.tree.map(lambda leaf: leaf + 0.1, own.gate)  # ReZero's start lets nothing through
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(offsets):
+        return jnp.sum(own(x, [lambda x, b=b: jnp.tanh(x) + b for b in offsets], progress=1.0) * weights)
+
+    value, gradient = loss(normal(2, sublayers, WIDTH))
+    assert np.isfinite(value) and np.isfinite(gradient).all() and np.abs(gradient).max(axis=1).min() > 1e-6
+
+
+@pytest.mark.parametrize("name", ["rezero", "rezero_prenorm", "nag", "prores"])
+def test_telemetry_has_a_gradient_where_sublayers_do_nothing(name):
+    own, x = residual(name), normal(0, 2, WIDTH)
+
+    def total(own):
+        facts = own(x, [jnp.tanh] * SUBLAYERS, progress=0.0, observe=True)[1]
+        return sum(map(jnp.sum, facts.values())), facts
+
+    gradient, facts = jax.jit(jax.grad(total, has_aux=True))(own)
+    assert np.max(facts["ratio"]) < 1e-6 and np.max(facts["turn"]) < 1e-6
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("name", ["nag", "plain"])
+def test_rows_of_zeros_do_not_count_in_telemetry(name):
+    own, x = residual(name), jnp.asarray(normal(0, 5, WIDTH))
+
+    def facts(x):
+        branches = [lambda x: x * (1.0 + jnp.arange(WIDTH)) + 1e4 * (x == 0)] * SUBLAYERS
+        return {name: of[0] for name, of in own(x, branches, progress=1.0, observe=True)[1].items()}
+
+    whole = jnp.concatenate([x, 0.0 * x])
+    jax.tree.map(close, facts(whole), facts(x))
+    assert np.isfinite(jax.grad(lambda x: sum(facts(x).values()))(whole)).all()
+    assert not any(facts(0.0 * x).values())
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_parameters_in_bfloat16(name):
+    """Those of the scheme are widened where they are used."""
+    own, stack, x = residual(name), stacked(), normal(0, 2, 3, WIDTH)
+
+    def run(models, x, scanned):
+        own, stack = models
+        out, facts = own(x, stack if scanned else apart(stack), progress=0.5, observe=True)
+        return jnp.sum(out.astype(jnp.float32)), (out, facts)
+
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (own, stack))
+    for rows in (x, x.astype(jnp.bfloat16)):
+        for scanned in (False, True):
+            step = jax.value_and_grad(run, has_aux=True)
+            (_, (out, facts)), gradient = jax.eval_shape(lambda m, r, s=scanned, step=step: step(m, r, s), narrow, rows)
+            assert out.dtype == rows.dtype and {fact.dtype for fact in facts.values()} == {jnp.dtype(jnp.float32)}
+            assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.bfloat16)}
+    if name in ("nag", "review", "lns"):
+        close(run(narrow, x, False)[1][0], run((own, stack), x, False)[1][0], 0.05)
+
+
+@pytest.mark.parametrize("name", schemes())
+def test_with_64_bit_types(name):
+    start, x = jax.tree.leaves(residual(name)), normal(0, 2, 3, WIDTH)
+    with jax.enable_x64(True):
+        own, stack = residual(name), stacked()
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(own), start)
+        assert {leaf.dtype for leaf in jax.tree.leaves(own)} <= {jnp.dtype(jnp.float32)}
+        for dtype in (jnp.float32, jnp.float64):
+            for branches in (apart(stack), stack):
+                run = lambda own, x, b=branches: own(x, b, progress=0.5, observe=True)  # noqa: E731
+                out, facts = jax.eval_shape(run, own, jnp.asarray(x, dtype))
+                assert out.dtype == dtype and {fact.dtype for fact in facts.values()} == {jnp.dtype(jnp.float32)}
 
 
 def test_start_factors_are_the_schemes():

@@ -120,21 +120,22 @@ def test_block_attn_res(blocks, sizes):
     check(find_scheme("block_attn_res")(blocks=blocks), reads)
 
 
+@pytest.mark.parametrize("sublayers", [SUBLAYERS, SUBLAYERS - 1])
 @pytest.mark.parametrize("points, period", [(2, 2), (3, 2), (4, 1), (9, 1), (1, 4)])
-def test_denseformer(points, period):
+def test_denseformer(points, period, sublayers):
     def reads(stack, embedding, updates):
         alpha = wide(stack.ends.alpha)
         past, h = [embedding], embedding
         yield h, h
         for sublayer, u in enumerate(updates, 1):
             h = h + u
-            if sublayer % (2 * period) == 0:
+            if sublayer % (2 * period) == 0 or sublayer == sublayers:  # the last block is a point
                 past.append(h)
                 row = alpha[len(past) - 2]
                 h = sum(row[j] * x for j, x in enumerate(past))
             yield h, h
 
-    check(find_scheme("denseformer")(points=points), reads)
+    check(find_scheme("denseformer")(points=points), reads, sublayers)
 
 
 @pytest.mark.parametrize("name", ["hyper_connections", "mhc", "block_attn_res", "denseformer"])

@@ -102,10 +102,12 @@ EQUATIONS = {
     "post_ln": ({}, post_norm(1.0)),
     "post_layer_norm": ({}, post_layer_norm),
     "deepnorm": ({}, post_norm(8**0.25)),  # 4 blocks
+    "deepnorm-odd": ({}, post_norm(8**0.25)),  # the last has one sublayer
     "mix_ln": ({}, mix(2)),
     "mix_ln-none": ({"post": 0.2}, mix(0)),
     "mix_ln-half": ({"post": 0.5}, mix(4)),
     "mix_ln-all": ({"post": 1.0}, mix(8)),
+    "mix_ln-all-odd": ({"post": 1.0}, mix(7)),
     "sandwich": ({}, pre_norm(sandwich)),
     "peri_ln": ({}, pre_norm(sandwich, lambda stack, e: wide(stack.ends.gain) * unit(e))),
     "layer_scale": ({}, pre_norm(gated)),
@@ -120,7 +122,8 @@ def test_equations(case):
     options, states = EQUATIONS[case]
     scheme = find_scheme(case.split("-")[0])(**options)
     embedding, updates = inputs()
-    stack = build(scheme, width=WIDTH, sublayers=SUBLAYERS)
+    updates = updates[: SUBLAYERS - case.endswith("odd")]
+    stack = build(scheme, width=WIDTH, sublayers=len(updates))
     seen = streams(stack, embedding, updates)
     residuals, reads = states(stack, embedding.astype(np.float64), updates.astype(np.float64))
     for stream, h, x in zip(seen, residuals, reads, strict=True):

@@ -20,7 +20,7 @@ from nagjax.train.loss import Batch
 from nagjax.train.own_model import constrain, decays, describe, optimizer
 from nagjax.train.step import jit_train_step
 from tests import tiny
-from tests.own_models import WIDTH, residual, residual_of, stacked, table_of
+from tests.own_models import SUBLAYERS, WIDTH, residual, residual_of, stacked, table_of
 
 STEPS, SIDE, CLASSES = 20, 2, 5
 
@@ -136,6 +136,25 @@ def test_roles_of_ones_own_parameters():
     assert {role for name, role in roles.items() if name.startswith("residual")} == {"gate"}
     with pytest.raises(UserError, match="gates"):
         describe({"x": nnx.Param(jnp.ones(2), role="gates"), "residual": residual()})
+
+
+class Scaled(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.gamma = nnx.Linear(WIDTH, WIDTH, rngs=rngs), nnx.Param(jnp.ones(WIDTH))
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_the_axis_along_which_sublayers_are_stacked_makes_no_matrix_of_a_vector(kinds):
+    listed = nnx.List([Scaled(nnx.Rngs(0))])
+    rngs = nnx.Rngs(0)
+    stacks = nnx.List([nnx.vmap(Scaled)(rngs.split(SUBLAYERS // kinds)) for _ in range(kinds)])
+    flat = nnx.Linear(SUBLAYERS, WIDTH, use_bias=False, rngs=rngs)  # its first axis is as long, and no stack
+    model = {"listed": listed, "stacks": stacks, "flat": flat, "residual": residual()}
+    roles = {path: of.role for path, of in describe(model).items() if path[0] != "residual"}
+    assert roles["flat", "kernel"] == "matrix"
+    for where in (("listed", "0"), *(("stacks", str(kind)) for kind in range(kinds))):
+        assert roles[*where, "gamma"] == roles[*where, "linear", "bias"] == "norm"
+        assert roles[*where, "linear", "kernel"] == "matrix"
 
 
 def test_gates_learn_at_their_rate_and_only_matrices_decay():

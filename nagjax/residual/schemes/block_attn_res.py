@@ -73,7 +73,7 @@ class BlockAttnRes(Plain):
         block = self.block_of(at)
         own = jax.lax.dynamic_index_in_dim(stream.values, block, axis=2) + update[..., None, :]
         values = jax.lax.dynamic_update_slice_in_dim(stream.values, own.astype(stream.values.dtype), block, axis=2)
-        written = jnp.maximum(stream.written, jax.nn.one_hot(block, self.blocks + 1))
+        written = jnp.maximum(stream.written, jax.nn.one_hot(block, self.blocks + 1, dtype=jnp.float32))
         return self.attend(values, written, at), jnp.ones((1, 1, 1), jnp.float32)
 
     def skip(self, stream: Sources, at: Boundary) -> Sources:

@@ -27,7 +27,7 @@ class DeepNorm(PostLN):
     title: ClassVar[str] = "DeepNorm"
 
     def kept(self, at: Boundary) -> Float[Array, ""]:
-        return jnp.asarray(at.sublayers, jnp.float32) ** 0.25
+        return jnp.asarray(2 * at.blocks, jnp.float32) ** 0.25
 
     def output_scale(self, sublayer: SublayerIndex) -> float:
         return (8 * sublayer.blocks) ** -0.25

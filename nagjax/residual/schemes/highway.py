@@ -17,7 +17,7 @@ class StateGate(nnx.Module):
     """`sigmoid(W h + b)`, W [D, D] normal 0.02, b [D] zeros."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
-        weight = 0.02 * jax.random.normal(rngs.params(), (width, width))
+        weight = 0.02 * jax.random.normal(rngs.params(), (width, width), jnp.float32)
         self.weight = gate_parameter(weight, ("embed", "embed_out"))
         self.bias = gate_parameter(jnp.zeros((width,)), ("embed_out",))
 

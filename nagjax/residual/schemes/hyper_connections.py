@@ -63,7 +63,7 @@ class HyperConnections(MultiStream):
 
     def read_weights(self, hidden, at: Boundary):
         own = at.entry
-        one = jax.nn.one_hot((at.following - 1) % self.streams, self.streams)
+        one = jax.nn.one_hot((at.following - 1) % self.streams, self.streams, dtype=jnp.float32)
         start = jnp.where(at.following == 0, jnp.ones_like(one), one)
         dynamic = self.dynamic(hidden, own.weight[...][:, None], own.scale[...])[..., 0]
         return start + own.moved[...] + dynamic

@@ -20,7 +20,7 @@ class Projection(nnx.Module):
     """`alpha (x phi) + b`, x [n, D] of RMS 1: phi normal with variance 1/(n D), b zeros."""
 
     def __init__(self, width: int, streams: int, outputs: int, rngs: nnx.Rngs):
-        phi = jax.random.normal(rngs.params(), (streams, width, outputs)) * (streams * width) ** -0.5
+        phi = jax.random.normal(rngs.params(), (streams, width, outputs), jnp.float32) * (streams * width) ** -0.5
         self.phi = gate_parameter(phi, (None, "embed", None))
         self.bias = gate_parameter(jnp.zeros((outputs,)), (None,))
         self.alpha = gate_parameter(jnp.float32(ALPHA_START), ())

@@ -32,7 +32,8 @@ class MixLN(PreNorm):
     def border(self, at: Boundary) -> Int[Array, ""]:
         """The last Post-LN sublayer; 0 if there is none."""
         blocks = jnp.asarray(at.blocks, jnp.float32)
-        return 2 * jnp.floor(self.post * blocks + 1e-4).astype(jnp.int32)  # tolerates a product just below an integer
+        post = jnp.floor(self.post * blocks + 1e-4).astype(jnp.int32)  # tolerates a product just below an integer
+        return jnp.minimum(2 * post, at.sublayers)  # the last block may have a single sublayer
 
     def normalise(self, hidden: Float[Array, "B T D"], at: Boundary) -> Float[Array, "B T D"]:
         """The next reader's input, given the residual."""

@@ -35,11 +35,16 @@ def _lanes_at_start(centred: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D
     return direction + jnp.where(live, 0.0, centred - fixed), log_norm
 
 
+def _kept(direction: Float[Array, "B T D"], log_norm: Float[Array, "B T"]) -> NAGStream:
+    """With float64 rows an op returns a float64 log-norm, but a scan's carry keeps its dtype."""
+    return NAGStream(direction, log_norm.astype(jnp.float32))
+
+
 class Modulator(nnx.Module):
     """`m(r) = (sum_c p_c sigmoid(<r, w_c> + b_c)) ** beta` in [0, 1], and the step size alpha (Eq. 13, 23-24)."""
 
     def __init__(self, width: int, directions: int, alpha: Float[Array, ""], rngs: nnx.Rngs):
-        weight = jax.random.normal(rngs.params(), (width, directions)) * width**-0.5
+        weight = jax.random.normal(rngs.params(), (width, directions), jnp.float32) * width**-0.5
         self.weight = gate_parameter(weight, ("embed", None))
         self.bias = gate_parameter(jnp.zeros((directions,)), (None,))
         self.logits = gate_parameter(jnp.zeros((directions,)), (None,))
@@ -51,10 +56,17 @@ class Modulator(nnx.Module):
 
     def of(self, product: Float[Array, "B T C"]) -> Float[Array, "B T"]:
         """m, from the product of the direction with `weight`."""
-        opened = jax.nn.sigmoid(product.astype(jnp.float32) + self.bias[...])
-        mixture = opened @ jax.nn.softmax(self.logits[...])
+        _, bias, logits, beta = self.wide()
+        mixture = jax.nn.sigmoid(product.astype(jnp.float32) + bias) @ jax.nn.softmax(logits)
         # Not as a power: its gradient takes longer than all else here, on a CPU.
-        return jnp.exp(jax.nn.softplus(self.beta[...]) * jnp.log(jnp.maximum(mixture, MIXTURE_FLOOR)))
+        return jnp.exp(beta * jnp.log(jnp.maximum(mixture, MIXTURE_FLOOR)))
+
+    def wide(self) -> tuple[Float[Array, "D C"], Float[Array, " C"], Float[Array, " C"], Float[Array, ""]]:
+        """Weight, bias, logits and the softplus of beta, float32."""
+        weight, bias, logits, beta = (
+            own[...].astype(jnp.float32) for own in (self.weight, self.bias, self.logits, self.beta)
+        )
+        return weight, bias, logits, jax.nn.softplus(beta)
 
     def held_at(self, mean: Float[Array, "*L 1"]) -> dict[str, Float[Array, "..."]]:
         """Parameters with which m is `mean` for every token."""
@@ -143,7 +155,7 @@ class NAG(Scheme):
     def alpha(self, at: Boundary) -> Float[Array, ""]:
         """The sublayer's step size at this point of the training."""
         ramp = jnp.minimum(at.progress / self.ramp, 1.0) if self.ramp else 1.0
-        return ramp * at.gate.alpha[...]
+        return ramp * at.gate.alpha[...].astype(jnp.float32)
 
     def turn(self, stream: NAGStream, at: Boundary) -> Float[Array, "B T"]:
         """tan of the angle by which the sublayer will rotate each token: known before its branch runs."""
@@ -160,17 +172,16 @@ class NAG(Scheme):
         own, rows = at.gate, (stream.direction, stream.log_norm, update)
         if at.projected is not None:
             gate = self._opened(stream, at)
-            return NAGStream(*nag_update(*rows, self.alpha(at) * gate)), gate[..., None]
-        settings = own.bias[...], own.logits[...], jax.nn.softplus(own.beta[...]), self.alpha(at)
-        direction, log_norm, _ = nag_update_modulated(*rows, own.weight[...], *settings)
+            return _kept(*nag_update(*rows, self.alpha(at) * gate)), gate[..., None]
+        direction, log_norm, _ = nag_update_modulated(*rows, *own.wide(), self.alpha(at))
         # The gate again, for telemetry: the compiler removes it unless it is read.
-        return NAGStream(direction, log_norm), own(stream.direction)[..., None]
+        return _kept(direction, log_norm), own(stream.direction)[..., None]
 
     def advance_rows(self, stream: NAGStream, rows: NAGStream, update, at: Boundary, indices):
         gate = self._opened(rows, at)
         turn = self.alpha(at) * gate
         direction, log_norm = nag_update_rows(stream.direction, stream.log_norm, update, turn, indices)
-        return NAGStream(direction, log_norm), gate[..., None]
+        return _kept(direction, log_norm), gate[..., None]
 
     def close(self, stream: NAGStream, ends):
         width = stream.direction.shape[-1]

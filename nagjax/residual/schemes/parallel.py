@@ -14,7 +14,8 @@ from nagjax.residual.schemes.layer_norm import LayerNorm
 class Parallel(LayerNorm):
     """`h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-J; GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1).
 
-    Attention's update enters the residual at once; the MLP still reads the normalised residual from before it.
+    Attention's update enters the residual at once; the MLP still reads the normalised residual from before it. A last
+    branch without a partner is added as in pre-norm.
     """
 
     name: ClassVar[str] = "parallel"
@@ -22,6 +23,6 @@ class Parallel(LayerNorm):
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         hidden = stream.hidden + update.astype(stream.hidden.dtype)
-        attention = at.index % 2 == 1
-        read = jnp.where(attention, stream.hidden, hidden)
+        shared = (at.index % 2 == 1) & (at.following != 0)  # the next branch reads what this one has read
+        read = jnp.where(shared, stream.hidden, hidden)
         return PreNormStream(hidden, self.normalise(read, at)), jnp.ones((1, 1, 1), jnp.float32)

@@ -39,7 +39,7 @@ class LowRankGate(nnx.Module):
     """The same with low-rank matrices: `W = A B`, A normal with variance 1/D, B zeros, so gates start at one half."""
 
     def __init__(self, width: int, rank: int, rngs: nnx.Rngs):
-        down = jax.random.normal(rngs.params(), (2, width, rank)) * width**-0.5
+        down = jax.random.normal(rngs.params(), (2, width, rank), jnp.float32) * width**-0.5
         self.down = gate_parameter(down, (None, "embed", None))
         self.up = gate_parameter(jnp.zeros((2, rank, width)), (None, None, "embed_out"))
         self.bias = gate_parameter(jnp.zeros((width,)), ("embed_out",))
@@ -76,17 +76,18 @@ class Review(PreNorm):
     def advance(self, stream: PreNormStream, update, at: Boundary):
         update = update.astype(stream.hidden.dtype)
         from_state, from_update = at.gate(stream.hidden, update)
+        bias, gain = at.gate.bias[...].astype(jnp.float32), at.entry.gain[...].astype(jnp.float32)
         hidden, normed = review_update(
             stream.hidden,
             update,
             from_state,
             from_update,
-            at.gate.bias[...],
-            at.entry.gain[...],
+            bias,
+            gain,
             self.read_scale(at.following),
             epsilon=self.epsilon,
         )
-        gate = _gate(stream.hidden, update, from_state, from_update, at.gate.bias[...], self.epsilon)
+        gate = _gate(stream.hidden, update, from_state, from_update, bias, self.epsilon)
         return PreNormStream(hidden, normed), gate
 
 
