@@ -8,6 +8,7 @@ it first summarises all result files again, from the runs in them, by today's ru
 import argparse
 import contextlib
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def table(home: Path = HOME) -> str:
 def _rows(recipe: Recipe, home: Path) -> list[list[str]]:
     claim, page = _escape(recipe.header["claim"]), f"[{recipe.name}](pages/{recipe.name}.md)"
     rows = []
-    for size, result in results(recipe, home).items():
+    for size, result in standing(results(recipe, home)).items():
         found = result["summary"]
         known = found["evidence"]
         flags = _flags(found)
@@ -64,6 +65,19 @@ def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
     return {size: read_result(path) for size, path in files.items() if path.exists()}
 
 
+def superseded(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Of a recipe's results by size those of which another size holds every run, and more: by which."""
+    runs = {size: {(one.name, json.dumps(one.metrics)) for one in result["records"]} for size, result in found.items()}
+    larger = sorted(runs, key=lambda size: len(runs[size]), reverse=True)
+    holders = {size: [other for other in larger if runs[size] < runs[other]] for size in runs}
+    return {size: others[0] for size, others in holders.items() if others}
+
+
+def standing(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Without those that are superseded."""
+    return {size: result for size, result in found.items() if size not in superseded(found)}
+
+
 def all_results(home: Path = HOME) -> list[tuple[Recipe, str, dict[str, Any]]]:
     """Recipe, size and result file."""
     return [(recipe, size, found) for recipe in map(load, names()) for size, found in results(recipe, home).items()]
@@ -71,7 +85,7 @@ def all_results(home: Path = HOME) -> list[tuple[Recipe, str, dict[str, Any]]]:
 
 def findings(home: Path = HOME) -> str:
     """Markdown, for the main README: how many claims are decided, which, and some of the others."""
-    every = all_results(home)
+    every = [(recipe, *one) for recipe in map(load, names()) for one in standing(results(recipe, home)).items()]
     verdict = lambda result: result["summary"]["verdict"]  # noqa: E731
     tally = ", ".join(f"{sum(verdict(result) == v for *_, result in every)} {v}" for v in VERDICTS)
     decided = [one for one in every if verdict(one[2]) in DECIDED]
@@ -94,8 +108,9 @@ def page(name: str, home: Path = HOME) -> str:
     head = recipe.header
     parts = [f"# {name}", f"**Claim.** {head['claim']}", f"**Source.** {head['source']}"]
     parts += [f"**Expected.** {head['expected']}"]
-    for size, result in results(recipe, home).items():
-        parts += _size(recipe, home, size, result)
+    found = results(recipe, home)
+    for size, result in found.items():
+        parts += _size(recipe, home, size, result, superseded(found).get(size, ""))
     if len(parts) == 4:
         parts.append(f"Not measured. To run it: `{head['command']}` ({head['time']}).")
     entries = log_entries(name, (HOME / "LOG.md").read_text(encoding="utf-8"))
@@ -107,10 +122,12 @@ def page(name: str, home: Path = HOME) -> str:
     return "\n\n".join([generated, *parts]) + "\n"
 
 
-def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any]) -> list[str]:
+def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any], by: str) -> list[str]:
     found, known = result["summary"], result["summary"]["evidence"]
     plot = plot_file(home, recipe.name, size)
-    parts = [f"## Size {size}: {found['verdict']}"]
+    parts = [
+        f"## Size {size}: {found['verdict']}" + (f"; superseded by {by}, which holds its runs and more" if by else "")
+    ]
     parts += [f"**{found['headline']}**"] if found["headline"] else []
     parts += ["Undecided because of: " + "; ".join(short(reason) for reason in found["reasons"]) + "."] * bool(
         found["reasons"]

@@ -18,6 +18,8 @@ from experiments.harness.pages import (
     page,
     readme,
     short,
+    standing,
+    superseded,
     table,
 )
 from experiments.harness.recipe import HOME, judged, load, names
@@ -77,6 +79,16 @@ def test_a_page_says_what_today_s_code_would_plan_otherwise_and_what_was_compute
     told = _replanned(recipe, result | {"records": [*longer, *result["records"][2:]]})
     assert f"train.steps was 7 and is now 300 (2 of {len(result['records'])} runs)" in told
     assert "abcdef0: losses" in _again({"computed_again": {"commit": "abcdef0123", "what": "losses"}})
+
+
+def test_a_size_whose_runs_another_holds_does_not_stand_beside_it():
+    """The claim is judged once on the same runs: by the size that has the most of them."""
+    of = lambda *losses: {"records": [Record(f"s{i}", {}, {}, {"loss": loss}) for i, loss in enumerate(losses)]}  # noqa: E731
+    found = {"cpu": of(1.0), "longer": of(1.0, 2.0), "longest": of(1.0, 2.0, 3.0), "other": of(1.5), "same": of(1.5)}
+    assert superseded(found) == {"cpu": "longest", "longer": "longest"}
+    assert {*standing(found)} == {"longest", "other", "same"}
+    rows = [line for line in table().splitlines() if "tokens_and_depth.md" in line]
+    assert len(rows) == 2 and "## Size longer: supported; superseded by longest" in page("tokens_and_depth")
 
 
 def test_a_page_says_how_many_jobs_were_done_with_uncommitted_changes():
