@@ -20,7 +20,7 @@ def main(
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        out: folder for the two files; the run's folder by default, unless it is training.
+        out: folder for the two files; the run's folder by default, which is refused while it trains.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: batches (of the run's size) for statistics of one pass; of a mixture at least one of each corpus.
         skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.

@@ -21,7 +21,7 @@ def main(
         text: the text.
         file: a file with the text.
         top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
-        out: where map.png and map.json go; the run's folder by default, unless it is training.
+        out: where map.png and map.json go; the run's folder by default, which is refused while it trains.
     """
     note(f"drawing the tokens' ways through {run}")
     from nagjax.generate.paths import read_text, token_paths
