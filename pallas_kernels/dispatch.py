@@ -180,7 +180,8 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     named = implementation is not None
     if not named:
         implementation = [name for name in BEST_FIRST if name in op.implementations]
-    names = tuple(implementation) if isinstance(implementation, list | tuple) else (implementation,)
+    several = isinstance(implementation, Sequence) and not isinstance(implementation, str)
+    names = tuple(implementation) if several else (implementation,)
     known = ", ".join((REFERENCE, *op.implementations))
     if not names:
         raise ValueError(f"{op.name}: implementation = (); give at least one of {known}, or None")

@@ -102,19 +102,11 @@ class Lead:
 
     def _at_minima(self, outcome: Outcome, gaps: Mapping[Shape, Gap]) -> str:
         """The slope, were each rate not the best of its grid but that of its parabola's minimum."""
-        errors = {
-            arm: {shape: outcome.tried(arm, shape).grid_error for shape in gaps} for arm in (self.rival, self.judged)
-        }
-        if len(gaps) < 2 or None in [error for own in errors.values() for error in own.values()]:
+        error = lambda arm, shape: outcome.tried(arm, shape).grid_error  # noqa: E731
+        errors = {shape: (error(self.rival, shape), error(self.judged, shape)) for shape in gaps}
+        if len(gaps) < 2 or any(None in pair for pair in errors.values()):
             return ""
-        more = {shape: errors[self.judged][shape] - errors[self.rival][shape] for shape in gaps}
-        moved = {
-            shape: dataclasses.replace(
-                gap, values={s: v + more[shape] for s, v in gap.values.items()}, hint=gap.hint + more[shape]
-            )
-            for shape, gap in gaps.items()
-        }
-        slope = self.slope(moved)
+        slope = self.slope({shape: gap.moved(errors[shape][1] - errors[shape][0]) for shape, gap in gaps.items()})
         return f"; per doubling without grid errors {signed(slope)}" if slope else ""
 
     def _groups(self, shapes: Iterable[Shape]) -> list[list[Shape]]:

@@ -75,7 +75,8 @@ def superseded(found: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 def standing(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Without those that are superseded."""
-    return {size: result for size, result in found.items() if size not in superseded(found)}
+    gone = superseded(found)
+    return {size: result for size, result in found.items() if size not in gone}
 
 
 def all_results(home: Path = HOME) -> list[tuple[Recipe, str, dict[str, Any]]]:
@@ -109,8 +110,9 @@ def page(name: str, home: Path = HOME) -> str:
     parts = [f"# {name}", f"**Claim.** {head['claim']}", f"**Source.** {head['source']}"]
     parts += [f"**Expected.** {head['expected']}"]
     found = results(recipe, home)
+    gone = superseded(found)
     for size, result in found.items():
-        parts += _size(recipe, home, size, result, superseded(found).get(size, ""))
+        parts += _size(recipe, home, size, result, gone.get(size, ""))
     if len(parts) == 4:
         parts.append(f"Not measured. To run it: `{head['command']}` ({head['time']}).")
     entries = log_entries(name, (HOME / "LOG.md").read_text(encoding="utf-8"))

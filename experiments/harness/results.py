@@ -59,17 +59,11 @@ def write_result(
     path = result_file(home, name, size)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, _told(name, size, command, settings, records, floors, {"summary": dataclasses.asdict(summary)}))
-    before = unfinished_file(home, name, size)
-    if not _others(before, records):
+    before, ours = unfinished_file(home, name, size), {record.name for record in (*records, *floors)}
+    others = [record for record in records_in(before) if record.name not in ours]
+    if all("factor" in record.labels for record in others):  # rates that were tried stand in their tuning's record
         before.unlink(missing_ok=True)
     return path
-
-
-def _others(path: Path, records: Sequence[Record]) -> list[Record]:
-    """Runs of an unfinished file that are none of these; rates that were tried stand in their tuning's record."""
-    ours = {record.name for record in records}
-    known = read_result(path)["records"] if path.exists() else []
-    return [record for record in known if record.name not in ours and "factor" not in record.labels]
 
 
 def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
@@ -149,6 +143,12 @@ def read_result(path: Path) -> dict[str, Any]:
         for run in values["runs"]
     ]
     return values
+
+
+def records_in(path: Path) -> list[Record]:
+    """All that a result file holds, its n-gram tables, too; none where there is no file."""
+    result = read_result(path) if path.exists() else {"records": (), "floors": ()}
+    return [*result["records"], *result["floors"]]
 
 
 def write_plot(home: Path, name: str, size: str, draw, *arguments) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.harness.jobs import RECORD, Job, Record, changed, finished
 from experiments.harness.rates import Tuning
-from experiments.harness.results import read_result, result_file, unfinished_file
+from experiments.harness.results import records_in, result_file, unfinished_file
 from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.runs.config import nested
@@ -19,13 +19,8 @@ def recorded(homes: Sequence[Path], name: str, size: str) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for home in reversed(homes):
         for path in (unfinished_file(home, name, size), result_file(home, name, size)):
-            found |= {record.name: record for record in _records(path)}
+            found |= {record.name: record for record in records_in(path)}
     return found
-
-
-def _records(path: Path) -> list[Record]:
-    result = read_result(path) if path.exists() else {"records": (), "floors": ()}
-    return [*result["records"], *result["floors"]]
 
 
 def reuse(homes: Sequence[Path], name: str, size: str, jobs: Sequence[Job], folder: Path) -> int:
@@ -76,7 +71,7 @@ def _widened(jobs: Sequence[Job], records: Iterable[Record]) -> list[Job]:
 def check_kept(home: Path, name: str, size: str, jobs: Sequence[Job]) -> None:
     """Raises UserError if the size's result file holds runs that this plan, whose result would replace it, lacks."""
     path = result_file(home, name, size)
-    gone = sorted({record.name for record in _records(path)} - {job.name for job in jobs})
+    gone = sorted({record.name for record in records_in(path)} - {job.name for job in jobs})
     if gone:
         shown = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
         raise UserError("results", str(path), f"it holds runs that this plan lacks, {shown}; give another --results")

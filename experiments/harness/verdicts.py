@@ -50,6 +50,11 @@ class Gap:
             name, {seed: number(rival[seed]) - number(judged[seed]) for seed in sorted(rival.keys() & judged.keys())}
         )
 
+    def moved(self, by: float) -> "Gap":
+        """Every difference and the hint larger by so much."""
+        values = {seed: value + by for seed, value in self.values.items()}
+        return dataclasses.replace(self, values=values, hint=self.hint + by)
+
     @property
     def finite(self) -> list[float]:
         return [value for value in self.values.values() if math.isfinite(value)]

@@ -1,5 +1,6 @@
 """Find out whether a run fits a TPU slice or GPU machine, and what it would cost, without having one."""
 
+import dataclasses
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -66,12 +67,8 @@ def main(
     if not search:
         mesh_shape(config, machine)  # what is wrong with it is told before a compiler is asked for
     require(machine.chip)
-    model, batch = config.model, config.train.batch
-    of = f"the model of {options.start}" if options.start else options.name
-    size = (
-        f"{model.depth} blocks x {model.width}, steps of {batch} x {model.context} = {batch * model.context:,} tokens"
-    )
-    say(f"planning {of}, {size}, on {machine.name}")
+    planned = dataclasses.replace(options, parts={**options.parts, "train": config.train})
+    say(f"planning {planned}, on {machine.name}")
 
     def one(config) -> dict:
         say(f"compiling for {machine.name}; this takes a minute or more, {minutes:g} at most")

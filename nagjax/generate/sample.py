@@ -16,6 +16,7 @@ from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass
 from nagjax.generate.text import encodable
 from nagjax.generate.weights import narrow_model
+from nagjax.mod.cuts import check_cuts
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check_value
@@ -78,10 +79,9 @@ def generate(
     check_value("min_p", min_p, Share, "0 draws from all tokens")
     check_value("seed", seed, Seed)
     check_value("progress", progress, Share, "the share of the training that lies behind")
-    if end_of_text is not None and not 0 <= end_of_text < config.vocab:
-        raise UserError("end_of_text", end_of_text, f"the vocabulary has the ids 0 to {config.vocab - 1}")
-    if cuts is not None and np.shape(cuts) != (config.sublayers,):
-        raise UserError("cuts", np.shape(cuts), f"give {config.sublayers} numbers, one for a sublayer")
+    if end_of_text is not None:
+        _check_id("end_of_text", end_of_text, config)
+    check_cuts(cuts, config.sublayers)
     if isinstance(prompts, str) or not np.iterable(prompts):
         raise UserError("prompts", prompts, f"{LISTS}; for texts there is complete(run, ...)")
     if not len(prompts):
@@ -176,9 +176,13 @@ def _checked(
         fix += ", or let it slide (slide=True, --slide)"
         raise UserError("prompt", f"{len(ids)} tokens", fix)
     for i in ids:
-        if not 0 <= i < config.vocab:
-            raise UserError("prompt", i, f"the vocabulary has the ids 0 to {config.vocab - 1}")
+        _check_id("prompt", i, config)
     return ids
+
+
+def _check_id(field: str, i: int, config: ModelConfig) -> None:
+    if not 0 <= i < config.vocab:
+        raise UserError(field, i, f"the vocabulary has the ids 0 to {config.vocab - 1}")
 
 
 def mesh_of(params: nnx.State) -> Mesh | None:

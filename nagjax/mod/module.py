@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.mod.config import ModConfig, Rate, kept
+from nagjax.mod.cuts import check_cuts, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED
 from nagjax.ranges import check_value
@@ -34,14 +35,8 @@ class Routed(NamedTuple):
         have one. cuts: that of the step before, None before the first. It stays where no sequence has a cut; -inf,
         which lets every token in, is one of which nothing is known yet.
         """
-        known = jnp.isfinite(self.cut)
-        rows = jnp.sum(known, axis=-1)
-        mean = jnp.sum(jnp.where(known, self.cut, 0.0), axis=-1) / jnp.maximum(rows, 1)
-        mean = jnp.where(rows > 0, mean, -jnp.inf)
-        if cuts is None:
-            return mean
-        moved = jnp.where(jnp.isfinite(cuts), decay * cuts + (1.0 - decay) * mean, mean)
-        return jnp.where(rows > 0, moved, cuts)
+        mean, rows = mean_cut(self.cut)
+        return mean if cuts is None else moved_cut(cuts, mean, rows, decay)
 
 
 class MixtureOfDepths(nnx.Module):
@@ -110,8 +105,7 @@ class MixtureOfDepths(nnx.Module):
         if listed is None or len(listed) != sublayers:
             given = type(branches).__name__ if listed is None else len(listed)
             raise UserError("branches", given, f"give a list of {sublayers} callables, one for a sublayer")
-        if cuts is not None and np.shape(cuts) != (sublayers,):
-            raise UserError("cuts", np.shape(cuts), f"give {sublayers} numbers, one for a sublayer")
+        check_cuts(cuts, sublayers)
         if noise is None:
             noise = 0
             if self.rules.router.draws:

@@ -23,6 +23,7 @@ from nagjax.layers.where import Where
 from nagjax.mod import adaptive, ragged
 from nagjax.mod.cache import HIDDEN, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
+from nagjax.mod.cuts import mean_cut
 from nagjax.mod.deciders import Decider, find_decider
 from nagjax.mod.routers import Router, find_router, routers
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
@@ -340,12 +341,10 @@ def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[st
     """Notes of a batch, each over its real tokens and not over its sequences; `cut` over the sequences that have one,
     -inf where none has, and their number `cuts`."""
     real = jnp.sum(where.segments > 0, axis=-1).astype(jnp.float32)
-    finite = jnp.isfinite(notes["cut"])
-    rows = jnp.sum(finite, axis=-1)
-    mean = jnp.sum(jnp.where(finite, notes["cut"], 0.0), axis=-1) / jnp.maximum(rows, 1)
+    cut, rows = mean_cut(notes["cut"])
     real = real / jnp.maximum(jnp.sum(real), 1.0)
     shares = {name: jnp.einsum("sb...,b->s...", note, real) for name, note in notes.items() if name != "cut"}
-    return shares | {"cut": jnp.where(rows > 0, mean, -jnp.inf), "cuts": rows.astype(jnp.float32)}
+    return shares | {"cut": cut, "cuts": rows}
 
 
 def _update(branch: Any, x: Float[Array, "B T D"], cache: Cache, ctx: ForwardContext) -> Update:

@@ -71,6 +71,11 @@ class Boundary(NamedTuple):
         """Pairs of sublayers; the last block may have only one."""
         return (self.sublayers + 1) // 2
 
+    @property
+    def ends_block(self) -> Bool[Array, ""]:
+        """Whether the sublayer is its block's last."""
+        return (self.index % 2 == 0) | (self.following == 0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheme(abc.ABC):

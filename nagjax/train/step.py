@@ -14,6 +14,7 @@ from nagjax.layers.balance import auxiliary_loss, balance_of, moved_biases
 from nagjax.layers.platform import platform_of, tracing_for
 from nagjax.mod.adaptive import Control, Pool, controlled
 from nagjax.mod.config import ModConfig
+from nagjax.mod.cuts import moved_cut
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
@@ -116,9 +117,7 @@ def _averaged(state: TrainState, cuts: dict[str, Cuts | Pool], mod: ModConfig) -
         return {"cuts": jnp.broadcast_to(own.cut, state.mod["cuts"].shape), "debt": own.debt}
 
     def average(old, new):
-        seen = new.total / jnp.maximum(new.rows, 1.0)
-        mixed = jnp.where(jnp.isfinite(old), kept * old + (1.0 - kept) * seen, seen)
-        return jnp.where(new.rows > 0, mixed, old)
+        return moved_cut(old, new.total / jnp.maximum(new.rows, 1.0), new.rows, kept)
 
     return {name: average(old, cuts[name]) for name, old in state.mod.items()}
 

@@ -55,8 +55,7 @@ class DenseFormer(Plain):
         """Whether this sublayer ends a block that is a point, and the point's 1-based number."""
         period = (at.blocks + self.points - 1) // self.points
         block = (at.index + 1) // 2
-        ends = (at.index % 2 == 0) | (at.following == 0)  # the last block may have a single sublayer
-        return ends & (block % period == 0), block // period
+        return at.ends_block & (block % period == 0), block // period
 
     def open(self, embedding, at: Boundary, ends) -> History:
         past = jnp.pad(embedding[..., None, :], ((0, 0), (0, 0), (0, self.points), (0, 0)))

@@ -23,6 +23,5 @@ class Parallel(LayerNorm):
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         hidden = stream.hidden + update.astype(stream.hidden.dtype)
-        shared = (at.index % 2 == 1) & (at.following != 0)  # the next branch reads what this one has read
-        read = jnp.where(shared, stream.hidden, hidden)
+        read = jnp.where(at.ends_block, hidden, stream.hidden)  # the MLP reads what attention has read
         return PreNormStream(hidden, self.normalise(read, at)), jnp.ones((1, 1, 1), jnp.float32)
