@@ -102,6 +102,32 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
+@contextlib.contextmanager
+def naming_folder(folder: Path, field: str) -> Iterator[None]:
+    """Turns errors of writing to the folder into UserErrors of that field."""
+    other = "choose another --out" if field == "out" else "choose another folder"
+    try:
+        yield
+    except PermissionError:
+        raise UserError(field, str(folder), f"no permission to write there; {other}") from None
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(field, str(folder), f"it or one of its parents is a file; {other}") from None
+    except OSError as error:
+        fix = f"cannot be written ({os.strerror(error.errno) if error.errno else error}); {other}"
+        raise UserError(field, str(folder), fix) from None
+
+
+def check_writable(folder: str | os.PathLike, field: str = "out") -> None:
+    """Makes the folder, if need be, and a file in it that is gone again: before work whose results go there. Raises
+    UserError where that cannot be."""
+    folder = Path(folder)
+    with naming_folder(folder, field):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / partial_name("probe")
+        os.close(create(probe))
+        probe.unlink()
+
+
 def partial_name(name: str) -> str:
     """Of what becomes the file `name` when it is whole: no other writer, in this process or another, has it."""
     return f"{name}.{os.getpid()}-{uuid.uuid4().hex}{PARTIAL}"

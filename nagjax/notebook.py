@@ -114,4 +114,7 @@ def dial(points: dict) -> Plot:
 
 def _logs(runs: AnyRun | Sequence[AnyRun]) -> list[Run]:
     alone = isinstance(runs, AnyRun) or not isinstance(runs, Iterable)
-    return [log(run) for run in ([runs] if alone else runs)]
+    found = [log(run) for run in ([runs] if alone else runs)]
+    if not found:
+        raise UserError("runs", [], "give at least one run")
+    return found

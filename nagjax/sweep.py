@@ -162,32 +162,45 @@ def finished(trial: Trial, out: Path) -> bool:
 
 
 def results(trials: Sequence[Trial], out: Path) -> list[dict]:
-    """Of every run that has begun: `name`, `varied`, `step`, `finished` and `loss`, nats per token at its last
-    evaluation (None before the first); the lowest loss first, unfinished runs last. Raises UserError as `check`."""
+    """Of every run that has begun: `name`, `varied`, `step`, `finished`, and of its last evaluation `loss` (nats per
+    token) and `bits_per_byte` (None before the first, and where not finite). The best first, by bits per byte where
+    the runs have any, because a token of another tokenizer is another amount of text; unfinished runs last. Raises
+    UserError as `check`."""
     from nagjax.files import has_file
+    from nagjax.report.verdict import ranking
     from nagjax.runs.log import load_run
     from nagjax.runs.names import INFO
 
     check(trials, out)
+    begun = [trial for trial in trials if has_file(out / trial.name / INFO)]  # the last of what a run writes at first
+    runs = {trial.name: load_run(out / trial.name) for trial in begun}
+    scored = [name for name, run in runs.items() if run.evals.step.size]
+    values = dict(zip(scored, ranking([runs[name] for name in scored])[0], strict=True))
     found = []
-    for trial in trials:
-        if has_file(out / trial.name / INFO):  # the last of what a run writes at its start
-            run = load_run(out / trial.name)
-            loss = run.last_eval.loss if run.evals.step.size else None
-            own = {"name": trial.name, "varied": trial.varied, "step": run.step, "finished": finished(trial, out)}
-            found.append(own | {"loss": loss if loss is not None and math.isfinite(loss) else None})
-    return sorted(found, key=lambda own: (not own["finished"], own["loss"] is None, own["loss"] or 0.0))
+    for trial in begun:
+        name, run = trial.name, runs[trial.name]
+        own = {"name": name, "varied": trial.varied, "step": run.step, "finished": finished(trial, out)}
+        last = run.last_eval if name in values else None
+        scores = {field: getattr(last, field, math.nan) for field in ("loss", "bits_per_byte")}
+        found.append(own | {field: value if math.isfinite(value) else None for field, value in scores.items()})
+
+    def place(own: dict) -> tuple:
+        value = values.get(own["name"], math.nan)
+        return not own["finished"], not math.isfinite(value), value if math.isfinite(value) else 0.0
+
+    return sorted(found, key=place)
 
 
 def table(found: Sequence[dict]) -> str:
     """One line per run."""
     lines = []
     for own in found:
-        loss = "       -" if own["loss"] is None else f"{own['loss']:8.4f}"
+        scores = (own["loss"], own["bits_per_byte"])
+        shown = "".join(f"{'-' if score is None else f'{score:.4f}':>10}" for score in scores)
         told = "" if own["finished"] else f"  (step {own['step']}, not finished)"
         varied = "  ".join(f"{option}={value}" for option, value in own["varied"].items())
-        lines.append(f"{loss}  {varied or own['name']}{told}")
-    return "\n".join(["    loss  run", *lines])
+        lines.append(f"{shown}  {varied or own['name']}{told}")
+    return "\n".join([f"{'loss':>10}{'bits/byte':>10}  run", *lines])
 
 
 def taken(shard: str) -> slice:

@@ -16,7 +16,7 @@ from nagjax.cli import main
 from nagjax.errors import Preempted, UserError
 from nagjax.processes import in_processes
 from nagjax.runs.lock import WriterLock
-from nagjax.sweep import Varied, check, plan, results, taken, work
+from nagjax.sweep import Varied, check, plan, results, table, taken, work
 from nagjax.train.checkpoint.manifest import write_facts
 
 TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_every": 2, "eval_batches": 1}
@@ -112,6 +112,25 @@ def test_runs_are_trained_once_and_one_that_another_process_has_is_left_to_it(tm
     assert not other["finished"]
 
 
+def test_the_best_has_the_fewest_bits_per_byte(tmp_path):
+    """Not the lowest loss per token: runs of another tokenizer have other tokens."""
+    trials = plan(TINY, ["lr=0.01,0.02"])
+    work(trials, tmp_path, print)
+    for trial, loss, bits in zip(trials, (3.0, 7.0), (4.2, 3.6), strict=True):
+        log = tmp_path / trial.name / "metrics.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines = [line | {"loss": loss, "bits_per_byte": bits} if line["kind"] == "eval" else line for line in lines]
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = results(trials, tmp_path)
+    assert [own["varied"] for own in found] == [{"lr": 0.02}, {"lr": 0.01}]
+    assert [(own["loss"], own["bits_per_byte"]) for own in found] == [(7.0, 3.6), (3.0, 4.2)]
+    assert table(found).splitlines() == [
+        "      loss bits/byte  run",
+        "    7.0000    3.6000  lr=0.02",
+        "    3.0000    4.2000  lr=0.01",
+    ]
+
+
 def test_results_of_another_sweep_are_not_taken_for_this_ones(tmp_path, monkeypatch):
     vary, told = ["lr=1e-4..1e-2"], []
     work(plan(TINY, vary, draws=1), tmp_path, told.append)
@@ -171,8 +190,8 @@ def test_the_command_in_two_processes(tmp_path, capsys):
     assert main([*command, "--processes", "2"]) == 0
     found = json.loads((out / "sweep.json").read_text())
     assert {own["name"] for own in found} == {"scheme=plain", "scheme=rezero"} and all(own["finished"] for own in found)
-    assert found[0]["loss"] <= found[1]["loss"]
+    assert found[0]["bits_per_byte"] <= found[1]["bits_per_byte"]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [f"{own['loss']:8.4f}  {own['name']}" for own in found]
+    assert lines[-2:] == table(found).splitlines()[1:]
     assert main([*command, "--shard", "1/2"]) == 0
     assert "1 of 2 runs" in capsys.readouterr().out

@@ -11,10 +11,11 @@ def main(runs: Annotated[tuple[Path, ...], POSITIONAL], out: Path = Path("runs/c
     """Two or more runs in one table, with loss curves and depth profiles.
 
     Args:
-        runs: run folders.
+        runs: run folders, or names of models that come with a clone.
         out: where report.html, report.md and the figures go.
     """
     note(f"comparing {len(runs)} runs, into {out}")
+    from nagjax.interop.hub import find_model
     from nagjax.report.compare import compare
 
-    print(compare(runs, out))
+    print(compare([find_model(run) for run in runs], out))

@@ -30,6 +30,7 @@ def main(
 
     place = report_folder(run, out)
     say(f"diagnosing {run}, into {place}")
+    from nagjax.files import check_writable
     from nagjax.interop.load import load
     from nagjax.report.diagnose_report import write_diagnosis
     from nagjax.report.diagnosis import Effort, diagnose
@@ -37,6 +38,7 @@ def main(
 
     opened = load(run)
     say(repr(opened))
+    check_writable(place)
     with lock_of_report(place, "diagnose"):
         record = diagnose(opened, Effort(batches, skip_batches, curve_batches), data, say=say)
         page = write_diagnosis(record, place)

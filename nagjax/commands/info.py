@@ -14,7 +14,7 @@ def main(
     """Show parameters by part, FLOPs and memory of a run (nagjax info RUN) or any model (nagjax info --depth 96 ...).
 
     Args:
-        run: a run folder.
+        run: a run folder, or a model that nagjax import reads.
         kernels: show instead which implementation every fused operation uses at the model's width on every platform,
             and why others cannot be used.
     """
@@ -25,10 +25,10 @@ def main(
     note(f"reading {run}" if run else f"describing {options}")
     from rich.console import Console
 
-    from nagjax.runs.opening import read_config
+    from nagjax.interop.load import config_of
     from nagjax.train.facts import describe, resolve
 
-    config = resolve(options.config()) if run is None else read_config(run)
+    config = resolve(options.config()) if run is None else config_of(run)
     if kernels:
         from pallas_kernels.implementations import table
 

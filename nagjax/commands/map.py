@@ -16,6 +16,8 @@ def main(
 ) -> None:
     """Draw which sublayers each token of a text goes through, coloured by rotation angle: map.png in the run's folder.
 
+    Of a text that is longer than the run's context, its beginning.
+
     Args:
         run: a run folder, or a model that nagjax import reads.
         text: the text.
@@ -24,6 +26,7 @@ def main(
         out: where map.png and map.json go; the run's folder by default, which is refused while it trains.
     """
     note(f"drawing the tokens' ways through {run}")
+    from nagjax.files import check_writable
     from nagjax.generate.paths import read_text, token_paths
     from nagjax.interop.hub import report_folder
     from nagjax.interop.load import load
@@ -31,9 +34,12 @@ def main(
     from nagjax.runs.lock import lock_of_report
 
     opened, words, place = load(run), read_text(text, file), report_folder(run, out)
+    check_writable(place)
     with lock_of_report(place, "map"):
         paths = token_paths(opened, words, top_k=top_k)
         model = opened.config.model
         title = f"{opened.config.scheme.title}, {model.depth} blocks x {model.width}"
         page = write_map(paths, place, title)
-    print(f"{1 - paths['ran'].mean():.1%} of the (token, sublayer) pairs skipped: {page}")
+    shown, given = len(paths["tokens"]), paths["given"]
+    left = f" (the first {shown} of {given} tokens, all that the context holds)" if shown < given else ""
+    print(f"{1 - paths['ran'].mean():.1%} of the (token, sublayer) pairs skipped{left}: {page}")

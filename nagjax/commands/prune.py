@@ -65,18 +65,20 @@ def main(
 
 
 def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
-    if not 1 <= len(runs) <= 2:
-        raise UserError("runs", [str(run) for run in runs], "--curve takes one run, or two side by side")
+    if not 1 <= len(runs) <= 2 or len({run.resolve() for run in runs}) < len(runs):
+        raise UserError("runs", [str(run) for run in runs], "--curve takes one run, or two others side by side")
     say(f"loss without more and more blocks of {' and '.join(map(str, runs))}, into {out}")
-    from nagjax.files import write_bytes, write_text
+    from nagjax.files import check_writable, write_bytes, write_text
     from nagjax.report.curve import pruning_curve
     from nagjax.report.curve_plot import curve_plot
     from nagjax.report.labels import number
     from nagjax.runs.folder import read_config
 
     names = [read_config(run).scheme.title for run in runs]
+    if len({*names}) < len(names):
+        names = [f"{name}, {run}" for name, run in zip(names, runs, strict=True)]
+    check_writable(out)
     curves = [pruning_curve(run, batches=batches, data=data) for run in runs]
-    out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / "curve.png", curve_plot(list(zip(names, curves, strict=True))))
     write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
     for name, curve in zip(names, curves, strict=True):

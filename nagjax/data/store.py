@@ -163,7 +163,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
             fix = 'was not finished: run the same "nagjax data prepare" again, it goes on where it stopped'
         else:
             state = "is not a corpus folder" if folder.exists() else "does not exist"
-            fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use path = "stdlib"'
+            fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use "stdlib"'
         raise UserError("path", str(folder), fix) from None
     except OSError as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None

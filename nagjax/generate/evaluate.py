@@ -65,7 +65,10 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
         check_corpus(run.folder, dataset)
         return dataset
     given = run.tokenizer if data == STDLIB else None
-    dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
+    try:
+        dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
+    except UserError as error:
+        raise UserError("data" if error.field == "path" else error.field, error.value, error.fix) from None
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
         fix = f"was prepared with {names}: prepare it with that one"

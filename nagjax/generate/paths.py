@@ -17,25 +17,29 @@ from nagjax.runs.opening import OpenRun, check_opened
 def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
     """One pass over the beginning of `text`, as `run.encode` has it: as much as the context holds.
 
-    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns
-    `tokens`: the text piece by piece; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the
-    angle by which it turned the token's residual (0 where it was skipped).
+    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns `tokens`:
+    the text piece by piece; `given`: how many tokens the whole text has; `ran` and `degrees` [S, T]: whether the
+    sublayer ran for the token, and the angle by which it turned the token's residual (0 where it was skipped).
 
     What is not UTF-8 in the text is replaced. Raises UserError for a run that is not opened, for an empty text, and for
-    `top_k` at a calibrated point, which has no capacities.
+    `top_k` without capacities: at a calibrated point, and of a run without Mixture-of-Depths.
     """
     check_opened(run)
     if not text:
         raise UserError("text", text, "give at least one character")
     if top_k and run.calibrated:
         raise UserError("top_k", True, "a calibrated run has thresholds only: leave it out")
-    ids = run.encode(encodable(text))[: run.config.model.context]
+    if top_k and not run.config.model.mod.active:
+        raise UserError("top_k", True, "the run has no Mixture-of-Depths, and every token runs: leave it out")
+    whole = run.encode(encodable(text))
+    ids = whole[: run.config.model.context]
     graph, params = nnx.split(run.model)
     ran, turn = paths(
         params, jnp.asarray([ids]), run.mod.get("cuts"), np.float32(run.progress), graph=graph, causal=not top_k
     )
     pieces = [run.tokenizer.decode([i]) for i in ids]
-    return {"tokens": pieces, "ran": np.asarray(ran)[:, 0], "degrees": np.degrees(np.asarray(turn)[:, 0])}
+    found = {"ran": np.asarray(ran)[:, 0], "degrees": np.degrees(np.asarray(turn)[:, 0])}
+    return {"tokens": pieces, "given": len(whole), **found}
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "causal"))

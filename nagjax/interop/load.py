@@ -8,7 +8,9 @@ import jax
 from nagjax.errors import UserError
 from nagjax.files import has_file
 from nagjax.interop.hub import find_model, shipped
-from nagjax.interop.source import MODEL_CONFIG, read_json, read_source
+from nagjax.interop.source import MODEL_CONFIG, read_json, read_source, source_config
+from nagjax.runs.config import RunConfig
+from nagjax.runs.folder import read_config
 from nagjax.runs.opening import OpenRun, open_run
 
 
@@ -22,10 +24,26 @@ def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> Op
 
     Raises UserError: no such model, and what `open_run` and `read_source` raise.
     """
+    folder, values = _folder(path)
+    if _is_run(values):
+        return open_run(folder, devices=devices)
+    return read_source(folder, devices=devices)
+
+
+def config_of(path: str | Path) -> RunConfig:
+    """The config of what `load` opens, whose parameters are not read. Raises UserError as that does."""
+    folder, values = _folder(path)
+    return read_config(folder) if _is_run(values) else source_config(folder, values)
+
+
+def _folder(path: str | Path) -> tuple[Path, dict]:
+    """A model's folder and its config.json. Raises UserError where there is none."""
     folder = find_model(path)
     if not has_file(folder / MODEL_CONFIG):
         fix = ", ".join(["there is no config.json in it: give the folder of a run or a model", *shipped()])
         raise UserError("run", str(path), fix)
-    if isinstance(read_json(folder).get("scheme"), dict):
-        return open_run(folder, devices=devices)
-    return read_source(folder, devices=devices)
+    return folder, read_json(folder)
+
+
+def _is_run(values: dict) -> bool:
+    return isinstance(values.get("scheme"), dict)

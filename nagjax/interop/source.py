@@ -60,8 +60,7 @@ def read_source(
     values = read_json(folder)
     devices = list(jax.local_devices()[:1] if devices is None else devices)
     mesh = make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices)
-    bundle = values.get("model_type") == BUNDLE
-    config = _bundled(folder, values) if bundle else _foreign(values, context)
+    bundle, config = values.get("model_type") == BUNDLE, source_config(folder, values, context)
     config = dataclasses.replace(config, model=_fitted(config.model, context, dtype))
     blueprint = ModelBlueprint.of(config, mesh)
     files = read_folder(folder)
@@ -90,6 +89,11 @@ def read_json(folder: Path) -> dict:
     if not isinstance(values, dict):
         raise UserError("source", str(folder), "its config.json is no JSON object")
     return values
+
+
+def source_config(folder: Path, values: dict, context: int | None = None) -> RunConfig:
+    """What the config.json `values` of a model's folder says. Raises UserError as `read_source` does."""
+    return _bundled(folder, values) if values.get("model_type") == BUNDLE else _foreign(values, context)
 
 
 def _foreign(values: dict, context: int | None) -> RunConfig:

@@ -191,7 +191,8 @@ def _rows(x: Float[Array, "B T ..."], chosen: Int[Array, " N"]) -> Float[Array, 
 def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, Array]:
     """What the head would read before this block, for the sampled tokens."""
     rows = jax.tree.map(lambda x: _rows(x, chosen)[None], stream)
-    at = model.boundary(None, model.entry, 0, 0, call.ctx.progress)
+    last = jax.tree.map(lambda own: own[-1], model.blocks.mlp.gate)  # the gate of the boundary that the head is behind
+    at = model.boundary(last, model.entry, 0, 0, call.ctx.progress)
     hidden, log_scale = model.close(model.scheme.skip(rows, at))
     return hidden[0], log_scale[0]
 

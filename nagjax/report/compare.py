@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nagjax.errors import UserError
+from nagjax.files import check_writable
 from nagjax.report.report import build_report, save_report
 from nagjax.report.table import to_rich
 from nagjax.runs.log import Run, load_run
@@ -27,6 +28,7 @@ def compare(paths: Sequence[str | Path], out: str | Path, console: Console | Non
     if len({Path(path).resolve() for path in paths}) < len(paths):
         raise UserError("runs", [str(path) for path in paths], "give each run folder once")
     runs = [load_run(path) for path in paths]
+    check_writable(out)
     late = [line for run in runs if (line := behind(run))]
     report = build_report(runs, "Comparison of runs", late)
     page = save_report(report, out)

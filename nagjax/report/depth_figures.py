@@ -6,8 +6,9 @@ import numpy as np
 
 from nagjax.report.depth_plots import ATTENTION, BLOCK, FIRST, MARK, MLP, QUIET, Grid, Line, Lines, draw
 from nagjax.report.plots import Plot
-from nagjax.report.verdict_depth import RISE, USED
+from nagjax.report.verdict_depth import RISE, USED, ranges
 
+LAST = "The last place is behind the last block."
 Drawing = tuple[str, str, Lines | Grid]  # file stem, caption, figure
 RULE_LOOKS = {"late": (BLOCK, "o"), "influence": (ATTENTION, "s"), "angle": (MLP, "^"), "drop": (MARK, "D")}
 
@@ -37,10 +38,12 @@ def _by_kind(values: Sequence[float]) -> list[Line]:
 
 def _damage(record: dict) -> Drawing:
     skips = record["skips"]
+    lost = [block for block, added in enumerate(skips["added_loss"]) if added is None]
+    no_loss = f" To the top: block {ranges(lost)}, without which the loss is not finite." if lost else ""
     return (
         "damage",
         f"What leaving out each block alone adds to the validation loss. Blocks under the dashed line ({USED:g}) are "
-        "hardly used.",
+        f"hardly used.{no_loss}",
         Lines(
             "What is lost without each block",
             "nats per token added by leaving out one block, no retraining",
@@ -59,10 +62,13 @@ def _curve(record: dict) -> Drawing:
         Line(rule, [less(loss) for _, loss, _ in points], *RULE_LOOKS[rule], [n for n, _, _ in points])
         for rule, points in curve["rules"].items()
     ]
+    broken = any(loss is None for points in curve["rules"].values() for _, loss, _ in points)
+    ending = " Points without a finite loss are left out." if broken else ""
     return (
         "curve",
         "Loss added without blocks, no retraining, by the rule that chooses them: the deepest; those of least "
-        "influence; the run of neighbours that turns the residual least; those whose removal alone costs least.",
+        "influence; the run of neighbours that turns the residual least; those whose removal alone costs least."
+        + ending,
         Lines(
             "How many blocks can go",
             "nats per token added to the validation loss",
@@ -176,8 +182,7 @@ def _successive(record: dict) -> Drawing:
 def _distance(record: dict) -> Drawing:
     return (
         "distance",
-        "Mean angle over pi between the residuals in front of any two blocks (Gromov et al. 2024); the last row and "
-        "column are behind the last block.",
+        f"Mean angle over pi between the residuals in front of any two blocks (Gromov et al. 2024). {LAST}",
         Grid(
             "How far apart depths are",
             "mean angle between residuals, as a share of 180 degrees",
@@ -192,7 +197,7 @@ def _distance(record: dict) -> Drawing:
 def _cka(record: dict) -> Drawing:
     return (
         "cka",
-        "Linear CKA between the residuals in front of any two blocks: 1 where they are alike up to a rotation.",
+        f"Linear CKA between the residuals in front of any two blocks: 1 where they are alike up to a rotation. {LAST}",
         Grid(
             "How alike depths represent their tokens",
             "linear CKA of the residual",
@@ -209,7 +214,7 @@ def _lens(record: dict) -> Drawing:
     return (
         "lens",
         "Divergence from the model's own prediction of what the head would say if it read the residual in front of "
-        "each block (logit lens).",
+        f"each block (logit lens). {LAST}",
         Lines(
             "When the prediction is there",
             "KL divergence from the model's prediction, nats",
@@ -223,7 +228,7 @@ def _ranks(record: dict) -> Drawing:
     return (
         "ranks",
         "Effective rank (exponential of the singular values' entropy) and stable rank of the residuals of "
-        f"{record['sampled']} sampled tokens.",
+        f"{record['sampled']} sampled tokens, in front of each block. {LAST}",
         Lines(
             "In how many directions tokens spread",
             f"rank of the residual, of at most {min(record['width'], record['sampled'])}, log scale",

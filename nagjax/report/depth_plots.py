@@ -29,7 +29,8 @@ class Line(NamedTuple):
 class Lines(NamedTuple):
     """One panel with curves over depth. level: a reference height with its name. span: the least height of the vertical
     range, so that rounding errors are not blown up to a story. knee: where values reach more than `REACH` times this
-    height, the vertical axis is linear only up to it, and logarithmic above."""
+    height, the vertical axis is linear only up to it, and logarithmic above. bars: from 0; one without a height goes to
+    the top, in the colour `MARK`."""
 
     title: str
     subtitle: str
@@ -66,13 +67,14 @@ def draw(what: Lines | Grid) -> bytes:
 def _lines(what: Lines) -> Figure:
     far = what.knee is not None and _highest(what) > REACH * what.knee
     figure, (ax,) = new_figure(what.title, what.subtitle + (f"; logarithmic above {what.knee:g}" if far else ""))
-    ends, shown = [], []
+    ends, shown, unbounded = [], [], []
     for line in what.lines:
         y = np.array([np.nan if v is None or (what.log and v <= 0) else v for v in line.y], float)
         x = _places(line)
         shown.append(y[np.isfinite(y)])
         if what.bars:
             ax.bar(x, y, color=line.color, width=0.75)
+            unbounded += [at for at, height in zip(x, y, strict=True) if np.isnan(height)]
             continue
         every = max(1, round(len(y) / 20))
         style = {"marker": line.marker, "markevery": every, "markeredgecolor": "white", "markeredgewidth": 0.6}
@@ -90,6 +92,9 @@ def _lines(what: Lines) -> Figure:
     if not what.log and np.diff(ax.get_ylim())[0] < what.span:
         middle = float(np.mean(ax.get_ylim()))
         ax.set_ylim(middle - what.span / 2, middle + what.span / 2)
+    bottom, top = ax.get_ylim()
+    ax.bar(unbounded, top, color=MARK, width=0.75)
+    ax.set_ylim(bottom, top)
     places = np.concatenate([_places(line) for line in what.lines])
     longest = np.max(places)
     ax.set_xlim(np.min(places) - 0.6, longest + 0.6)

@@ -23,10 +23,13 @@ def write_diagnosis(record: dict, folder: str | Path) -> Path:
 
 def diagnosis_page(record: dict, plots: list[Plot]) -> str:
     """One HTML page with inline style and figures."""
+    skips, curve = record["skips"], record["curve"]
     title = f"Inside {record['title']}, {record['depth']} blocks x {record['width']}"
     told = (
         f"{escape(record['run'])}, after {record['step']:,} steps; measured on {record['tokens']:,} validation tokens, "
-        f"loss {record['loss']:.4f} nats per token. Blocks count from 1. A block is used if its absence alone costs "
+        f"loss {record['loss']:.4f} nats per token; without single blocks on {skips['tokens']:,}, where that of the "
+        f"whole model is {skips['loss']:.4f}; without several on {curve['batches']} batches, where it is "
+        f"{curve['loss']:.4f}. Blocks count from 1{_left(record)}. A block is used if its absence alone costs "
         f"{USED:g} nats per token; blocks could go if together they cost at most {RISE:g}. No retraining anywhere. "
         "One model and one text: how much of this is chance was not measured."
     )
@@ -35,6 +38,10 @@ def diagnosis_page(record: dict, plots: list[Plot]) -> str:
     parts += ["<h2>Block by block</h2>", _table(record)]
     parts.append(f'<p class="quiet">All numbers, with their matrices, are in {DIAGNOSIS_DATA} beside this page.</p>')
     return document(title, parts)
+
+
+def _left(record: dict) -> str:
+    return ", among those that an earlier removal has left" if record["kept"] else ""
 
 
 def _table(record: dict) -> str:
@@ -49,9 +56,11 @@ def _table(record: dict) -> str:
         "sink heads": record["attention"]["sinks"],
     }
     columns = {name: values for name, values in columns.items() if values is not None}
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("block", *columns))
+    names = ("block", *(["before the removal"] if record["kept"] else []), *columns)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
     rows = "".join(
         f"<tr><th>{block + 1}</th>"
+        + (f"<td>{record['kept'][block] + 1}</td>" if record["kept"] else "")
         + "".join(f"<td>{number(values[block], 4)}</td>" for values in columns.values())
         + "</tr>"
         for block in range(record["depth"])

@@ -80,7 +80,7 @@ def diagnose(
         "kept": list(config.model.kept),
         "step": run.step,
         "loss": loss,
-        "tokens": int(sum(np.sum(batch.counted) for batch in looked.batches)),
+        "tokens": _tokens(looked),
         **seen,
         "gradients": slopes,
         "calibration": _calibration(
@@ -107,6 +107,11 @@ def _text(run: OpenRun, batches: Sequence[Batch]) -> Text:
     counts = np.array([float(np.sum(batch.weights)) for batch in batches])
     own, some = scales(run.config.data, batches, counts), counts > 0
     return Text([batch for batch, has in zip(batches, some, strict=True) if has], counts[some], own[some])
+
+
+def _tokens(text: Text) -> int:
+    """How many targets count."""
+    return int(sum(np.sum(batch.counted) for batch in text.batches))
 
 
 def _residual(run: OpenRun, text: Text, options: dict) -> dict:
@@ -243,6 +248,8 @@ def _skips(run: OpenRun, text: Text, options: dict, progress: Progress) -> dict:
     added = _added(per_target, text.scales * text.counts)
     return {
         "batches": len(text.batches),
+        "tokens": _tokens(text),
+        "loss": float(text.scales @ by_batch("whole")[0] / (text.scales @ text.counts)),
         **added,
         "output_effect": over_tokens("output"),
         "effects": np.triu(effects, 1),

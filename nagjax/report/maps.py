@@ -46,6 +46,8 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         picture.set_ylabel("sublayer (odd: attention, even: MLP)")
         over = f"{title}\n{1 - everywhere.mean():.0%} of the (token, sublayer) pairs skipped (white)"
         over += f"; drawn: the first {SHOWN} of {everywhere.shape[1]} tokens" if everywhere.shape[1] > SHOWN else ""
+        held = paths["given"] - everywhere.shape[1]
+        over += f"; {held} more tokens of the text are beyond the context" if held else ""
         size, weight = (matplotlib.rcParams[f"axes.title{own}"] for own in ("size", "weight"))
         figure.suptitle(
             over, x=0.01, ha="left", fontsize=size, fontweight=weight

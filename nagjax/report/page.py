@@ -147,7 +147,7 @@ def _legend(tag: str) -> str:
     text = (
         "Best values are bold where lower is better. n/m: not measured. Residual growth: RMS of the stream "
         "after the last block over that after the first. Updates below 5%: sublayers whose update is, on "
-        "average, shorter than 0.05 of the stream."
+        "average, shorter than 0.05 of the stream, or not a number."
     )
     return f'<{tag} class="quiet">{text}</{tag}>' if tag else text
 

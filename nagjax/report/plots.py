@@ -15,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 
 from nagjax.report.labels import count, factor, listing, number, signed
 from nagjax.report.style import RC, Style, drawing, label_ends, new_figure, png, run_styles, token_axis
+from nagjax.report.verdict import one_text
 from nagjax.runs.log import Run, last_quarter
 
 EARLY = 0.2
@@ -107,7 +108,7 @@ def _gap(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | N
     for i, (run, style) in enumerate(zip(runs, styles, strict=True)):
         tokens, here, there = np.intersect1d(run.evals.tokens, runs[base].evals.tokens, return_indices=True)
         gap = run.evals.loss[here] - runs[base].evals.loss[there]
-        if i != base and np.isfinite(gap).sum() >= 2:
+        if i != base and np.isfinite(gap).sum() >= 2 and one_text([run, runs[base]]):
             curves.append((tokens, gap, style))
     if not curves:
         return None
@@ -195,17 +196,17 @@ def _turn(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | 
     finite = np.concatenate([y[np.isfinite(y) & (y > 0)] for y, _ in curves] or [np.array([])])
     if not finite.size:
         return None
-    figure, axes = new_figure(
-        "How far each sublayer turns the stream",
-        "mean angle between stream before and after · degrees, log scale · shaded: the last quarter",
-        panels=2,
-    )
+    equal = len({y.size for y, _ in curves}) == 1
+    subtitle = "mean angle between stream before and after · degrees, log scale"
+    subtitle += " · shaded: the last quarter" if equal else ""
+    figure, axes = new_figure("How far each sublayer turns the stream", subtitle, panels=2)
     _two_panels(axes, curves)
     _log_axis(axes[0], finite.min(), finite.max(), lambda value: f"{value:g}°")
     label_ends(axes[1], [(y.size // 2, y[-1], s.label, s.color) for y, s in curves])
     return figure, (
         "Mean angle in degrees by which each attention (left) and MLP (right) sublayer turns the residual "
-        "stream, on a log scale. Shaded: the last quarter of the depth, whose mean the table gives."
+        "stream, on a log scale."
+        + (" Shaded: the last quarter of the depth, whose mean the table gives." if equal else "")
     )
 
 

@@ -40,15 +40,15 @@ def prune(
 ) -> dict:
     """Removes blocks of the run in `folder` for good and writes what is left to the new folder `out`, a run like any.
 
-    The blocks (indices, from 0, as in `removed`) are those given, or `count` chosen by a rule of
-    `nagjax.measure.cuts.RULES` on training text. Those that stay keep their place in depth, and with it LayerNorm
-    Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow at the
-    constant rate `lr` after a warm-up of a tenth of them, with fresh moments, on the batches after the ones the run has
-    seen; all else as the run was trained.
+    The blocks (indices, from 0, among those that the source has, as in `removed`) are those given, or `count` chosen by
+    a rule of `nagjax.measure.cuts.RULES` on training text. Those that stay keep their place in depth, and with it
+    LayerNorm Scaling's factors, their Mixture-of-Depths rates and thresholds. `heal_steps` more training steps follow
+    at the constant rate `lr` after a warm-up of a tenth of them, with fresh moments, on the batches after the ones the
+    run has seen; all else as the run was trained.
 
     Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
-    healing); one that is not finite is None. Returns these with `removed`, `kept`, `rule`, as is written to
-    `prune.json`. A point of a calibrated dial is not taken along.
+    healing); one that is not finite is None. Returns these with `removed`, `rule` and `kept` (places in the model from
+    which nothing had been removed yet), as is written to `prune.json`. A point of a calibrated dial is not taken along.
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
     """

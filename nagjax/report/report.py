@@ -3,13 +3,14 @@
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.files import has_file, read_bytes
 from nagjax.report.labels import listing, machine, run_labels
 from nagjax.report.page import Report, html_page, markdown_page, write_files
+from nagjax.report.plots import FIGURES as PLOTS
 from nagjax.report.plots import Plot, draw_plots
 from nagjax.report.table import comparison_table
 from nagjax.report.verdict import differences, learning_rates, ranking, verdict
@@ -18,6 +19,7 @@ from nagjax.runs.names import MAP
 
 FIGURES = "figures"
 """Folder of the PNGs, beside the report."""
+PAGE = "report.html"
 
 
 def write_report(runs: Sequence[Run], folder: str | Path, title: str, notes: Sequence[str] = ()) -> Path:
@@ -34,9 +36,18 @@ def save_report(report: Report, folder: str | Path) -> Path:
     folder = Path(folder)
     files = {f"{FIGURES}/{plot.name}.png": plot.png for plot in report.plots}
     files["report.md"] = markdown_page(report, FIGURES).encode()
-    files["report.html"] = html_page(report).encode()
+    files[PAGE] = html_page(report).encode()
+    if has_file(folder / PAGE):
+        _forget(folder / FIGURES, {plot.name for plot in report.plots})
     write_files(folder, files)
-    return folder / "report.html"
+    return folder / PAGE
+
+
+def _forget(figures: Path, names: Collection[str]) -> None:
+    """Removes figures of an earlier report in the same folder, other than these, which are written anew."""
+    for path in (*(figures / f"{name}.png" for name in PLOTS), *figures.glob("map-*.png")):
+        if path.stem not in names and not path.is_symlink():
+            path.unlink(missing_ok=True)
 
 
 def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> Report:

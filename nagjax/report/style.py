@@ -1,18 +1,24 @@
 """One look for every figure: colours that survive colour blindness, quiet axes, names at line ends."""
 
 import contextlib
+import functools
 import io
+import re
+import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import matplotlib
+import matplotlib.font_manager
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 
+from nagjax.console import note
 from nagjax.report.labels import count, run_labels
 from nagjax.runs.log import Run
 
@@ -39,7 +45,13 @@ _NAMED = (  # each its own pair of these; any other name has a pair by its lette
     *("keel", "layer_norm", "layer_scale", "mhc", "mix_ln", "ngpt", "oru", "parallel", "peri_ln", "post_ln", "prores"),
     *("reordered", "sandwich", "skip_init", "review_convex", "pre_ln", "scaled_start"),
     *("lns_scaled_start", "lns_on_branch", "lns_on_mlp", "lns_on_attention", "lns_before_norm", "lns_on_residual"),
+    "post_layer_norm",
 )
+_SCRIPTS = (
+    *("Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Micro Hei", "Hiragino Sans"),
+    *("PingFang SC", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
+)
+NO_GLYPH = r"Glyph \d+ "  # how matplotlib's warning begins
 _WIDTH, _LEFT, _RIGHT = 8.2, 0.7, 6.9  # inches: the figure, and where the axes begin and end in it
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
@@ -71,14 +83,30 @@ RC = {
 }
 
 
-def drawing() -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
     """While it lasts figures are drawn in this look, off screen, whatever the user's own settings are.
 
     No text is read as mathematics, so that tokens and names of folders may hold any signs; a log axis needs a formatter
-    that writes none."""
+    that writes none. Signs that no font of this machine has are drawn as boxes, which is said once."""
     # not in RC, with which recipes draw log axes whose numbers matplotlib writes as mathematics
-    own = {"text.parse_math": False, "backend": "agg"}
-    return matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, **own})
+    own = {"text.parse_math": False, "backend": "agg", "font.family": [RC["font.family"], *_further_fonts()]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", NO_GLYPH)
+        with matplotlib.rc_context({**matplotlib.rcParamsDefault, **RC, **own}):
+            yield
+    others = [one for one in caught if not re.match(NO_GLYPH, str(one.message))]
+    for one in others:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    if len(others) < len(caught):
+        note("some signs are drawn as boxes: no font here has them. One of Noto Sans CJK would")
+
+
+@functools.cache
+def _further_fonts() -> list[str]:
+    """Of the fonts with signs that the first has not, those of this machine."""
+    here = {font.name for font in matplotlib.font_manager.fontManager.ttflist}
+    return [name for name in _SCRIPTS if name in here]
 
 
 def png(figure: Figure, dpi: float) -> bytes:
@@ -187,7 +215,8 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]], gap: flo
                 arrowprops=line if np.isfinite(y) else None,
             )
         )
-    widest = max(text.get_window_extent().width for text in texts) / figure.dpi
+    # of the words alone: an annotation's own extent has its hair line in it
+    widest = max(Text.get_window_extent(text).width for text in texts) / figure.dpi
     width = max(_WIDTH, _RIGHT + 16 / 72 + widest + 0.12)
     figure.set_figwidth(width)
     figure.subplots_adjust(left=_LEFT / width, right=_RIGHT / width)

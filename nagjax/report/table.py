@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from nagjax.report.labels import NOT_MEASURED, count, factor, machine, number, rate, run_labels
+from nagjax.report.verdict import one_text
 from nagjax.runs.log import Run
 
 
@@ -36,7 +37,8 @@ class Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """The facts of each run. The best validation loss, bits per byte and step time are marked, ties included.
+    """The facts of each run. The best bits per byte and step time are marked, ties included, and the best validation
+    loss where all runs share text and tokenizer.
 
     The step time also stands as a ratio to the plain run's where there is one of the same shape and machine. Runs with
     Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`).
@@ -56,12 +58,12 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     ratios = [step_time_ratio(run, runs) for run in runs]
     if any(ratio is not None for ratio in ratios):
         columns["step time / plain"] = [Cell(number(ratio, 2)) for ratio in ratios]
-    skipped = [(run.info.get("mod_rate") or {}).get("total", 0.0) for run in runs]
+    skipped = [_skipped(run) for run in runs]
     if any(skipped):
         columns["skipped (token, sublayer) pairs"] = [Cell(f"{share:.1%}") for share in skipped]
     columns |= {
         "tokens": [Cell(count(e.tokens)) for e in evaluations],
-        "validation loss (nats/token)": _marked([e.loss for e in evaluations], lambda v: number(v, 4)),
+        "validation loss (nats/token)": _marked([e.loss for e in evaluations], lambda v: number(v, 4), one_text(runs)),
     }
     top_k = [loss if (loss := run.evals.top_k_loss[-1]) == loss else None for run in runs]
     if any(loss is not None for loss in top_k):
@@ -85,19 +87,23 @@ def comparison_table(runs: Sequence[Run]) -> Table:
 
 
 def step_time_ratio(run: Run, runs: Sequence[Run]) -> float | None:
-    """Step time over that of the first plain run of the same model shape, batch and machine, or None."""
+    """Step time over that of the first plain run of the same model, batch, mesh and machine, or None. Routing is not
+    compared: a run that skips stands beside the dense one."""
 
     def shape(r: Run) -> list:
-        return [
-            *(r.config["model"].get(key) for key in ("depth", "width", "vocab", "context")),
-            r.config.get("train", {}).get("batch"),
-            machine(r),
-        ]
+        train = r.config.get("train", {})
+        model = {name: value for name, value in r.config["model"].items() if name != "mod"}
+        return [model, train.get("batch"), train.get("accumulate", 1), r.config.get("mesh"), machine(r)]
 
-    plain = next((r for r in runs if r.scheme == "plain" and shape(r) == shape(run)), None)
+    plain = next((r for r in runs if r.scheme == "plain" and not _skipped(r) and shape(r) == shape(run)), None)
     if plain is None or plain.step_seconds is None or run.step_seconds is None:
         return None
     return run.step_seconds / plain.step_seconds
+
+
+def _skipped(run: Run) -> float:
+    """Share of the (token, sublayer) pairs that routing leaves out."""
+    return (run.info.get("mod_rate") or {}).get("total", 0.0)
 
 
 def to_rich(table: Table, width: int) -> Group:
@@ -146,13 +152,16 @@ def to_html(table: Table) -> str:
     return f"<table>\n<thead>{line(0, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
-def _marked(values: Sequence[float | None], write: Callable[[float | None], str]) -> list[Cell]:
-    """Cells with the lowest marked; values written the same are equally good. One run alone is no best."""
+def _marked(
+    values: Sequence[float | None], write: Callable[[float | None], str], comparable: bool = True
+) -> list[Cell]:
+    """Cells with the lowest marked, if they are `comparable`; values written the same are equally good. One run alone
+    is no best."""
     texts = [write(value) for value in values]
     measured = [
         (value, text) for value, text in zip(values, texts, strict=True) if value is not None and value == value
     ]
-    best = min(measured)[1] if len(measured) > 1 else None
+    best = min(measured)[1] if comparable and len(measured) > 1 else None
     return [Cell(text, best=text == best) for text in texts]
 
 

@@ -21,7 +21,7 @@ def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
     """
     evaluations = [run.last_eval for run in runs]
     bits = [e.bits_per_byte for e in evaluations]
-    if any(map(math.isfinite, bits)) or not _one_text(runs):
+    if any(map(math.isfinite, bits)) or not one_text(runs):
         return bits, "bits per byte"
     return [e.loss for e in evaluations], "nats per token"
 
@@ -67,7 +67,7 @@ def verdict(runs: Sequence[Run]) -> str:
     return sentence + lost + _spread(runs)
 
 
-def _one_text(runs: Sequence[Run]) -> bool:
+def one_text(runs: Sequence[Run]) -> bool:
     """Whether all read the same text by the same tokenizer, as their configs name them."""
     fields = ("data.path", "data.mix", "data.tokenizer", "model.vocab")
     return len({tuple(_fair_fields(run).get(name) for name in fields) for run in runs}) == 1

@@ -64,7 +64,7 @@ def _used(record: dict) -> str:
     dearest = max(range(depth), key=_added(record).__getitem__)
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
-        f"nats per token to a loss of {record['loss']:.3f}{told}. The effective number of "
+        f"nats per token to a loss of {skips['loss']:.3f}{told}. The effective number of "
         f"blocks, the participation ratio of the added losses, is {skips['contributing']:.1f}; the dearest is block "
         f"{dearest + 1} (+{_added(record)[dearest]:.2f})."
     )

@@ -24,7 +24,7 @@ import uuid
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import open_to_change, read_json
+from nagjax.files import naming_folder, open_to_change, read_json
 from nagjax.json_reader import read
 from nagjax.runs.names import CONFIG, LOCK
 
@@ -91,7 +91,7 @@ class WriterLock:
             raise UserError(self.field, str(self.folder), fix)
 
     def _acquire(self) -> None:
-        with _said(self.folder, self.field):
+        with naming_folder(self.folder, self.field):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             while self._file is None:
                 self._attempt()
@@ -222,18 +222,3 @@ def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
-
-
-@contextlib.contextmanager
-def _said(folder: Path, field: str):
-    """Turns errors of writing to the folder into UserErrors."""
-    other = "choose another --out" if field == "out" else "choose another folder"
-    try:
-        yield
-    except PermissionError:
-        raise UserError(field, str(folder), f"no permission to write there; {other}") from None
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(field, str(folder), f"it or one of its parents is a file; {other}") from None
-    except OSError as error:
-        fix = f"cannot be written ({os.strerror(error.errno) if error.errno else error}); {other}"
-        raise UserError(field, str(folder), fix) from None

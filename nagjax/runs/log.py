@@ -13,13 +13,17 @@ from nagjax.files import has_file, inside, read_bytes, read_json
 from nagjax.json_reader import build
 from nagjax.mod.config import skips
 from nagjax.ranges import NonNegative, Positive, Range, Share
+from nagjax.runs.config import RunConfig, from_dict
 from nagjax.runs.metrics import TASKS, DepthLog, EvalLog, Event, TrainLog, columns, read_metrics
-from nagjax.runs.names import BUNDLE, CONFIG, INFO, METRICS, SAMPLE
+from nagjax.runs.names import AVERAGED, BUNDLE, CONFIG, INFO, METRICS, ORIGIN, PRUNED, SAMPLE
 
 LONGEST_SAMPLE = 1 << 20  # bytes
 
 COMPILE_LINES = 3
 """Training lines left out of the step time: the first ones contain compilation."""
+
+MADE = {PRUNED: "prune", AVERAGED: "average", ORIGIN: "import"}
+"""By the file it leaves, what makes a run of another's weights."""
 
 DEAD_RATIO = 0.05
 """A sublayer whose mean update-to-stream ratio |t| is below this hardly turns the stream."""
@@ -139,11 +143,20 @@ class Run:
 
     @property
     def lr(self) -> float | None:
-        """Peak learning rate: the configured one, or the highest logged where the scheme chose it."""
+        """Peak learning rate: the configured one; where the scheme chose it, the highest logged, or before the end of
+        the warm-up the scheme's default."""
         configured = self.setting("optimizer.lr")
         if configured is not None:
             return float(configured)
         logged = self.train.lr[np.isfinite(self.train.lr)]
+        try:
+            config = from_dict(RunConfig, self.config)
+        except UserError:  # a later version's, say
+            rising = False
+        else:
+            rising = self.step < config.optimizer.warmup * config.train.steps
+        if rising:
+            return config.learning_rate
         return float(logged.max()) if logged.size else None
 
     @property
@@ -161,11 +174,14 @@ class Run:
         """The last validation pass (not the best one). Raises `UserError` when there is none yet."""
         e = self.evals
         if not e.step.size:
-            raise UserError(
-                "run",
-                str(self.path),
-                "has no evaluation yet: let it train until its first eval line, then try again",
-            )
+            made = next((command for name, command in MADE.items() if has_file(self.path / name)), None)
+            fix = "has no evaluation yet: let it train until its first eval line, then try again"
+            if made is not None:
+                fix = (
+                    f"was made by nagjax {made} and has not trained, so that it has no log to compare: nagjax eval RUN"
+                )
+                fix += " gives the loss of any run, and nagjax diagnose RUN what its depth does"
+            raise UserError("run", str(self.path), fix)
         return Evaluation(int(e.step[-1]), int(e.tokens[-1]), float(e.loss[-1]), float(e.bits_per_byte[-1]))
 
     @property
@@ -181,9 +197,10 @@ class Run:
 
     @property
     def step_seconds(self) -> float | None:
-        """Median seconds per training step, the first `COMPILE_LINES` lines left out; None if unmeasured."""
+        """Median seconds per training step, the first `COMPILE_LINES` lines left out, of fewer lines all but the last;
+        None if unmeasured, and where there is but the first."""
         seconds = self.train.step_seconds
-        seconds = seconds[min(COMPILE_LINES, max(seconds.size - 1, 0)) :]
+        seconds = seconds[min(COMPILE_LINES, max(seconds.size - 1, 1)) :]
         seconds = seconds[np.isfinite(seconds)]
         return float(np.median(seconds)) if seconds.size else None
 

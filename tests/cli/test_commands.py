@@ -10,6 +10,7 @@ import time
 import pytest
 
 from nagjax.cli import main
+from nagjax.interop.hub import SHIPPED
 from nagjax.runs.log import load_run
 from tests.tolerance import assert_close, close_to
 
@@ -99,6 +100,14 @@ def test_info_counts_every_parameter_once(demo, capsys):
     assert main(["info", str(run), "--kernels"]) == 0
     table = capsys.readouterr().out
     assert "[16384, 16] " in table and "add_rms_norm            xla            mosaic_tpu     pallas_triton" in table
+
+
+def test_info_and_compare_know_models_by_name(tmp_path, capsys):
+    config = json.loads((SHIPPED / "nag-24" / "config.json").read_text())
+    assert main(["info", "nag-24"]) == 0
+    assert f"NAG: {config['nagjax']['config']['model']['depth']} blocks" in capsys.readouterr().out
+    assert main(["compare", "nag-24", "plain-24", "--out", str(tmp_path)]) == 0
+    assert "is ahead with" in capsys.readouterr().out
 
 
 def test_compare_writes_a_report(demo, tmp_path, capsys):

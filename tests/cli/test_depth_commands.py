@@ -66,6 +66,11 @@ def test_info_says_what_is_skipped(runs, capsys):
     assert "50.0%  (attention 50.0%, MLP 50.0%)" in printed(capsys, "info", runs / "routed")
 
 
+def test_a_map_tells_what_the_context_leaves_out(runs, tmp_path, capsys):
+    told = printed(capsys, "map", runs / "dense", "--text", "a" * 40, "--out", tmp_path)
+    assert "(the first 32 of 40 tokens, all that the context holds)" in told
+
+
 def test_generate_times_both(runs, capsys):
     out = printed(capsys, "generate", runs / "routed", "--prompt", "a", "--tokens", 4, "--speed")
     assert out.count("tokens/s") == 2 and "of the FLOPs saved is time saved" in out
@@ -124,6 +129,12 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys):
         ("calibrate {dense} --rates 0.1 --choose 0.3", "add it to --rates"),
         ("map {dense}", "either --text or --file"),
         ("map {dense} --file /nowhere", "cannot be read"),
+        ("map {dense} --text ab --top-k", "top_k = True: the run has no Mixture-of-Depths"),
+        ("map {dense} --text ab --out /dev/null", "out = '/dev/null'"),
+        ("prune {dense} --curve --out /dev/null", "out = '/dev/null'"),
+        ("prune {dense} {dense} --curve --out x", "two others side by side"),
+        ("diagnose {dense} --out /dev/null", "out = '/dev/null'"),
+        ("eval {dense} --data nothere", "data = 'nothere'"),
         ("train --mod.rate 1.0", "at least 0 and below 1"),
         ("train --scheme plain --mod.rate 0.5 --mod.router nag", "the router linear"),
         ("bench mod --rate 0", "rate"),
@@ -133,7 +144,7 @@ def test_bad_input_is_one_line(runs, capsys, args, message):
     capsys.readouterr()
     assert main(args.format(dense=runs / "dense", routed=runs / "routed").split()) == 2
     *before, error = capsys.readouterr().err.splitlines()
-    assert message in error and error.startswith("nagjax: error: ") and len(before) <= 1
+    assert message in error and error.startswith("nagjax: error: ") and len(before) <= 2
 
 
 def test_a_damaged_calibration_is_named(runs, tmp_path, capsys):

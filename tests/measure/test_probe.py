@@ -19,6 +19,7 @@ from nagjax.runs.blueprint import build_model
 from nagjax.train.distributed.mesh import batch_sharding
 from tests import tiny
 from tests.own_models import residual
+from tests.streams import one_per_stream
 from tests.tiny import blueprint, moved, packed_batch, run_config
 from tests.tolerance import assert_close, close_to
 
@@ -49,6 +50,15 @@ def test_of_no_token_there_is_no_mean():
     assert np.all(fewer.jacobian > 0.1 * seen.jacobian) and fewer.counts["jacobian"] > 0
     with pytest.raises(UserError, match="batch = .*no token inside its documents counts"):
         probe(model, batch._replace(weights=np.zeros_like(batch.weights)))
+
+
+@pytest.mark.parametrize("name", one_per_stream())
+def test_any_stream_is_read_at_every_depth_as_the_head_reads_it(name):
+    model, seen = looked_at(name)
+    for values in (*seen.lens.values(), seen.sample):
+        assert values.shape[0] == model.config.depth + 1 and np.isfinite(values).all()
+    assert seen.lens["divergence"][0] > 1e-4 and abs(seen.lens["divergence"][-1]) < 1e-5
+    assert np.isfinite(seen.sublayers["norm"]).all()
 
 
 @pytest.mark.parametrize("name", ["plain", "nag"])

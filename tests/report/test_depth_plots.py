@@ -1,8 +1,10 @@
 """Figures in which one block costs far more than the others."""
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
-from nagjax.report.depth_plots import BLOCK, Line, Lines, _lines
+from nagjax.report.depth_plots import BLOCK, MARK, Line, Lines, _lines
 from nagjax.report.style import REACH, drawing
 
 KNEE = 0.01
@@ -22,3 +24,13 @@ def test_the_axis_is_logarithmic_where_one_value_would_hide_the_others(highest, 
     if scale == "symlog":
         shown = [tick for tick in ax.get_yticks() if low <= tick <= high]
         assert 0.0 in shown and KNEE in shown and len(shown) >= 4
+
+
+def test_a_block_without_a_finite_loss_is_a_bar_to_the_top():
+    with drawing():
+        figure = _lines(Lines("title", "nats", [Line("", [0.1, None, 0.2], BLOCK)], bars=True, knee=KNEE))
+    (ax,) = figure.axes
+    bars = [bar for bar in ax.patches if np.isfinite(bar.get_height())]
+    first, second, third = sorted(bars, key=lambda bar: bar.get_x())
+    assert second.get_height() == ax.get_ylim()[1] > third.get_height() > first.get_height()
+    assert to_hex(second.get_facecolor()) == MARK and to_hex(first.get_facecolor()) == BLOCK

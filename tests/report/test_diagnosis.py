@@ -6,12 +6,16 @@ import re
 import pytest
 
 from nagjax import cli
+from nagjax.report.diagnose_report import diagnosis_page
+from nagjax.report.diagnosis import Effort, diagnose
+from nagjax.report.pruning import prune
 from nagjax.report.verdict_depth import depth_verdict
+from nagjax.runs.opening import open_run
 
 
 def test_a_diagnosis(run_folder, tmp_path, capsys):
     before = sorted(p.name for p in run_folder.iterdir())
-    small = ["--batches", "2", "--skip-batches", "2", "--curve-batches", "2"]
+    small = ["--batches", "1", "--skip-batches", "2", "--curve-batches", "2"]
     cli.run(["diagnose", str(run_folder), "--out", str(tmp_path), *small])
     assert sorted(p.name for p in run_folder.iterdir()) == before
     record = json.loads((tmp_path / "diagnosis.json").read_text())
@@ -28,6 +32,8 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
     # The same text as the curve's: what is lost without the last block is told by two programs.
     (last,) = [loss for count, loss, _ in record["curve"]["rules"]["late"] if count == 1]
     assert skips["added_loss"][-1] == pytest.approx(last - whole, abs=2e-3)
+    assert skips["loss"] == pytest.approx(whole, abs=1e-4) and abs(record["loss"] - whole) > 1e-3  # of other batches
+    assert skips["tokens"] > record["tokens"]
     parts = record["calibration"]["bins"]
     assert sum(share for share, _, _ in parts) == pytest.approx(1, abs=1e-4)
     distance = sum(share * abs(right - sure) for share, sure, right in parts)
@@ -45,6 +51,7 @@ def test_verdicts():
         "added_loss": [0.5, 0.02, 0.009, -0.001],
         "standard_error": [0.1, 0.02, 0, 0],
         "batches": 3,
+        "loss": 2.3,
         "contributing": 1.1,
         "depth_score": 1.2,
     }
@@ -52,7 +59,11 @@ def test_verdicts():
     record["calibration"] = {"error": 0.12, "bins": [[0.5, 0.3, 0.2], [0.5, 0.9, 0.76]]}
     record["curve"] = {"loss": 2.0, "rules": {"late": points}}
     told = depth_verdict(record)
-    assert "2 of 4 blocks (50%) are used" in told and "(1 of them more than two standard errors above this" in told
+    assert (
+        "2 of 4 blocks (50%) are used" in told
+        and "to a loss of 2.300" in told
+        and "(1 of them more than two standard errors above this" in told
+    )
     assert "block 1 (+0.50)" in told
     assert "mostly on shallow ones" in told and "Found: 1 block that could go for +0.010 nats per token: 4 " in told
     assert "right on 48.0% of the tokens" in told and "60.0% on the mean: overconfident" in told
@@ -73,3 +84,11 @@ def test_verdicts():
     record["held_gates"] = {"mean": {"added_loss": 0.25, "standard_error": None}}
     told = depth_verdict(record)
     assert "No rule finds" in told and "underconfident" in told and "add 0.250 nats per token." in told
+
+
+def test_a_page_of_what_is_left_has_the_old_numbers_too(run_folder, tmp_path):
+    prune(run_folder, tmp_path / "short", blocks=[1], batches=1)
+    record = diagnose(open_run(tmp_path / "short"), Effort(1, 1, 1), rules=("late",))
+    page = diagnosis_page(record, [])
+    assert record["kept"] == [0, 2, 3] and "among those that an earlier removal has left" in page
+    assert "<th>block</th><th>before the removal</th>" in page and "<tr><th>2</th><td>3</td>" in page

@@ -20,3 +20,9 @@ def test_the_pages_table_is_that_of_the_summary():
 def test_the_summary_has_every_model_and_no_other():
     models = {card.parent.name for card in (ROOT / "models").glob("*/README.md")} - {"runs"}
     assert set(summary()) == models
+
+
+def test_modulators_are_counted_in_whole_numbers():
+    """Not as a mean over batches, which an earlier version told."""
+    (dead,) = [own["dead_modulators"] for own in summary().values() if own["dead_modulators"] is not None]
+    assert dead == int(dead) and f"{dead:.0f} of 48 modulators" in summary()["nag-24"]["verdict"]

@@ -5,11 +5,11 @@ import numpy as np
 from nagjax.report import maps
 
 
-def drawn(monkeypatch, tokens, ran):
+def drawn(monkeypatch, tokens, ran, given=None):
     """The figure of these tokens through two sublayers."""
     figures, png = [], maps.png
     monkeypatch.setattr(maps, "png", lambda figure, dpi: figures.append(figure) or png(figure, dpi))
-    paths = {"tokens": tokens, "ran": ran, "degrees": np.where(ran, 10.0, 0.0)}
+    paths = {"tokens": tokens, "given": given or len(tokens), "ran": ran, "degrees": np.where(ran, 10.0, 0.0)}
     assert maps.depth_map(paths, "title").startswith(b"\x89PNG")
     return figures[0]
 
@@ -31,3 +31,8 @@ def test_the_share_skipped_is_that_of_all_tokens(monkeypatch):
     assert [bar.get_width() for bar in figure.axes[1].patches] == [1.0, 0.25]
     short = drawn(monkeypatch, ["a"] * 4, ran[:, -4:])
     assert short.get_suptitle().endswith("50% of the (token, sublayer) pairs skipped (white)")
+
+
+def test_what_the_context_does_not_hold_is_told(monkeypatch):
+    title = drawn(monkeypatch, ["a"] * 4, np.ones((2, 4), bool), given=10).get_suptitle()
+    assert title.endswith("; 6 more tokens of the text are beyond the context")

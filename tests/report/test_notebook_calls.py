@@ -74,6 +74,9 @@ def test_what_is_no_run_is_refused_by_name(run_folder):
     for call in (nagjax.log, nagjax.table, nagjax.plot, lambda run: nagjax.table([run])):
         with pytest.raises(UserError, match="run = 'Transformer': give a run's folder"):
             call(model)
+    for call in (nagjax.table, nagjax.plot):
+        with pytest.raises(UserError, match=r"runs = \[\]: give at least one"):
+            call([])
     with pytest.raises(UserError, match="points = 'dict': give what .*calibrate returns"):
         nagjax.dial({})
 

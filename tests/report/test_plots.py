@@ -1,4 +1,5 @@
 import io
+import warnings
 
 import matplotlib
 import numpy as np
@@ -6,9 +7,10 @@ import pytest
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from nagjax.report import curve_plot, plots
+from nagjax.report import curve_plot, plots, style
 from nagjax.report.plots import draw_plots, smooth
-from nagjax.report.style import _spread, run_styles
+from nagjax.report.style import _NAMED, _SCHEMES, _spread, drawing, label_ends, new_figure, run_styles
+from nagjax.residual.registry import schemes
 from nagjax.runs.log import load_run
 from tests.run_folders import SUBLAYERS, depth_line, eval_line, final_lines, train_line, write_run
 
@@ -85,6 +87,44 @@ def test_growth_over_training_is_told_where_two_evaluations_measured_it(make_run
     assert not draw_plots([load_run(make_run("d", [lines[1], lines[3]]))], ["growth_over_training"])
 
 
+def test_the_gap_is_between_runs_of_one_text(runs, make_run):
+    other = load_run(make_run("t", final_lines(4.0), data={"tokenizer": "tok.json"}))
+    assert "gap" not in [plot.name for plot in draw_plots([runs[0], other])]
+
+
+def test_the_last_quarter_is_shaded_where_all_depths_are_one(runs, make_run):
+    lines = [{**depth_line(1), "turn": [0.1] * 4, "log_norm": [0.1] * 5}]
+    lines = [line | {name: [0.1] * 4 for name in ("ratio", "gate", "closed")} for line in lines]
+    short = load_run(make_run("s", lines, depth=2))
+    told = [draw_plots(own, ["turn"])[0].caption for own in (runs, [*runs, short])]
+    assert ["Shaded" in caption for caption in told] == [True, False]
+
+
+def test_a_figure_is_as_wide_as_its_names_need():
+    """Not wider where a line ends at the left: its hair line is no text."""
+    widths = []
+    for end in (1.0, 0.0):
+        with drawing():
+            figure, (ax,) = new_figure("title", "nats")
+            ax.set_xlim(0, 1)
+            label_ends(ax, [(1.0, 0.2, "plain", "#000000"), (end, 0.8, "nag", "#000000")])
+            widths.append(figure.get_figwidth())
+    assert widths[0] == widths[1]
+
+
+def test_signs_that_no_font_has_are_told_in_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(style, "_further_fonts", list)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with drawing():
+            figure, _ = new_figure("日本語", "nats")
+            plots.png(figure, 50)
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.warns(UserWarning, match="another"), drawing():
+        warnings.warn("another", UserWarning, stacklevel=1)
+    assert not capsys.readouterr().err
+
+
 def test_smoothing_is_a_centred_mean_of_what_is_finite():
     values = np.array([1.0, 2.0, 6.0, np.nan, 4.0])
     np.testing.assert_allclose(smooth(values, 1), [1.5, 3.0, 4.0, np.nan, 4.0])
@@ -100,6 +140,10 @@ def test_colours_belong_to_schemes_not_to_order(make_run):
     back = {s.label: s for s in run_styles(runs[::-1])}
     assert there == back
     assert len({(s.color, s.marker) for s in there.values()}) == len(names)
+
+
+def test_every_scheme_of_the_library_has_a_look_of_its_own():
+    assert schemes().keys() <= {*_SCHEMES, *_NAMED}
 
 
 def test_repeats_of_a_scheme_differ_by_dashes(make_run):

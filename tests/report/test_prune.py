@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,16 @@ def test_blocks_chosen_by_a_rule_and_the_curve(run_folder, tmp_path):
     cheapest = min(loss for _, loss, _ in [curve["rules"]["late"][1], curve["rules"]["drop"][1]])
     assert curve["rules"]["drop"][1][1] <= cheapest + 0.05  # chosen on another text
     assert (tmp_path / "curve" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_curves_of_one_scheme_have_two_names(run_folder, tmp_path, capsys, monkeypatch):
+    shutil.copytree(run_folder, tmp_path / "copy")
+    names = []
+    monkeypatch.setattr("nagjax.report.curve_plot.curve_plot", lambda curves: names.extend(n for n, _ in curves) or b"")
+    runs = [str(run_folder), str(tmp_path / "copy")]
+    cli.run(["prune", *runs, "--curve", "--out", str(tmp_path / "curve"), "--batches", "1"])
+    assert names == [f"NAG, {run}" for run in runs]
+    assert json.loads((tmp_path / "curve" / "curve.json").read_text()).keys() == {*runs}
 
 
 def test_an_imported_model_is_pruned(tmp_path):

@@ -154,6 +154,36 @@ def test_compare_prints_and_writes(runs, tmp_path, no_figures):
     assert (tmp_path / "out" / "report.md").is_file() and (tmp_path / "out/figures/loss.png").is_file()
 
 
+def test_compare_looks_at_its_folder_before_it_draws(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("nagjax.report.compare.build_report", lambda *_: pytest.fail("drawn"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="^out = .*is a file"):
+        compare([run.path for run in runs], tmp_path / "file")
+
+
+def test_figures_of_an_earlier_report_are_gone(runs, tmp_path, monkeypatch):
+    def save(names):
+        monkeypatch.setattr(report, "draw_plots", lambda _: [Plot(name, "drawn", b"PNG") for name in names])
+        write_report(runs, tmp_path, TITLE)
+
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "gap.png").write_bytes(b"somebody's")
+    save(["loss"])
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"loss", "gap"}
+    save(["gap", "map-1"])
+    (tmp_path / "figures" / "mine.png").touch()
+    save(["loss"])
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"loss", "mine"}
+
+
+@pytest.mark.parametrize("file, command", [("prune.json", "prune"), ("average.json", "average")])
+def test_what_has_not_trained_is_not_told_to_wait(runs, make_run, tmp_path, file, command):
+    made = make_run("made", [])
+    (made / file).write_text("{}")
+    with pytest.raises(UserError, match=f"was made by nagjax {command} .*nagjax eval RUN"):
+        compare([runs[0].path, made], tmp_path / "out")
+
+
 def test_compare_names_what_differs(runs, make_run, tmp_path, no_figures):
     other = make_run("o", final_lines(1.7, steps=5), scheme="lns", seed=7, data={"corpus": "books"})
     text = said([runs[0].path, other], tmp_path / "out")

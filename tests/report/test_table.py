@@ -1,10 +1,11 @@
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
 from nagjax.report.labels import count, number, run_labels
-from nagjax.report.table import comparison_table, to_html, to_markdown, to_rich
+from nagjax.report.table import comparison_table, step_time_ratio, to_html, to_markdown, to_rich
 from nagjax.runs.log import load_run
 from tests.run_folders import eval_line, final_lines, train_line
 
@@ -44,6 +45,14 @@ def test_the_lowest_is_marked_ties_included(runs, make_run):
     assert not any(c.best for c in column(table, "parameters"))
 
 
+def test_tokens_of_two_tokenizers_are_not_compared(runs, make_run):
+    """A token of a larger vocabulary is more text: its loss is higher, where the bits per byte may be fewer."""
+    other = load_run(make_run("t", [eval_line(10, 4.0) | {"bits_per_byte": 1.1}], data={"tokenizer": "tok.json"}))
+    table = comparison_table([*runs, other])
+    assert not any(c.best for c in column(table, "validation loss"))
+    assert [c.best for c in column(table, "bits per byte")] == [False, False, True]
+
+
 def test_nan_is_never_the_best(runs, make_run):
     broken = load_run(make_run("b", [eval_line(10, float("nan"))], scheme="review"))
     cells = column(comparison_table([broken, *runs]), "validation loss")
@@ -64,6 +73,21 @@ def test_routed_runs_are_judged_as_sampled(runs, make_run):
 
 def test_no_ratio_without_a_comparable_plain_run(runs):
     assert "step time / plain" not in comparison_table(runs[1:]).columns
+
+
+@pytest.mark.parametrize("section, changed", [("model", {"hidden": 512}), ("train", {"accumulate": 8})])
+def test_no_ratio_to_a_run_of_another_shape(runs, section, changed):
+    plain, nag = runs
+    other = dataclasses.replace(nag, config=nag.config | {section: nag.config[section] | changed})
+    assert step_time_ratio(nag, runs) == 1.5 and step_time_ratio(other, [plain, other]) is None
+
+
+def test_a_routed_run_stands_beside_the_dense_one(runs):
+    plain, nag = runs
+    skipping = {"info": nag.info | {"mod_rate": {"total": 0.25}}}
+    routed = dataclasses.replace(nag, **skipping)
+    assert step_time_ratio(routed, [plain, routed]) == 1.5
+    assert step_time_ratio(nag, [dataclasses.replace(plain, **skipping), nag]) is None
 
 
 def test_no_ratio_to_a_run_on_another_cpu(runs):

@@ -38,7 +38,7 @@ WRITES = {
     names.MAP: lambda path: write_map(PATHS, path.parent, "title"),
     names.DIAGNOSIS_DATA: lambda path: write_bytes(path, b"1"),
 }
-PATHS = {"tokens": ["a"], "ran": np.ones((2, 1), bool), "degrees": np.ones((2, 1))}
+PATHS = {"given": 1, "tokens": ["a"], "ran": np.ones((2, 1), bool), "degrees": np.ones((2, 1))}
 
 
 @pytest.mark.parametrize("name", WRITES)

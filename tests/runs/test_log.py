@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from nagjax.errors import UserError
+from nagjax.residual.registry import find_scheme
 from nagjax.runs.log import load_run
 from tests.run_folders import depth_line, eval_line, final_lines, train_line
 
@@ -27,6 +28,16 @@ def test_a_learning_rate_left_to_the_scheme_is_the_highest_logged(make_run):
     assert load_run(make_run("b", [eval_line(1, 2.0)], lr=None)).lr is None
 
 
+def test_before_the_end_of_the_warm_up_it_is_the_default(make_run):
+    lines = [{**train_line(step, 2.0), "lr": 1e-6 * step} for step in range(1, 10)]
+    folder = make_run("a", lines, lr=None, data={"path": "stdlib"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["optimizer"]["name"]
+    for steps, peak in ((1000, find_scheme("nag")().default_rate(64, 4)), (50, 9e-6)):
+        (folder / "config.json").write_text(json.dumps(config | {"train": {"steps": steps}}))
+        assert load_run(folder).lr == peak
+
+
 def test_dead_threshold_is_strict_and_nan_is_dead(make_run):
     line = depth_line(1)
     line["ratio"] = [0.05, 0.0499, 0.0, float("nan"), None, 0.06, 1.0, 0.2]
@@ -42,6 +53,7 @@ def test_the_last_depth_line_counts(make_run):
 def test_step_time_of_a_few_lines_and_of_none(make_run):
     few = [train_line(1, 3.0, seconds=9.0), train_line(2, 2.9, seconds=0.4)]
     assert load_run(make_run("few", few)).step_seconds == 0.4
+    assert load_run(make_run("one", few[:1])).step_seconds is None, "it has compilation in it"
     assert load_run(make_run("none", [eval_line(1, 3.0)])).step_seconds is None
 
 
