@@ -19,7 +19,7 @@ from nagjax.runs.blueprint import build_model
 from nagjax.train.distributed.mesh import batch_sharding
 from tests import tiny
 from tests.own_models import residual
-from tests.streams import one_per_stream
+from tests.streams import one_per_layout
 from tests.tiny import blueprint, moved, packed_batch, run_config
 from tests.tolerance import assert_close, close_to
 
@@ -52,7 +52,7 @@ def test_of_no_token_there_is_no_mean():
         probe(model, batch._replace(weights=np.zeros_like(batch.weights)))
 
 
-@pytest.mark.parametrize("name", one_per_stream())
+@pytest.mark.parametrize("name", one_per_layout())
 def test_any_stream_is_read_at_every_depth_as_the_head_reads_it(name):
     model, seen = looked_at(name)
     for values in (*seen.lens.values(), seen.sample):
