@@ -194,9 +194,13 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     for scheme in settings.schemes:
         losses = np.sort([r.metrics["loss"] for r in _part(records, scheme, "trial") if r.metrics["loss"] is not None])
         found.plot(np.arange(1, len(losses) + 1), losses, **look(scheme), label=scheme)
-        confirmed = list(_confirmed(records, scheme).values())
-        found.scatter([0] * len(confirmed), confirmed, marker="x", color=look(scheme)["color"])
-    found.set_xlabel("trial (0: the best one, fresh seeds)")
+        confirmed, sound = _losses(records, scheme), list(_confirmed(records, scheme).values())
+        found.scatter([0] * len(sound), sound, s=14, color=look(scheme)["color"], alpha=0.6)
+        trials = len(_part(records, scheme, "trial"))
+        found.set_xlim(-0.5, max(trials + 0.5, found.get_xlim()[1]))
+        for at in [0] * (len(confirmed) > len(sound)) + list(range(len(losses) + 1, trials + 1)):
+            found.text(at, 0.97, "x", color=look(scheme)["color"], transform=found.get_xaxis_transform(), ha="center")
+    found.set_xlabel("trial (0: the best one, fresh seeds); x: diverged")
     found.set_ylabel("validation loss (nats per token)")
     found.legend(frameon=False)
     return figure

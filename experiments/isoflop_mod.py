@@ -40,7 +40,7 @@ ARMS = (
     | {f"blocks-{100 / every:g}%": without_blocks(every) for every in (4, 2)}
 )
 FEW = ("nag", "nag-20%", "nag-25%", "nag-50%", "plain", "plain-25%", "plain-50%", "random-25%", "blocks-25%")
-SHOWN = ("nag", "nag-25%", "random-25%", "blocks-25%", "plain", "plain-25%")
+SHOWN = ("nag", "nag-50%", "random-25%", "blocks-25%", "plain", "plain-50%")
 
 
 SIZES = {

@@ -29,7 +29,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from experiments.harness.figures import COLORS, panels
+from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
@@ -62,7 +62,7 @@ WAYS = {
     "own": "by angle, its own thresholds",
     "scratch": "fewer blocks from the start",
 }
-CONTROLS = ("random", "late", "influence")  # that the angle has to beat
+CONTROLS = ("tokens", "random", "late", "influence")  # that the angle has to beat
 CURVES = {  # by kind of run
     "nag": ("angle", "tokens", "random", "late", "influence"),
     "plain": ("random", "late", "influence"),
@@ -250,10 +250,9 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
             found = list(curves(records, kind, way).values())
             for ax, field in ((plain if kind == "plain" else nag, "loss"), (accuracy, "accuracy")):
                 if found and not (kind == "plain" and field == "accuracy"):
-                    _curve(
-                        ax, records, found, kind, field, color=colors[way], linestyle="--" if kind == "routed" else "-"
-                    )
-                    ax.lines[-1].set_label(WAYS[way] if kind != "routed" else f"trained routed: {WAYS[way]}")
+                    label = WAYS[way] if kind != "routed" else f"trained routed: {WAYS[way]}"
+                    style = {"color": colors[way], "linestyle": "--" if kind == "routed" else "-", "label": label}
+                    _curve(ax, records, found, kind, field, **style)
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title)
         ax.set_xlabel("forward FLOPs of the dense model that are left")
@@ -266,15 +265,15 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
 
 
 def _curve(ax: Axes, records: Sequence[Record], found: list, kind: str, field: str, **style) -> None:
-    """The mean over seeds of a field at every point against its share of the dense run's FLOPs."""
+    """A field over seeds at every point against its share of the dense run's FLOPs."""
     base = curves(records, "plain" if kind == "plain" else "nag", "random")
     dense = Point(*next(iter(base.values()))[0]).flops if base else 1.0
     complete = [own for own in found if len(own) == max(map(len, found))]  # a short run may have diverged
     points = [[Point(*point) for point in own] for own in complete]
     shares = np.mean([[point.flops / dense for point in own] for own in points], axis=0)
-    values = np.mean([[getattr(point, field) for point in own] for own in points], axis=0)
     order = np.argsort(shares)
-    ax.plot(shares[order], values[order], marker="o", markersize=4, **style)
+    values = [[getattr(own[at], field) for own in points] for at in order]
+    with_spread(ax, shares[order], values, markersize=4, **style)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
             if len(points):
                 flops, loss = points[..., 1] / points[:, :1, 1], points[..., 2] - points[:, :1, 2]
                 style = {"linestyle": ":" if way.endswith("_tokens") else "-", "color": colors[way], "label": WAYS[way]}
-                ax.plot(flops.mean(axis=0), loss.mean(axis=0), marker="o", markersize=4, **style)
+                with_spread(ax, flops.mean(axis=0), loss.T, markersize=4, **style)
         ax.set_title(f"{brief(_tokens(settings, steps))} tokens")
         ax.set_xlabel("forward FLOPs of the dense model that are left")
         ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

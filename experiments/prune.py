@@ -18,10 +18,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import look, panels
+from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval
@@ -144,8 +143,8 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
             own = [r.metrics["cuts"][way] for r in records if r.labels["scheme"] == scheme and "cuts" in r.metrics]
             if own:
                 kept = [settings.depth - n for n, _, _ in own[0]]
-                added = np.mean([[loss - cuts[0][1] for _, loss, _ in cuts] for cuts in own], axis=0)
-                ax.plot(kept, added, **look(scheme), label=scheme)
+                added = [[cuts[i][1] - cuts[0][1] for cuts in own] for i in range(len(kept))]
+                with_spread(ax, kept, added, **look(scheme), label=scheme)
         ax.invert_xaxis()
         ax.set_yscale("symlog", linthresh=0.1)
         ax.set_xlabel("blocks kept")

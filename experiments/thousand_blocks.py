@@ -38,7 +38,13 @@ COMPARISON = Comparison(
         "compile (s)": Measure("seconds to compile", lambda run: run["compile_seconds"]),
         "12 blocks (s)": Measure("seconds to compile 12 blocks", lambda run: run["compile_seconds_12"]),
         "memory (MB)": Measure("bytes beside the arguments", lambda run: run["temporary_bytes"] / 1e6),
-        "turn": Measure("turn of each sublayer (degrees)", lambda run: run["turn_degrees"], log=True, profile=True),
+        "turn": Measure(
+            "turn of each sublayer (degrees)",
+            lambda run: run["turn_degrees"],
+            log=True,
+            profile=True,
+            along="sublayers",
+        ),
     },
     after=compiled_and_turned,
 )

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -62,6 +62,7 @@ class Measure:
     read: Callable[[dict[str, Any]], float | Sequence[float]]
     log: bool = False
     profile: bool = False
+    along: Literal["blocks", "sublayers"] = "blocks"  # of a profile
 
 
 COMMON = {
@@ -170,6 +171,7 @@ class Comparison:
             f"minus {reference}": outcome.gap_text(outcome.gap(arm, reference, shape)) if compared else "",
             "tokens": brief(tokens) if sound else "",
             "per parameter": f"{tokens / parameters:.2g}" if sound else "",
+            "FLOPs": _ratio(outcome, arm, reference, shape) if compared else "",
             "speed-up": self._speed_up(outcome, arm, reference, shape) if compared else "",
             **self._numbers(sound),
             **{name: outcome.answered(name, arm, shape) for name in outcome.scores},
@@ -200,6 +202,15 @@ class Comparison:
 
     def draw(self, settings: Settings, records: Sequence[Record]) -> Figure:
         return figure_of(self, self.outcome(settings, records))
+
+
+def _ratio(outcome: Outcome, arm: str, reference: str, shape: Shape) -> str:
+    """Training FLOPs over the reference's."""
+    own, other = (
+        outcome.mean(name, shape, "tokens") * outcome.mean(name, shape, "train_flops_per_token")
+        for name in (arm, reference)
+    )
+    return f"{own / other:.3f}" if math.isfinite(own / other) else ""
 
 
 def _values(measure: Measure, runs: Sequence[dict[str, Any]]) -> list:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import Line, draw_lines, look, panels
+from experiments.harness.figures import FEWEST, Line, draw_lines, look, panels
 from experiments.harness.outcome import Outcome
 from experiments.harness.settings import Shape, brief
 
@@ -28,12 +28,14 @@ def figure_of(comparison: Comparison, outcome: Outcome) -> Figure:
     profiles = comparison.profiles(outcome)
     lines = any(len(own) > 1 for own in groups.values())
     reference = comparison.claim.reference
-    count = len(groups) * (2 if lines and reference in outcome.arms else 1) + len(profiles)
+    with_gaps = sum(len(own) > 1 for own in groups.values()) if reference in outcome.arms else 0
+    count = len(groups) + with_gaps + len(profiles)
     figure, axes = panels(count, comparison.title, height=4.2 if lines else 2.2 + 0.24 * len(outcome.arms))
     axes = iter(axes)
     for own in groups.values():
-        _losses(next(axes), outcome, own, along, named) if lines else _ranked(next(axes), outcome, own[0], named)
-        if lines and reference in outcome.arms:
+        alone = len(own) == 1
+        _ranked(next(axes), outcome, own[0], named) if alone else _losses(next(axes), outcome, own, along, named)
+        if not alone and reference in outcome.arms:
             _gaps(next(axes), outcome, own, along, named, reference)
     for name, measured in profiles.items():
         _profile(next(axes), comparison, name, measured, outcome, named)
@@ -100,12 +102,15 @@ def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:
         if losses:
             ax.plot(np.mean(losses), place, linestyle="", **style)
             ax.scatter(losses, [place] * len(losses), s=9, color=style["color"], alpha=0.5)
+        if len(losses) >= FEWEST:
+            bar = outcome.loss(arm, shape)
+            ax.plot([bar.low, bar.high], [place, place], color=style["color"], linewidth=1, zorder=1)
         if outcome.diverged(arm, shape) or not losses:
             ax.text(1.0, place, "x", color=style["color"], transform=ax.get_yaxis_transform(), va="center", ha="right")
     ax.set_yticks(range(len(order)), order)
     ax.invert_yaxis()
     ax.set_title(shape.name)
-    ax.set_xlabel("validation loss (nats per token)\nhollow: rate at the grid's edge; x: diverged")
+    ax.set_xlabel("validation loss (nats per token), 95% intervals\nhollow: rate at the grid's edge; x: diverged")
 
 
 def _profile(ax: Axes, comparison: Comparison, name: str, measured: dict, outcome: Outcome, named: list[str]) -> None:
@@ -115,5 +120,5 @@ def _profile(ax: Axes, comparison: Comparison, name: str, measured: dict, outcom
         if values:
             ax.plot(np.arange(len(values)), values, **look(arm, arm in named) | {"marker": ""})
     ax.set_yscale("symlog", linthresh=0.01) if not comparison.measures[name].log else ax.set_yscale("log")
-    ax.set_xlabel("blocks")
+    ax.set_xlabel(comparison.measures[name].along)
     ax.set_title(comparison.measures[name].label)

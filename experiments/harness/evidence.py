@@ -18,7 +18,7 @@ class Evidence:
     """Of the runs that count: trained, with fresh seeds where the recipe has any. None or empty where a recipe trains
     nothing on text."""
 
-    seeds: int
+    seeds: int  # of what has fewest
     runs: int
     diverged: int  # of these runs
     trials_diverged: int  # of those at which rates were tried
@@ -48,7 +48,7 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
     flags += [f"trials diverged: {lost_trials} of {len(tried)}"] if lost_trials else []
     flags += [f"{'above' if worse else 'below'} {JUDGED_ORDER}-gram"] if shapes else []
     return Evidence(
-        len({record.labels["seed"] for record in fresh}),
+        _seeds(fresh),
         len(losses),
         lost,
         lost_trials,
@@ -59,6 +59,15 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
         shapes,
         tuple(flags),
     )
+
+
+def _seeds(fresh: Sequence[Record]) -> int:
+    """Of each arm at each shape, whatever labels tell them apart; the fewest of them."""
+    found: dict[tuple, set[int]] = {}
+    for record in fresh:
+        others = tuple(sorted((name, str(value)) for name, value in record.labels.items() if name != "seed"))
+        found.setdefault(others, set()).add(record.labels["seed"])
+    return min(map(len, found.values()), default=0)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float] | None:

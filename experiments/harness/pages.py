@@ -24,8 +24,19 @@ from nagjax.runs.config import nested
 
 COLUMNS = ("claim", "verdict", "number", "fresh seeds", "budget", "flags", "page")
 BEGIN, END = "<!-- table: python -m experiments.harness.pages -->", "<!-- end of table -->"
+COLUMN = {
+    "lr x": "best factor on the scheme's default learning rate",
+    "grid error": "how far, in nats, the best factor is above the minimum of a parabola through it and its neighbours",
+    "per parameter": "tokens per parameter",
+    "FLOPs": "training FLOPs over the reference's",
+    "speed-up": "tokens of the reference over the arm's, to the final loss of the worse; it flatters early learners",
+    "growth": "length of the residual behind the last block over that behind the first",
+    "late turn": "degrees by which a sublayer of the last quarter turns the residual",
+    "realised": "share of the (token, sublayer) pairs that were skipped",
+}
 NOT_MEASURED = "not measured"
-SHOWN = ("curse_of_depth", "depth_search", "mod_dial", "prune", "review_depth")  # in the main README while undecided
+# In the main README while undecided: what is below the 4-gram table.
+SHOWN = ("tokens_and_depth", "five_schemes", "sixty_four_blocks", "nag_start", "rezero_factors")
 DECIDED = ("supported", "not supported")
 VERDICTS = (*DECIDED, "undecided")
 EDGES = 3  # named in a reason; of more only the number is
@@ -92,7 +103,7 @@ def findings(home: Path = HOME) -> str:
     decided = [one for one in every if verdict(one[2]) in DECIDED]
     others = [one for one in every if one[0].name in SHOWN and one not in decided]
     counted = f"{len(names())} claims have a recipe; of {len(every)} results so far: {tally}."
-    lines = [f"{counted} The decided ones, then some of the others:", ""]
+    lines = [f"{counted} The decided ones, then the largest of the others:", ""]
     return "\n".join(lines + [_finding(*one) for one in decided + others])
 
 
@@ -143,7 +154,7 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any], by: str
     if plot.exists():
         parts.append(f"![{recipe.name}](../{plot.relative_to(home).as_posix()})")
     parts += [found["measured"][:1].upper() + found["measured"][1:] + "."] if found["measured"] else []
-    parts += [markdown(found["table"])] if found["table"] else []
+    parts += [markdown(found["table"]), *_legend(found["table"])] if found["table"] else []
     file = result_file(home, recipe.name, size).relative_to(home).as_posix()
     remarks = _since(recipe, size, result) + _replanned(recipe, result) + _unclean(result) + _again(result)
     return [*parts, f"`{result['command']}`: [numbers](../{file}){remarks}"]
@@ -203,6 +214,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     show = lambda value: _escape(f"{value:.4g}" if isinstance(value, float) else str(value))  # noqa: E731
     lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
     return "\n".join(lines + [f"| {' | '.join(map(show, row.values()))} |" for row in rows])
+
+
+def _legend(rows: list[dict[str, Any]]) -> list[str]:
+    """What those of the columns mean whose names do not say it."""
+    known = [f"*{name}*: {COLUMN[name]}" for name in rows[0] if name in COLUMN]
+    return ["; ".join(known) + "."] if known else []
 
 
 def log_entries(name: str, log: str) -> list[tuple[str, str]]:

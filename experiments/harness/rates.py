@@ -30,8 +30,8 @@ def missing(losses: Losses, step: float, widest: float) -> float | None:
 
 
 def at_edge(losses: Losses) -> bool:
-    """The best of several is the smallest or the largest tried."""
-    return len(losses) > 1 and best(losses) in (min(losses), max(losses))
+    """The best of several is the smallest or the largest tried, or there is none: all diverged."""
+    return len(losses) > 1 and best(losses) in (None, min(losses), max(losses))
 
 
 @dataclasses.dataclass(frozen=True)

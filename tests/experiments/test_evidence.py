@@ -46,6 +46,8 @@ def test_what_bars_a_verdict():
     assert verdict(RUNS[:4])[1] == ["4 fresh seeds, 5 needed"]
     assert verdict([*RUNS[:4], run(5, 2.05)])[1] == ["above the 4-gram table"]  # the best arm, on one seed
     assert verdict([*RUNS, *(run(seed, 2.5, arm="bad") for seed in SEEDS)]) == ("supported", [])
+    few = verdict([*RUNS, *(run(seed, 2.5, arm="bad") for seed in range(1, 4))])
+    assert few == ("undecided", ["3 fresh seeds, 5 needed"])
     assert verdict(RUNS, at_the_grid_edge=["nag 8"])[1] == ["best rate at the grid's edge: nag 8"]
 
 

@@ -19,6 +19,7 @@ def test_where_to_look_next():
     assert missing({0.5: None, 1.0: None, 2.0: None}, 2.0, 64) == 0.25
     assert missing({0.5: 2.2, 1.0: 2.1, 2.0: 2.0}, 2.0, 2.0) is None and at_edge({0.5: 2.2, 1.0: 2.1, 2.0: 2.0})
     assert best({1.0: None}) is None and not at_edge({1.0: 2.0})
+    assert at_edge({0.5: None, 1.0: None}), "it was never trained: no seed of it is evidence"
 
 
 @dataclasses.dataclass(frozen=True)
