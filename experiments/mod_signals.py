@@ -220,7 +220,8 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
         ax.set_xlabel("forward FLOPs of the dense model that are left")
         ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         ax.invert_xaxis()
-    axes[0].set_ylabel("loss added (nats per token)")
+        ax.set_yscale("symlog", linthresh=0.05)
+    axes[0].set_ylabel("loss added (nats per token), logarithmic above 0.05")
     axes[0].legend(frameon=False, fontsize=7)
     for way in colors if several else ():
         values = [list(added(records, steps, way, READ[1]).values()) for steps in settings.steps]

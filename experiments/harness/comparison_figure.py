@@ -66,6 +66,7 @@ def _losses(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: 
     ]
     draw_lines(ax, own, named)
     _axis(ax, shapes, along)
+    _signs(ax, own)
     ax.set_ylabel("validation loss (nats per token)")
 
 
@@ -74,14 +75,18 @@ def _gaps(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: li
     for arm in outcome.arms:
         if arm == reference:
             continue
-        gaps = [outcome.gap(reference, arm, shape) for shape in shapes]
+        gaps = [outcome.gap(arm, reference, shape) for shape in shapes]
         values = [gap.finite if gap.values else [gap.hint] * math.isfinite(gap.hint) for gap in gaps]
         edges = [outcome.tried(arm, shape).edge for shape in shapes]
-        own.append(Line(arm, [_at(s, along) for s in shapes], values, edges, [gap.lost for gap in gaps]))
+        own.append(Line(arm, [_at(s, along) for s in shapes], values, edges, [gap.won for gap in gaps]))
     draw_lines(ax, own, named)
     ax.axhline(0, color="#999999", linewidth=1)
+    low, high = ax.get_ylim()
+    room = 0.04 * (max(high, 0.0) - min(low, 0.0))
+    ax.set_ylim(min(low, -room), max(high, room))
     _axis(ax, shapes, along)
-    ax.set_ylabel(f"{reference}'s loss minus the arm's (above 0: ahead)")
+    _signs(ax, own)
+    ax.set_ylabel(f"the arm's loss minus {reference}'s (above 0: behind)")
 
 
 def _axis(ax: Axes, shapes: list[Shape], along: str) -> None:
@@ -91,6 +96,14 @@ def _axis(ax: Axes, shapes: list[Shape], along: str) -> None:
     ax.minorticks_off()
     ax.set_xlabel("training tokens" if along == "tokens" else "blocks")
     ax.set_title(f"{shapes[0].depth} blocks" if along == "tokens" else f"{brief(shapes[0].tokens)} tokens")
+
+
+def _signs(ax: Axes, lines: list[Line]) -> None:
+    """What the signs of `draw_lines` mean, where there are any."""
+    edge, lost = (any(any(getattr(line, name)) for line in lines) for name in ("edges", "diverged"))
+    told = ["hollow: rate at the grid's edge"] * edge + ["x: a run diverged, no mean"] * lost
+    if told:
+        ax.set_xlabel(f"{ax.get_xlabel()}\n{'; '.join(told)}")
 
 
 def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:
@@ -110,7 +123,9 @@ def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:
     ax.set_yticks(range(len(order)), order)
     ax.invert_yaxis()
     ax.set_title(shape.name)
-    ax.set_xlabel("validation loss (nats per token), 95% intervals\nhollow: rate at the grid's edge; x: diverged")
+    ax.set_xlabel(
+        "validation loss (nats per token), each arm's own 95% interval\nhollow: rate at the grid's edge; x: diverged"
+    )
 
 
 def _profile(ax: Axes, comparison: Comparison, name: str, measured: dict, outcome: Outcome, named: list[str]) -> None:

@@ -45,11 +45,12 @@ class Line:
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
-    """Means with single values as dots. Hollow: at the edge of the grid; x at the top: a divergence. Bars are Student's
-    95%, and end where the axis does."""
+    """Means with single values as dots. Hollow: at the edge of the grid; x at the top: a divergence, and no mean of the
+    runs that came through. Bars are Student's 95%, and end where the axis does."""
     for line in sorted(lines, key=lambda line: line.arm in named):
         style = look(line.arm, line.arm in named)
-        at = [i for i, own in enumerate(line.values) if len(own)]
+        ax.scatter(*_dots(line), s=8, color=style["color"], alpha=0.5, zorder=2)
+        at = [i for i, own in enumerate(line.values) if len(own) and not line.diverged[i]]
         means = [float(np.mean(line.values[i])) for i in at]
         ax.plot([line.x[i] for i in at], means, **style | {"marker": ""})
         if line.arm in named:
@@ -57,21 +58,24 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
         for i, mean in zip(at, means, strict=True):
             fill = "white" if line.edges[i] else style["color"]
             ax.plot(line.x[i], mean, markerfacecolor=fill, linestyle="", **style)
-            ax.scatter(
-                [line.x[i]] * len(line.values[i]), line.values[i], s=8, color=style["color"], alpha=0.5, zorder=2
-            )
         for i, count in enumerate(line.diverged):
             if count:
                 ax.text(line.x[i], 0.97, "x", color=style["color"], transform=ax.get_xaxis_transform(), ha="center")
     low, high = ax.get_ylim()
     for line in lines:
-        for x, own in zip(line.x, line.values, strict=True):
-            if line.arm in named and len(own) >= FEWEST:
+        for x, own, lost in zip(line.x, line.values, line.diverged, strict=True):
+            if line.arm in named and len(own) >= FEWEST and not lost:
                 bar = mean_interval(own)
                 ax.plot([x, x], np.clip([bar.low, bar.high], low, high), color=look(line.arm)["color"], linewidth=1)
     ax.set_ylim(low, high)
     if any(line.arm in named for line in lines) and not any(other.get_legend() for other in ax.figure.axes):
         ax.legend(frameon=False, fontsize=8)
+
+
+def _dots(line: Line) -> tuple[list[float], list[float]]:
+    """All single values, and where they stand."""
+    pairs = [(x, value) for x, own in zip(line.x, line.values, strict=True) for value in own]
+    return [x for x, _ in pairs], [value for _, value in pairs]
 
 
 def with_spread(ax: Axes, x: Sequence[float], values: Sequence[Sequence[float]], **style) -> None:

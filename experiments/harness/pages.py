@@ -28,7 +28,7 @@ COLUMN = {
     "lr x": "best factor on the scheme's default learning rate",
     "grid error": "how far, in nats, the best factor is above the minimum of a parabola through it and its neighbours",
     "per parameter": "tokens per parameter",
-    "FLOPs": "training FLOPs over the reference's",
+    "FLOPs": "training FLOPs over the reference's, as counted when it ran",
     "speed-up": "tokens of the reference over the arm's, to the final loss of the worse; it flatters early learners",
     "growth": "length of the residual behind the last block over that behind the first",
     "late turn": "degrees by which a sublayer of the last quarter turns the residual",
