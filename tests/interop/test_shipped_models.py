@@ -54,9 +54,15 @@ def test_a_wrong_name_is_refused_with_the_right_ones(shipped):
 
 
 def test_where_a_run_is_asked_for_a_model_is_refused_with_the_way_to_one(shipped, tmp_path, capsys):
-    for command in ("info", "config"):
-        assert main([command, str(tmp_path / "models" / "tiny")]) == 2
-        assert "is a model's folder, not a run's: nagjax import" in capsys.readouterr().err
+    assert main(["config", str(tmp_path / "models" / "tiny")]) == 2
+    assert "is a model's folder, not a run's: nagjax import" in capsys.readouterr().err
+
+
+def test_info_shows_a_model_s_configuration(shipped, tmp_path, capsys):
+    assert main(["info", str(tmp_path / "models" / "tiny")]) == 0
+    shown = capsys.readouterr().out
+    assert main(["info", "tiny"]) == 0
+    assert capsys.readouterr().out == shown and "parameters" in shown
 
 
 def test_commands_take_the_name_and_write_nothing_into_it(shipped, tmp_path):
