@@ -1,18 +1,32 @@
 """What a command says while it works: at once, line by line, and how far it is every few seconds."""
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Callable
+from typing import TextIO
 
 
 def say(text: str) -> None:
     """A line that is seen at once, also through a pipe."""
-    print(text, flush=True)
+    write(sys.stdout, f"{text}\n")
 
 
 def note(text: str) -> None:
     """The same of a command whose answer goes to stdout: to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    write(sys.stderr, f"{text}\n")
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Writes the text at once. If the terminal is gone, its window closed, nobody reads this: it stops no training."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Progress:

@@ -153,12 +153,11 @@ def check(trials: Sequence[Trial], out: Path) -> None:
 
 
 def finished(trial: Trial, out: Path) -> bool:
-    """Whether a run's last step is saved, and was evaluated: it may have been stopped in between."""
+    """Whether a run's last step is saved and was evaluated."""
     from nagjax.runs.names import CHECKPOINTS
-    from nagjax.train.checkpoint.store import saved_facts, steps_saved
+    from nagjax.train.checkpoint import store
 
-    folder, steps = out / trial.name / CHECKPOINTS, trial.options.train.steps
-    return steps in steps_saved(folder) and saved_facts(folder / str(steps)).get("evaluated", True)
+    return store.finished(out / trial.name / CHECKPOINTS, trial.options.train.steps)
 
 
 def results(trials: Sequence[Trial], out: Path) -> list[dict]:

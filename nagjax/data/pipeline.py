@@ -17,6 +17,7 @@ from nagjax.data.storage import storage_path
 from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
 from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
+from nagjax.data.workers import begin
 from nagjax.errors import UserError
 from nagjax.ranges import Range, Seed, check_fields
 
@@ -301,7 +302,8 @@ def batches(
         options = grain.multiprocessing.MultiprocessingOptions(workers, per_worker_buffer_size=_BUFFERED_BATCHES)
         # Through pipes: shared memory is small in containers, and left behind when a process is killed.
         no_shared_memory = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
-        stream = grain.experimental.WithOptionsIterDataset(stream, no_shared_memory).mp_prefetch(options)
+        stream = grain.experimental.WithOptionsIterDataset(stream, no_shared_memory)
+        stream = stream.mp_prefetch(options, worker_init_fn=begin)
     return iter(stream)
 
 

@@ -8,6 +8,7 @@ from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.report.labels import count, listing, number, rate, run_labels
 from nagjax.runs.config import RunConfig, TrainConfig, from_dict, to_dict
+from nagjax.runs.identity import start_of
 from nagjax.runs.log import Evaluation, Run
 
 _TRAIN_FIELDS = ("seed", "steps", "batch", "ema", "eval_batches")
@@ -114,13 +115,19 @@ def _fair_fields(run: Run) -> dict[str, str]:
     fields = {
         **_flatten("data", _whole(DataConfig, run.config.get("data", {}))),
         **_flatten("model", _whole(RunConfig, {name: run.config[name] for name in ("scheme", "model")})["model"]),
-        "start": json.dumps(run.config.get("start", "")),
+        "start": _start(run),
         "tokens trained": f"{run.last_eval.tokens:,}",
         "judged": "by top-k, which looks at later tokens" if run.looks_ahead else "as sampled",
     }
     fields.pop("data.workers", None)  # the batches are the same
     train = vars(TrainConfig()) | run.config.get("train", {})
     return fields | {f"train.{key}": json.dumps(train[key]) for key in _TRAIN_FIELDS}
+
+
+def _start(run: Run) -> str:
+    """Where the run began: the id of the run that it started from, which may have been named by other paths."""
+    known = start_of(run.path)
+    return f"run {known}" if known else json.dumps(run.config.get("start", ""))
 
 
 def _whole(cls: type, values: dict) -> dict:

@@ -19,6 +19,7 @@ from nagjax.runs.identity import (
     corpus_identity,
     found_run,
     owner,
+    read_id,
     refuse_other_corpus,
     refuse_other_settings,
     settle_id,
@@ -42,7 +43,7 @@ from nagjax.runs.names import (
     TOKENIZER_CONFIG,
     TOKENIZER_FILES,
 )
-from nagjax.train.checkpoint.store import steps_aside, steps_saved
+from nagjax.train.checkpoint.store import finished, steps_aside, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
 STEP = re.compile(rf"\d+(({re.escape(SAVING)}|{re.escape(DELETING)}).*|{re.escape(DAMAGED)})?")
@@ -53,7 +54,7 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
     the others must see the same folder. To be called under the folder's lock.
 
     A folder without a checkpoint holds no run yet: what one that saved nothing has left there is deleted. Returns what
-    the manifests of its checkpoints name.
+    the manifests of its checkpoints name. In the folder of a finished run nothing is written.
     Raises UserError: the folder cannot be written, has files that no run wrote under the names of a run's, or holds a
     run of other settings (naming them) or corpus.
     """
@@ -77,6 +78,8 @@ def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> d
         clear(folder)
     if steps_saved(folder / CHECKPOINTS) or steps_aside(folder / CHECKPOINTS):
         refuse_other_run(folder, config, identity)
+        if finished(folder / CHECKPOINTS, config.train.steps):
+            return owner(config, read_id(folder))
         write_json(folder / CONFIG, to_dict(config))
         named = owner(config, settle_id(folder))
     else:

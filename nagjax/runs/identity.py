@@ -23,11 +23,13 @@ FREE_TO_CHANGE = {
     + ("tasks", "tasks_every", "tasks_limit", "loss_chunk", *JUDGEMENT)
 } | {"data.path", "data.mix", "data.tokenizer", "data.workers"}
 WHERE_FROM = "path"  # of a corpus
+START = "start"  # known by the id of the run that lies there (`_same_start`)
 
 
 @dataclass(frozen=True)
 class _Identity:
     id: str
+    start: str | None = None  # the id of the run that it started from
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class _Corpus:
 def settled(config: RunConfig | dict) -> dict:
     """By dotted name, the settings that a run keeps for life."""
     values = flatten(to_dict(config) if isinstance(config, RunConfig) else config)
-    return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and not k.startswith("mesh.")}
+    return {k: v for k, v in values.items() if k not in {*FREE_TO_CHANGE, START} and not k.startswith("mesh.")}
 
 
 def corpus_identity(corpus: Dataset) -> dict:
@@ -64,16 +66,26 @@ def owner(config: RunConfig, run: str | None) -> dict:
 
 def found_run(folder: Path, config: RunConfig) -> dict:
     """Makes the folder that of a new run: writes its config and a new id. Returns its `owner`."""
-    run = uuid.uuid4().hex
+    run, start = uuid.uuid4().hex, read_id(Path(config.start)) if config.start else None
     write_json(folder / CONFIG, to_dict(config))
-    write_json(folder / IDENTITY, {"id": run})
+    write_json(folder / IDENTITY, {"id": run} | ({"start": start} if start else {}))
     return owner(config, run)
 
 
 def read_id(folder: Path) -> str | None:
     """None where an older version made the run."""
-    found = read_record(_Identity, folder / IDENTITY, "run", "bring it back", others=(_Identity,))
+    found = _read_identity(folder)
     return found.id if found else None
+
+
+def start_of(folder: Path) -> str | None:
+    """The id of the run that the one in `folder` started from; None where it did not, or an older version made it."""
+    found = _read_identity(folder)
+    return found.start if found else None
+
+
+def _read_identity(folder: Path) -> _Identity | None:
+    return read_record(_Identity, folder / IDENTITY, "run", "bring it back", others=(_Identity,))
 
 
 def settle_id(folder: Path) -> str:
@@ -88,6 +100,8 @@ def settle_id(folder: Path) -> str:
 def refuse_other_settings(folder: Path, old: dict, new: dict) -> None:
     """Raises UserError naming the settings in which a run and its continuation differ."""
     was, now = settled(old), settled(new)
+    if not _same_start(folder, *(starts := [values.get(START) or "" for values in (old, new)])):
+        was[START], now[START] = starts
     if changed := _changed(was, now):
         fix = f"holds another run: {changed}; give these as they were, or choose another --out (--fresh deletes it)"
         raise UserError("out", str(folder), fix)
@@ -100,6 +114,15 @@ def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
     if changed := _changed({name: old[name] for name in known}, {name: new[name] for name in known}):
         fix = f"holds a run on another corpus: {changed}; give the one it was begun with, or choose another --out"
         raise UserError("out", str(folder), fix)
+
+
+def _same_start(folder: Path, old: str, new: str) -> bool:
+    """Whether a run and its continuation name the same run to start from: by its id where both are known, as it may lie
+    elsewhere by now, else by where it lies."""
+    if not (old and new):
+        return old == new
+    known, there = start_of(folder), read_id(Path(new))
+    return known == there if known and there else Path(old).resolve() == Path(new).resolve()
 
 
 def check_corpus(folder: Path, corpus: Dataset) -> None:

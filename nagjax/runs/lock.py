@@ -48,7 +48,8 @@ class WriterLock:
     def __init__(self, folder: str | os.PathLike, doing: str, field: str = "out"):
         self.folder, self.doing, self.field = Path(folder), doing, field
         self.path = self.folder.resolve() / LOCK
-        self._file, self._lost, self._closed = None, None, threading.Event()
+        self._file, self._taker, self._closed = None, None, threading.Event()
+        self._looked = time.time()  # goes on while the machine sleeps
         self._writing = threading.Lock()
         self._me = {
             "pid": os.getpid(),
@@ -73,7 +74,7 @@ class WriterLock:
             return
         self._closed.set()
         self._thread.join()
-        if self._lost is None and not self._replaced():
+        if self._taker is None and not self._replaced():
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self._file.close()
@@ -84,10 +85,21 @@ class WriterLock:
         if self._file is not None:
             self._write(self._file)
 
+    @property
+    def lost(self) -> bool:
+        """Whether another machine has taken the folder over. Cheap, for every step; looks itself where the thread that
+        renews the file has not for `STALE` seconds, as in a process that was suspended."""
+        if self._file is not None and self._taker is None and time.time() - self._looked > STALE:
+            self._look()
+        return self._taker is not None
+
     def check(self) -> None:
-        """Raises UserError if another machine has taken the folder over, for example while this one was suspended."""
-        if self._lost is not None:
-            fix = f"was taken over by {_told(self._lost)} while this process was suspended: nothing more is written"
+        """Raises UserError if the folder is `lost`."""
+        if self.lost:
+            fix = (
+                f"was taken over by {_told(self._taker or {})}, as {LOCK} was not renewed for {STALE:.0f} s (this "
+                "process was suspended, or the storage did not answer): nothing more is written"
+            )
             raise UserError(self.field, str(self.folder), fix)
 
     def _acquire(self) -> None:
@@ -149,10 +161,15 @@ class WriterLock:
     def _beat(self) -> None:
         while not self._closed.wait(BEAT):
             with contextlib.suppress(OSError):
-                if self._replaced():
-                    self._lost = _read(self.path) or {}
+                self._look()
+                if self._taker is not None:
                     return
                 self._write(self._file)
+
+    def _look(self) -> None:
+        self._looked = time.time()
+        if self._replaced():
+            self._taker = _read(self.path) or {}
 
     def _replaced(self) -> bool:
         """Whether the file names another holder."""

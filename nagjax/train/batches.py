@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nagjax.console import note
 from nagjax.data import Dataset, batches
+from nagjax.errors import UserError
 from nagjax.files import read_record, write_json
 from nagjax.ranges import Natural
 from nagjax.runs.names import SKIPPED
@@ -59,14 +61,34 @@ class TrainBatches:
     def __init__(self, dataset: Dataset, batch: int, context: int, steps: int | None = None, **share: Any):
         share = share | {"batch": batch, "context": context, "steps": steps}
         self._open = lambda start: batches(dataset, start=start, **share)
+        self._workers = dataset.config.workers
         self._rows: Any = self._open(0)
         self._next = 0
 
     def take(self, number: int) -> dict:
-        """This process's part of batch `number`; cheap for the batch after the last one taken, or one soon after it."""
+        """This process's part of batch `number`; cheap for the batch after the last one taken, or one soon after it.
+
+        A worker that dies is replaced once. Raises UserError if its successor dies before it makes the batch."""
         if not self._next <= number < self._next + 16:
-            self.close()
-            self._rows, self._next = self._open(number), number
+            self._open_at(number)
+        try:
+            return self._up_to(number)
+        except RuntimeError as error:  # grain's, for a process that has ended
+            if not self._workers:
+                raise
+            note(f"nagjax: {error} The workers are started again, from batch {number}.")
+        self._open_at(number)
+        try:
+            return self._up_to(number)
+        except RuntimeError as error:
+            fix = f"one ended twice before batch {number} ({error}): exit code -9 is often a lack of memory, use fewer"
+            raise UserError("data.workers", self._workers, fix) from error
+
+    def _open_at(self, number: int) -> None:
+        self.close()
+        self._rows, self._next = self._open(number), number
+
+    def _up_to(self, number: int) -> dict:
         while self._next < number:
             next(self._rows)
             self._next += 1

@@ -19,6 +19,7 @@ class Ballot(NamedTuple):
     signal: int = 0  # number of the signal that asks it to stop
     overdue: int = 0  # the clock says it is time to save
     failed: int = 0  # a save in the background has failed
+    lost: int = 0  # another machine has taken the run's folder over
 
 
 class VotingStep:

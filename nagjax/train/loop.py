@@ -19,7 +19,7 @@ from nagjax.runs.opening import OpenRun
 from nagjax.train.announce import announce, check_memory
 from nagjax.train.batches import Skipped
 from nagjax.train.checkpoint.retention import SaveClock
-from nagjax.train.checkpoint.store import Checkpoints, steps_saved
+from nagjax.train.checkpoint.store import Checkpoints, finished
 from nagjax.train.distributed.consensus import from_first, together
 from nagjax.train.evaluator import Evaluator, put, with_causal
 from nagjax.train.host_votes import Ballot, VotingStep
@@ -46,10 +46,10 @@ def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = 
     if setup.tasks:
         asked = from_first(lambda: setup.tasks.digest)
         together(lambda: setup.tasks.check(asked))
-    finished = not fresh and options.steps in steps_saved(folder / CHECKPOINTS)  # then it is only opened
-    if not finished:
+    opened_only = not fresh and finished(folder / CHECKPOINTS, options.steps)
+    if not opened_only:
         together(lambda: check_log(options.log))
-    if not (force or finished):
+    if not (force or opened_only):
         together(lambda: check_memory(blueprint))
     return setup, together(lambda: list(setup.evaluator.batches(options.eval_batches)))
 
@@ -66,9 +66,10 @@ def train(
 ) -> Path:
     """Trains the run in `folder`, or continues its training, and returns the folder.
 
-    Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT and
-    SIGTERM it saves and stops. However a run stopped, the same call continues it and ends, bit for bit, with the
-    parameters, optimizer state and metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
+    Writes config.json, info.json, metrics.jsonl and checkpoints/. A finished run is not changed. After SIGINT,
+    SIGTERM and SIGHUP it saves and stops; the same signal again, two seconds later or more, ends it without saving.
+    However a run stopped, the same call continues it and ends, bit for bit, with the parameters, optimizer state and
+    metrics (`nagjax.runs.metrics.comparable`) of a run that never stopped.
 
     A model that does not fit into the devices' memory is an error unless `force` is set.
 
@@ -81,7 +82,8 @@ def train(
     In a run of several processes every process calls this; they share `folder`, and the first one writes the metrics.
 
     Raises UserError for bad input (naming field, value and fix), for a save that failed, and for bad steps according to
-    `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM.
+    `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM and
+    SIGHUP.
     """
     folder = Path(folder)
     setup, held_out = checked(config, folder, fresh, force)
@@ -178,6 +180,8 @@ class Loop:
             asked = self._asked()
             if asked.failed:
                 self.checkpoints.wait()
+            if asked.lost:
+                together(self.lock.check)
             stop = self.done == self.config.steps or bool(asked.signal)
             if stop or self.clock.due(self.done, score, self.checkpoints.saved, bool(asked.overdue)):
                 if self._judge(self.log.flush()):
@@ -204,7 +208,7 @@ class Loop:
         return OpenRun(folder, self.blueprint, self.done, state.weights, state.mod, self.tokenizer)
 
     def _ballot(self) -> Ballot:
-        return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed)
+        return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed, self.lock.lost)
 
     def _asked(self) -> Ballot:
         """What any host asks for: at once with a single host, else as of the last step whose ballots were read."""

@@ -124,9 +124,19 @@ def test_a_writer_that_was_taken_over_stops(tmp_path, quick):
         mine.check()
         elsewhere(tmp_path)
         mine._thread.join(60)  # it ends when it has seen the other name
-        with pytest.raises(UserError, match="was taken over by process 7 on far.* while this process was suspended"):
+        with pytest.raises(UserError, match="was taken over by process 7 on far.* not renewed"):
             mine.check()
+        assert mine.lost
     assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
+
+
+def test_a_process_that_was_suspended_looks_before_its_thread_does(tmp_path, monkeypatch):
+    with WriterLock(tmp_path, "train") as mine:
+        elsewhere(tmp_path)
+        assert not mine.lost  # it was free a moment ago
+        now = time.time()
+        monkeypatch.setattr(lock.time, "time", lambda: now + 1000.0)
+        assert mine.lost
 
 
 def test_it_is_renewed_in_place(tmp_path, quick):

@@ -14,7 +14,9 @@ from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig, TrainConfig
 from nagjax.runs.metrics import comparable
+from nagjax.runs.names import CONFIG, IDENTITY, LOCK
 from nagjax.runs.opening import open_run
+from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train
 from tests import tiny
@@ -64,8 +66,43 @@ def test_a_run_that_has_begun_goes_on_without_the_one_it_started_from(first, tmp
     assert comparable(tmp_path / "half" / "metrics.jsonl") == comparable(tmp_path / "run" / "metrics.jsonl")
     with pytest.raises(UserError, match="run = .*base"):
         train(config, tmp_path / "half", fresh=True)
-    with pytest.raises(UserError, match="start was .*base.* and is now .*first"):
-        train(dataclasses.replace(config, start=str(first)), tmp_path / "half")
+
+
+def test_the_run_to_start_from_is_known_by_its_id(first, tmp_path, monkeypatch):
+    """However its folder is written, and where it has been moved to; those of older versions by where they lie."""
+    monkeypatch.chdir(tmp_path)
+    base = shutil.copytree(first, tmp_path / "base")
+    config = RunConfig(find_scheme(DEFAULT_SCHEME)(), train=dataclasses.replace(OPTIONS, steps=4, keep=3), start="base")
+    run = train(config, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "4")
+    before = contents(run)
+
+    def go_on_from(start):
+        train(dataclasses.replace(config, start=str(start)), run)
+
+    def refused(start):
+        with pytest.raises(UserError, match=f"start was 'base' and is now {str(start)!r}; give these as they were"):
+            go_on_from(start)
+        assert contents(run) == before
+
+    other = shutil.copytree(first, tmp_path / "other")
+    (other / IDENTITY).write_text('{"id": "another"}')
+    for start in (other, "nowhere", ""):
+        refused(start)
+    base.rename(tmp_path / "moved")
+    for start in ("base", "moved/", "./moved", tmp_path / "moved", first):
+        go_on_from(start)
+        assert steps_saved(run / "checkpoints")[-1] == 4
+        shutil.rmtree(run / "checkpoints" / "4")
+    (run / CONFIG).write_bytes(before[run / CONFIG])
+    (run / IDENTITY).write_text(json.dumps({"id": json.loads((run / IDENTITY).read_text())["id"]}))
+    before = contents(run)
+    refused("moved")
+    go_on_from("./base/")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
 
 
 def test_what_of_the_model_is_given_in_vain_is_told(first, capsys):

@@ -9,6 +9,7 @@ from jax._src.array import ArrayImpl
 
 from nagjax.errors import UserError
 from nagjax.runs.config import MeshConfig
+from nagjax.runs.lock import WriterLock
 from nagjax.train import loop
 from nagjax.train.checkpoint.store import Checkpoints
 from nagjax.train.logging import steplog
@@ -43,6 +44,7 @@ def test_another_config_is_refused_and_nothing_is_touched(run_of, finished):
         train(run_of("plain", steps=5), finished)
     assert contents(finished) == before
     train(run_of(steps=4, eval_every=1, mesh=MeshConfig(data=2)), finished)  # these change no result
+    assert contents(finished) == before  # nor what a finished run says of itself
 
 
 def test_fresh_starts_over_and_spares_foreign_files(run_of, finished):
@@ -120,3 +122,25 @@ def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished
     assert steps[0]._cache_size() == 1
     assert signal.getsignal(signal.SIGINT) is handlers
     assert latest(tmp_path / "run") == 5
+
+
+def test_a_run_whose_folder_was_taken_over_writes_nothing_more(run_of, finished, tmp_path, monkeypatch):
+    """Also not the metrics of the steps until its next save: they would lie between those of the other process."""
+    real_step, taken = loop.jit_train_step, []
+
+    def watched(blueprint):
+        step = real_step(blueprint)
+
+        def take(state, batch):
+            taken.append(1)
+            if len(taken) == 3:
+                monkeypatch.setattr(WriterLock, "_replaced", lambda self: True)
+                monkeypatch.setattr("nagjax.runs.lock.STALE", -1.0)
+            return step(state, batch)
+
+        return take
+
+    monkeypatch.setattr(loop, "jit_train_step", watched)
+    with pytest.raises(UserError, match="was taken over"):
+        train(run_of(steps=30, eval_every=100, save_every=100), tmp_path / "run")
+    assert len(taken) == 3

@@ -1,6 +1,7 @@
 """Batches by number: where a run stands in its data follows from the step, whatever happened."""
 
 import json
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -28,6 +29,32 @@ def test_every_batch_by_its_number_for_any_number_of_processes(dataset, processe
         got = [part.take(number) for part in parts]
         joined = {name: np.concatenate([part[name] for part in got]) for name in got[0]}
         assert same(joined, want[number]), number
+
+
+def test_a_worker_that_dies_is_replaced(corpus, dataset, capsys):
+    rows = iter(batches(dataset, batch=4, context=16))
+    taken = TrainBatches(open_dataset(DataConfig(corpus, workers=1)), 4, 16)
+    try:
+        for number in range(30):
+            if number == 2:
+                (worker,) = multiprocessing.active_children()
+                worker.kill()
+            assert same(taken.take(number), next(rows)), number
+    finally:
+        taken.close()
+    assert "exit code -9" in (told := capsys.readouterr().err) and told.count("started again") == 1
+
+
+def test_workers_that_die_again_and_again_end_the_run_with_their_number(corpus, monkeypatch):
+    class Dying:
+        def __next__(self):
+            raise RuntimeError("Worker process was terminated unexpectedly with exit code -9.")
+
+    monkeypatch.setattr("nagjax.train.batches.batches", lambda *_, **__: Dying())
+    with pytest.raises(UserError, match=r"data.workers = 3: .*batch 0.*use fewer"):
+        TrainBatches(open_dataset(DataConfig(corpus, workers=3)), 4, 16).take(0)
+    with pytest.raises(RuntimeError, match="terminated"):
+        TrainBatches(open_dataset(DataConfig(corpus)), 4, 16).take(0)
 
 
 def test_start_is_checked(dataset):

@@ -314,6 +314,11 @@ def saved_facts(path: Path) -> dict:
     return {}
 
 
+def finished(folder: Path, steps: int) -> bool:
+    """Whether a run's last step is saved, and was evaluated: it may have been stopped in between."""
+    return steps in steps_saved(folder) and saved_facts(folder / str(steps)).get("evaluated", True)
+
+
 def steps_saved(folder: Path) -> list[int]:
     """Steps of the complete checkpoints in a folder, in order; reads names only. Raises UserError for one that is a
     link: it would be neither this run's nor safe to remove."""

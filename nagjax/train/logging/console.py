@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 
-from nagjax.console import clock
+from nagjax.console import clock, write
 
 UNSETTLED = 2  # first steps, which may compile something
 
@@ -40,8 +40,7 @@ class ProgressLine:
         scores = [("validation", loss), *reversed(first.values())]
         self.found = "".join(f"  {name} {score:.4f}" for name, score in scores)
         if step >= self.steps and not self.quiet:
-            self.stream.write(f"{self.label}  step {step}/{self.steps}{self.found}\n")
-            self.stream.flush()
+            write(self.stream, f"{self.label}  step {step}/{self.steps}{self.found}\n")
 
     def update(self, step: int, loss: float) -> None:
         now = time.monotonic()
@@ -54,8 +53,7 @@ class ProgressLine:
         text = f"{self.label}  step {step}/{self.steps}  loss {loss:.4f}{self.found}{self._speed(step, now)}"
         text = text[: shutil.get_terminal_size().columns - 1] if self.live else text
         end = "\n" if last or not self.live else ""
-        self.stream.write(f"\r\x1b[K{text}{end}" if self.live else f"{text}\n")
-        self.stream.flush()
+        write(self.stream, f"\r\x1b[K{text}{end}" if self.live else f"{text}\n")
 
     def _speed(self, step: int, now: float) -> str:
         if self.origin is None or step <= self.origin[0]:

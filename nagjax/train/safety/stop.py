@@ -2,19 +2,21 @@
 
 import multiprocessing
 import os
+import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
+from nagjax.console import note
 from nagjax.errors import Preempted
 
 Item = TypeVar("Item")
 GRACE = 5.0  # seconds in which a loop that has nothing to save yet may answer by itself
+REPEAT = 2.0  # seconds in which a signal that comes again is the same request, sent to the process and to its group
 
 
 class Interrupted(Exception):
@@ -22,11 +24,13 @@ class Interrupted(Exception):
 
 
 class Stopper:
-    """Turns the first SIGINT or SIGTERM into a request; a second one ends the process at once.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request; the same one again, `REPEAT` seconds later or more,
+    ends the process at once, and what was not saved is lost.
 
-    Clusters announce a preemption with SIGTERM: once the state is on disk the request is met, so the exit code is 0. If
-    only one of several hosts gets a signal, all stop after the same step: `signal` is what this host received, `asked`
-    is what all hosts know of, and `leave` answers it.
+    Clusters announce a preemption with SIGTERM, and a terminal that closes sends SIGHUP, which is left alone where it
+    is ignored (nohup): once the state is on disk the request is met, so the exit code is 0. If only one of several
+    hosts gets a signal, all stop after the same step: `signal` is what this host received, `asked` is what all hosts
+    know of, and `leave` answers it.
 
     Until the first step is done (`settled`) there is nothing to save, and compiling may not return to Python for
     minutes. During that time a thread, which learns of the signal at once, ends the process after `GRACE` seconds.
@@ -37,30 +41,51 @@ class Stopper:
     def __enter__(self):
         self.signal = self.asked = 0
         self.settled = False
-        self._old = {}
+        self._old: dict[int, Any] = {}
+        self._noted: dict[int, float] = {}
         if threading.current_thread() is threading.main_thread():
             self._listen()
         return self
 
     def _listen(self) -> None:
-        self._old = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._old = {number: signal.signal(number, self._note) for number in numbers}
         read, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._old_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        threading.Thread(target=self._end_where_nobody_answers, args=[read], name="stopper", daemon=True).start()
+        threading.Thread(target=self._answer_at_once, args=[read], name="stopper", daemon=True).start()
 
-    def _end_where_nobody_answers(self, read: int) -> None:
+    def _answer_at_once(self, read: int) -> None:
+        """Tells that a request was heard, and ends the process where the main thread cannot. Runs in the thread."""
+        came: dict[int, float] = {}  # when each signal came first
+        heard = 0  # the request that was not answered yet
         with os.fdopen(read, "rb", buffering=0) as signals:
-            while number := signals.read(1):
-                deadline = time.monotonic() + GRACE
-                while not self.settled and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                if not self.settled and number[0] in self._old:
-                    _end_now(number[0])
+            while True:
+                ready, _, _ = select.select([signals], [], [], 0.05 if heard else None)
+                if ready:
+                    if not (found := signals.read(1)):
+                        return
+                    number = found[0]
+                    if number in came and time.monotonic() - came[number] > REPEAT:
+                        if self._old[number] is signal.SIG_DFL:
+                            _end_now(number, 128 + number, "without saving, as asked twice")
+                    elif number in self._old and number not in came:
+                        came[number], heard = time.monotonic(), number
+                elif self.settled:
+                    what = "saves and ends after this step; once more ends it without saving"
+                    note(f"\nasked to stop ({signal.Signals(heard).name}): {what}")
+                    heard = 0
+                elif time.monotonic() > came[heard] + GRACE:
+                    _end_now(heard, 130 if heard == signal.SIGINT else 0, "before the first step, as asked")
 
     def _note(self, number, _):
+        now = time.monotonic()
+        if now - self._noted.setdefault(number, now) > REPEAT:
+            signal.signal(number, self._old[number])
+            signal.raise_signal(number)
         self.signal = number
-        signal.signal(number, self._old[number])
 
     def __exit__(self, *_):
         self.settled = True
@@ -85,18 +110,17 @@ class Stopper:
 
     def leave(self, step: int, complete: bool = False) -> None:
         """Raises Preempted or KeyboardInterrupt, according to the signal; call it when everything is on disk."""
-        if (self.asked or self.signal) == signal.SIGTERM:
+        number = self.asked or self.signal
+        if number in (signal.SIGTERM, signal.SIGHUP):
             if jax.process_index() == 0:
                 then = "nothing is left to do" if complete else "the same command goes on from there"
-                print(f"stopped at step {step} as asked (SIGTERM); {then}", file=sys.stderr)
+                note(f"stopped at step {step} as asked ({signal.Signals(number).name}); {then}")
             raise Preempted
         raise KeyboardInterrupt
 
 
-def _end_now(number: int) -> None:
-    name = signal.Signals(number).name
-    text = f"\nstopped before the first step, as asked ({name}); the same command goes on"
-    print(text, file=sys.stderr, flush=True)
+def _end_now(number: int, code: int, how: str) -> None:
+    note(f"\nstopped {how} ({signal.Signals(number).name}); the same command goes on")
     for child in multiprocessing.active_children():  # the workers that make batches
         child.kill()
-    os._exit(0 if number == signal.SIGTERM else 130)
+    os._exit(code)

@@ -1,0 +1,141 @@
+"""Signals that come to more than the trainer, or come again: to its group, to its workers, from its terminal."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nagjax.train.checkpoint.store import steps_saved
+
+SIZES = "--depth 1 --width 16 --heads 2 --context 16 --batch 4 --mesh.data 1 --eval-batches 1 --steps 10000000".split()
+NEVER = "--eval-every 10000000 --save-every 10000000".split()
+
+
+def command(corpus, out, *more):
+    return [
+        sys.executable,
+        "-m",
+        "nagjax.cli",
+        "train",
+        *SIZES,
+        *NEVER,
+        "--data.path",
+        corpus,
+        "--out",
+        str(out),
+        *more,
+    ]
+
+
+def wait_for_steps(out, alive):
+    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_text().count('"train"') > 3):
+        assert alive() and time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def wait_until(done):
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def last_step(out):
+    return json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+
+
+def in_session(leader):
+    """The processes of a session, without the dead that nobody has waited for yet."""
+    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(leader)], capture_output=True, text=True).stdout
+    return [line.split()[0] for line in listed.splitlines() if not line.split()[1].startswith("Z")]
+
+
+@pytest.fixture
+def with_worker(corpus, tmp_path):
+    """A run in a session of its own, with a process that makes its batches, after a few steps."""
+    with (tmp_path / "said").open("w") as said:
+        run = subprocess.Popen(
+            command(corpus, tmp_path / "run", "--data.workers", "1"), stderr=said, start_new_session=True
+        )
+        try:
+            wait_for_steps(tmp_path / "run", lambda: run.poll() is None)
+            assert len(in_session(run.pid)) > 1
+            yield run
+        finally:
+            if left := in_session(run.pid):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+        assert not left
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_to_the_whole_group_twice_it_still_saves(with_worker, tmp_path, number, code):
+    """A terminal's Ctrl-C and a scheduler's end reach the workers, too; `timeout` and `srun` send them again."""
+    os.killpg(with_worker.pid, number)
+    time.sleep(0.05)
+    with_worker.send_signal(number)
+    assert with_worker.wait(timeout=120) == code
+    said = (tmp_path / "said").read_text()
+    assert f"asked to stop ({number.name})" in said and "Traceback" not in said
+    assert steps_saved(tmp_path / "run" / "checkpoints") == [last_step(tmp_path / "run")]
+    wait_until(lambda: not in_session(with_worker.pid))
+
+
+def test_a_trainer_that_is_killed_leaves_no_worker(with_worker):
+    with_worker.kill()
+    with_worker.wait()
+    wait_until(lambda: not in_session(with_worker.pid))
+
+
+def test_a_terminal_that_closes_ends_it_with_everything_saved(corpus, tmp_path):
+    out = tmp_path / "run"
+    child, terminal = pty.fork()
+    if not child:
+        args = command(corpus, out)
+        os.execv(args[0], args)
+
+    def alive():
+        os.set_blocking(terminal, False)
+        try:
+            os.read(terminal, 1 << 16)  # or its output would fill up
+        except BlockingIOError:
+            pass
+        return not os.waitpid(child, os.WNOHANG)[0]
+
+    wait_for_steps(out, alive)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert steps_saved(out / "checkpoints") == [last_step(out)]
+
+
+STUCK = """
+import ctypes
+import signal
+from nagjax.train.safety.stop import Stopper
+
+with Stopper() as stopper:
+    stopper.settled = True
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # of this thread: what it waits for is not broken off
+    print("in a step", flush=True)
+    while True:
+        ctypes.CDLL(None).poll(None, 0, 1000000)
+"""
+
+
+def test_once_more_after_a_while_ends_a_step_that_does_not_return(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(STUCK)
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout.readline() == "in a step\n"
+    for pause in (0.05, 3.0, 0.0):
+        run.terminate()
+        time.sleep(pause)
+        assert run.poll() is None or not pause
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM and "without saving, as asked twice" in errors
