@@ -5,13 +5,14 @@ from pathlib import Path
 
 import jax
 
-from nagjax.console import say
+from nagjax.console import note, say
 from nagjax.data import Dataset, Mixture
 from nagjax.errors import UserError
 from nagjax.runs.trained import count_trained
 from nagjax.train.distributed.mesh import BATCH, parameter_sharding
 from nagjax.train.head_loss import chunk_tokens, even_parts
 from nagjax.train.state import Blueprint
+from nagjax.train.unused import unused
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")
@@ -19,7 +20,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
     """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Of a mixture another one:
-    each corpus's share of the rows and how often it is read; of one-document rows: how much is padding or cut off."""
+    each corpus's share of the rows and how often it is read; of one-document rows: how much is padding or cut off. And
+    which of the options that were given have no effect."""
     config, mesh = blueprint.config, blueprint.mesh
     count, trained = sum(p.size for p in jax.tree.leaves(blueprint.parameters)), count_trained(blueprint.parameters)
     parameters = f"{count:,} parameters" + (f", {trained:,} of them trained," if trained < count else "")
@@ -39,6 +41,8 @@ def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
         waste = [(name, *one.waste(context)) for name, _, one in corpora]
         told = (f"{padding:.1%} of {name} is padding, {cut:.1%} of its tokens cut off" for name, padding, cut in waste)
         say(f"{'a document a row' if config.data.rows == 'document' else 'whole documents'}: {'; '.join(told)}")
+    for option, why in unused(blueprint).items():
+        note(f"nagjax: --{option.replace('_', '-')} has no effect: {why}")
 
 
 def check_memory(blueprint: Blueprint) -> None:

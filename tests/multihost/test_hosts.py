@@ -9,7 +9,7 @@ import pytest
 
 from nagjax.errors import UserError
 from nagjax.train.distributed import mesh as mesh_module
-from nagjax.train.distributed.hosts import HostsConfig, Place, connect, find
+from nagjax.train.distributed.hosts import HostsConfig, Place, _wait_for_first, connect, find
 from nagjax.train.distributed.mesh import batch_share
 
 PLAIN = {"COORDINATOR_ADDRESS": "10.0.0.2:8476", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}
@@ -61,6 +61,15 @@ def test_a_first_host_that_is_not_there_is_an_error():
         with pytest.raises(UserError, match="did not find each other.*open the port") as caught:
             connect(HostsConfig(address, 2, 1, timeout=0))
     assert caught.value.field == "hosts.coordinator"
+
+
+def test_the_first_host_may_have_an_address_of_version_6():
+    try:
+        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with listening:
+        _wait_for_first(f"[::1]:{listening.getsockname()[1]}", HostsConfig(timeout=0))
 
 
 def shares(monkeypatch, owners, tensor=1):

@@ -120,6 +120,7 @@ def connect(config: HostsConfig) -> None:
 def _wait_for_first(coordinator: str, config: HostsConfig) -> None:
     """Waits until process 0 listens: jax itself would end the process with a stack trace."""
     host, _, port = coordinator.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")  # around the colons of IPv6
     deadline = time.monotonic() + config.timeout
     while True:
         try:

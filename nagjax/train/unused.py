@@ -1,0 +1,51 @@
+"""Options of a run that were given and change nothing: of a part it does not have, or of roles it does not train."""
+
+import jax
+
+from nagjax.layers.config import LoRAConfig, MoEConfig
+from nagjax.mod.config import ModConfig
+from nagjax.parameters import ROLES
+from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
+from nagjax.train.state import Blueprint
+
+
+def unused(blueprint: Blueprint) -> dict[str, str]:
+    """By option, as the command line names it, why it has no effect in this run. Only options that are not at their
+    defaults."""
+    trained = {parameter.role for parameter in jax.tree.leaves(blueprint.parameters) if parameter.trained}
+    return _of_roles(blueprint.config, trained) | _of_parts(blueprint.config)
+
+
+def _of_roles(config: RunConfig, trained: set[str]) -> dict[str, str]:
+    own, usual, found = config.optimizer, OptimizerConfig(), {}
+    there = f"trained are {', '.join(sorted(trained))}"
+    if own.optimizer == "muon" and "matrix" not in trained:
+        found["optimizer"] = f"muon is for hidden matrices, and {there}"
+    for role in ROLES:
+        if getattr(own.rates, role) != 1.0 and role not in trained:
+            tied = "; a tied head learns with the embedding" if role == "head" and config.model.tied else ""
+            found[f"rates.{role}"] = f"{there}{tied}"
+    if lacking := [role for role in own.decay if role not in trained and role not in usual.decay]:
+        found["decay"] = f"no {', '.join(lacking)}: {there}"
+    if own.weight_decay != usual.weight_decay and not trained.intersection(own.decay):
+        found["weight_decay"] = f"it acts on {', '.join(own.decay) or 'no role'} (--decay), and {there}"
+    return found
+
+
+def _of_parts(config: RunConfig) -> dict[str, str]:
+    """Of everything that another option switches on: those of its options that are not at their defaults."""
+    model, optimizer, train = config.model, config.optimizer, config.train
+    parts = [
+        ("", optimizer, OptimizerConfig(), ("cooldown",), optimizer.schedule == "wsd", "--schedule wsd"),
+        ("", optimizer, OptimizerConfig(), ("final",), optimizer.schedule != "constant", "--schedule cosine or wsd"),
+        ("", train, TrainConfig(), ("tasks_every", "tasks_limit"), bool(train.tasks), "--tasks"),
+        ("mod.", model.mod, ModConfig(), tuple(vars(model.mod)), model.mod.active, "--mod.rate"),
+        ("moe.", model.moe, MoEConfig(), tuple(vars(model.moe)), model.moe.experts > 0, "--moe.experts"),
+        ("lora.", model.lora, LoRAConfig(), tuple(vars(model.lora)), model.lora.rank > 0, "--lora.rank"),
+    ]
+    return {
+        f"{prefix}{name}": f"needs {switch}"
+        for prefix, own, usual, names, on, switch in parts
+        for name in names
+        if not on and getattr(own, name) != getattr(usual, name)
+    }

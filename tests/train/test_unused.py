@@ -1,0 +1,86 @@
+"""Options that would change nothing are told when a run begins, and no others are."""
+
+import jax
+import numpy as np
+import pytest
+
+from nagjax.layers.config import LoRAConfig, MoEConfig
+from nagjax.mod.config import ModConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RatesConfig
+from nagjax.train.announce import announce
+from nagjax.train.step import jit_train_step
+from nagjax.train.unused import unused
+from tests import tiny
+
+LORA = {"lora": LoRAConfig(rank=2)}
+EVERYTHING = dict(rates=RatesConfig(head=2.0, matrix=0.5), optimizer="muon", schedule="wsd", cooldown=0.5, final=0.2)
+
+
+def told(scheme="plain", optimizer=None, train=None, **model):
+    return unused(tiny.blueprint(tiny.run_config(find_scheme(scheme)(), optimizer=optimizer, train=train, **model)))
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (dict(optimizer=dict(optimizer="muon"), **LORA), {"optimizer": "trained are adapter"}),
+        (dict(optimizer=dict(rates=RatesConfig(matrix=2.0)), **LORA), {"rates.matrix": "trained are adapter"}),
+        (dict(optimizer=dict(weight_decay=0.3), **LORA), {"weight_decay": "on matrix"}),
+        (dict(optimizer=dict(weight_decay=0.3, decay=("adapter",)), **LORA), {}),
+        (dict(optimizer=dict(weight_decay=0.3, decay=())), {"weight_decay": "no role"}),
+        (dict(optimizer=dict(decay=("matrix", "adapter"))), {"decay": "no adapter"}),
+        (dict(optimizer=dict(rates=RatesConfig(adapter=0.0))), {"rates.adapter": "trained are"}),
+        (dict(optimizer=dict(rates=RatesConfig(head=2.0)), tied=True), {"rates.head": "tied head"}),
+        (dict(optimizer=dict(rates=RatesConfig(head=2.0)), tied=False), {}),
+        (dict(optimizer=dict(rates=RatesConfig(norm=2.0), freeze=("norm",))), {"rates.norm": "trained are"}),
+        (dict(optimizer=dict(cooldown=0.5)), {"cooldown": "--schedule wsd"}),
+        (dict(optimizer=dict(schedule="constant", final=0.5)), {"final": "--schedule cosine"}),
+        (dict(train=dict(tasks_every=50, tasks_limit=3)), {"tasks_every": "--tasks", "tasks_limit": "--tasks"}),
+        (dict(mod=ModConfig(router="random", every=2)), {"mod.every": "--mod.rate", "mod.router": "--mod.rate"}),
+        (dict(moe=MoEConfig(active=1, capacity=2.0)), {"moe.active": "--moe.experts", "moe.capacity": "--moe.experts"}),
+        (dict(lora=LoRAConfig(alpha=1.0)), {"lora.alpha": "--lora.rank"}),
+        (dict(scheme="nag", optimizer=EVERYTHING, tied=False, mod=ModConfig(rate=(0.5,), every=2)), {}),
+        (dict(scheme="nag", optimizer=dict(decay=("matrix", "gate", "embedding"))), {}),
+        ({}, {}),
+    ],
+)
+def test_options_without_effect(options, found):
+    known = told(**options)
+    assert known.keys() == found.keys()
+    assert all(words in known[option] for option, words in found.items())
+
+
+def test_they_do_change_nothing():
+    def after_a_step(optimizer, **model):
+        blueprint = tiny.blueprint(tiny.run_config(find_scheme("plain")(), optimizer=optimizer, **model))
+        state, _ = jit_train_step(blueprint)(tiny.fresh(blueprint), tiny.packed_batch(0))
+        return jax.device_get(state.params)
+
+    def alike(one, other):
+        return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
+
+    rates = RatesConfig(matrix=2.0, head=3.0, embedding=0.5)
+    given = dict(optimizer="muon", rates=rates, weight_decay=0.3, cooldown=0.5)
+    assert unused(tiny.blueprint(tiny.run_config(find_scheme("plain")(), optimizer=given, **LORA))).keys() == {
+        "optimizer",
+        "rates.matrix",
+        "rates.head",
+        "rates.embedding",
+        "weight_decay",
+        "cooldown",
+    }
+    assert alike(after_a_step(given, **LORA), after_a_step({}, **LORA))
+    assert not alike(after_a_step(given), after_a_step({}))
+
+
+def test_a_run_says_so_as_it_begins(capsys):
+    from nagjax.data import DataConfig, open_dataset
+
+    config = tiny.run_config(find_scheme("plain")(), optimizer={"rates": RatesConfig(adapter=2.0)})
+    corpus = open_dataset(DataConfig())
+    announce(tiny.blueprint(config), "Plain", corpus)
+    said = capsys.readouterr().err
+    assert said.startswith("nagjax: --rates.adapter has no effect: trained are ") and said.count("\n") == 1
+    announce(tiny.blueprint(tiny.run_config(config.scheme)), "Plain", corpus)
+    assert not capsys.readouterr().err
