@@ -42,6 +42,7 @@ from nagjax.runs.config import OptimizerConfig, RunConfig
 COLUMNS = ("size", "variant", "seed", "val_loss")
 RELEASED = {"review_neutral": "review", "standard": "plain"}  # the table's names for our schemes
 MATCHES = ("parameters", "FLOPs", "time")
+MARKERS = {"parameters": "o", "FLOPs": "s", "time": "^"}
 
 Shape = tuple[str, int, int, int, int, int]  # name, width, blocks, heads, steps, seeds
 
@@ -211,18 +212,22 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     found = losses(records)
     figure, (ax,) = panels(1, "Review Residuals minus baselines")
     variants = sorted({variant for own in found.values() for variant in own} - {"review"})
-    for variant in variants:
+    for place, variant in enumerate(variants):
         sizes = [i for i, own in enumerate(found.values()) if variant in own and "review" in own]
         pairs = [list(found.values())[i] for i in sizes]
         gaps = [
             [own["review"][s] - own[variant][s] for s in own["review"].keys() & own[variant].keys()] for own in pairs
         ]
         if gaps:
-            with_spread(ax, sizes, gaps, **look(variant), label=f"minus {variant}")
+            beside = 0.5 * ((place + 0.5) / len(variants) - 0.5)
+            scheme, _, match = variant.partition(", equal ")
+            style = look(scheme) | ({"marker": MARKERS[match]} if match else {})
+            with_spread(ax, [size + beside for size in sizes], gaps, **style, linewidth=1, label=f"minus {variant}")
     ax.axhline(0, color="#999999", linewidth=1)
     ax.set_xticks(range(len(found)), list(found))
+    ax.set_xlim(-0.5, len(found) - 0.5)
     ax.set_ylabel("loss, by seed (below zero: Review wins)")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

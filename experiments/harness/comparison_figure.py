@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.harness.figures import FEWEST, Line, draw_lines, look, panels
+from experiments.harness.figures import FEWEST, Line, draw_lines, highest_shown, look, panels
 from experiments.harness.outcome import Outcome
 from experiments.harness.settings import Shape, brief
 
@@ -101,9 +101,11 @@ def _axis(ax: Axes, shapes: list[Shape], along: str) -> None:
 def _signs(ax: Axes, lines: list[Line]) -> None:
     """What the signs of `draw_lines` mean, where there are any."""
     edge, lost = (any(any(getattr(line, name)) for line in lines) for name in ("edges", "diverged"))
+    beyond = highest_shown(lines) is not None
     told = ["hollow: rate at the grid's edge"] * edge + ["x: a run diverged, no mean"] * lost
+    told += ["^: beyond the axis"] * beyond
     if told:
-        ax.set_xlabel(f"{ax.get_xlabel()}\n{'; '.join(told)}")
+        ax.set_xlabel("\n".join([ax.get_xlabel(), "; ".join(told[:2]), *told[2:]]))
 
 
 def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:

@@ -16,6 +16,7 @@ COLORS = (  # of what is no scheme
     *("#d55e00", "#4d4d4d", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288"),
     *("#117733", "#882255", "#999933", "#44aa99", "#aa4466", "#666666", "#6699cc", "#661100"),
 )
+MANY = 12  # means among which one can lie far outside
 FEWEST = 3  # values a bar is drawn for; an interval of two says nothing
 
 
@@ -46,22 +47,31 @@ class Line:
 
 def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
     """Means with single values as dots. Hollow: at the edge of the grid; x at the top: a divergence, and no mean of the
-    runs that came through. Bars are Student's 95%, and end where the axis does."""
+    runs that came through; ^ at the top: a value beyond the axis (`highest_shown`). Bars are Student's 95%, and end
+    where the axis does. The second of two named lines of one colour is dashed."""
+    top, colors = highest_shown(lines), set()
     for line in sorted(lines, key=lambda line: line.arm in named):
         style = look(line.arm, line.arm in named)
+        if line.arm in named:
+            style |= {"linestyle": "--"} if style["color"] in colors else {}
+            colors.add(style["color"])
         ax.scatter(*_dots(line), s=8, color=style["color"], alpha=0.5, zorder=2)
-        at = [i for i, own in enumerate(line.values) if len(own) and not line.diverged[i]]
+        at = _sound(line)
         means = [float(np.mean(line.values[i])) for i in at]
         ax.plot([line.x[i] for i in at], means, **style | {"marker": ""})
         if line.arm in named:
             ax.plot([], [], **style, label=line.arm)
         for i, mean in zip(at, means, strict=True):
             fill = "white" if line.edges[i] else style["color"]
-            ax.plot(line.x[i], mean, markerfacecolor=fill, linestyle="", **style)
+            ax.plot(line.x[i], mean, **style | {"markerfacecolor": fill, "linestyle": ""})
+        for x, value in zip(*_dots(line), strict=True):
+            if top is not None and value > top:
+                ax.text(x, 0.92, "^", color=style["color"], transform=ax.get_xaxis_transform(), ha="center")
         for i, count in enumerate(line.diverged):
             if count:
                 ax.text(line.x[i], 0.97, "x", color=style["color"], transform=ax.get_xaxis_transform(), ha="center")
     low, high = ax.get_ylim()
+    high = high if top is None else top
     for line in lines:
         for x, own, lost in zip(line.x, line.values, line.diverged, strict=True):
             if line.arm in named and len(own) >= FEWEST and not lost:
@@ -70,6 +80,24 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
     ax.set_ylim(low, high)
     if any(line.arm in named for line in lines) and not any(other.get_legend() for other in ax.figure.axes):
         ax.legend(frameon=False, fontsize=8)
+
+
+def highest_shown(lines: Sequence[Line]) -> float | None:
+    """Where the axis ends if a value lies so far above most means that it would press them together; else None."""
+    means = [float(np.mean(line.values[i])) for line in lines for i in _sound(line)]
+    if len(means) < MANY:
+        return None
+    low, first, third = np.quantile(means, [0.0, 0.25, 0.75])
+    wall = third + 4 * (third - first)
+    shown = max(mean for mean in means if mean <= wall)
+    return (
+        float(shown + 0.1 * (shown - low)) if max(value for line in lines for value in _dots(line)[1]) > wall else None
+    )
+
+
+def _sound(line: Line) -> list[int]:
+    """Places of a line at which nothing diverged."""
+    return [i for i, own in enumerate(line.values) if len(own) and not line.diverged[i]]
 
 
 def _dots(line: Line) -> tuple[list[float], list[float]]:
