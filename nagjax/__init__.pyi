@@ -170,7 +170,8 @@ class DepthScaled(Residual):
 class Highway(Residual):
     """
     `r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
-    arXiv:2606.31859 compares Review Residuals.
+    arXiv:2606.31859 compares Review Residuals. There gates decay as all parameters do; here not, unless `--decay` names
+    them.
     """
 
     Scheme: ClassVar[type[_Highway]]
@@ -381,7 +382,8 @@ class ORU(Residual):
 
 class Parallel(Residual):
     """
-    `h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-J; GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1).
+    `h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1); GPT-J
+    has one norm for both.
     """
 
     Scheme: ClassVar[type[_Parallel]]

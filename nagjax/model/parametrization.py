@@ -12,7 +12,8 @@ power of n.
     vector      1              1         n^(a-1)    1 / m     n^-a
 
 `matrix` is what sums over the features of the residual or of a branch: hidden matrices, and what a gate reads the
-residual with; `vector` is every gain, bias and other gate parameter, and what sums over one head's features. Start
+residual with; `vector` is every gain, bias and other gate parameter, and what sums over one head's features. The powers
+of n are for what lies in the blocks: before the first and behind the last one (the head's norm) there are none. Start
 values are relative to the rules of `standard`, where matrices and head already start at 1/sqrt(width); under `init_std`
 that root comes on top. s is what the scheme's own rule makes of its embedding between the two widths: 1 for most,
 m^-1/2 for NAG, which reads only the direction. Weight decay is divided by the learning rate's power of m, so that rate
@@ -20,7 +21,8 @@ times decay is the same at every width. All singular values of Muon's update are
 rate goes with m^-1/2, and the update's spectral norm is the same at every width.
 
 muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (no multipliers: exports and decoding need not know of it); Muon's
-rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1.
+rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1, and the
+authors' code for the norms (EleutherAI/nanoGPT-mup, `configure_optimizers`).
 Attention's logits keep 1/sqrt(d_head): let a model grow by more heads of one width (the default from width 256 on).
 """
 
@@ -95,15 +97,24 @@ class Parametrization:
             return scheme.default_rate(model.width, model.depth)
         return scheme.default_rate(model.base_width, max(round(model.sublayers_before / 2 / self.n), 1))
 
-    def factors(self, role: str, axes: tuple[str | None, ...], *, muon: bool = False, own_rate: float = 1.0) -> Factors:
-        """Of a parameter of this role with these (last) axes. `own_rate`: relative learning rate of its scheme."""
+    def factors(
+        self,
+        role: str,
+        axes: tuple[str | None, ...],
+        *,
+        muon: bool = False,
+        own_rate: float = 1.0,
+        in_block: bool = True,
+    ) -> Factors:
+        """Of a parameter of this role with these (last) axes. `own_rate`: relative learning rate of its scheme;
+        `in_block`: whether it is one of the blocks'."""
         if role == "adapter":  # which starts at a model that is trained already
             return Factors(role)
         kind = _kind(role, axes)
         by_muon = muon and role == "matrix"
         wide = {"embedding": self.embedding, "head": 1 / self.m, "matrix": self.m ** (-0.5 if by_muon else -1.0)}
         small = {"embedding": 1 / (self.m * self.embedding), "head": 1.0}
-        deep = kind in ("matrix", "vector")
+        deep = in_block and kind in ("matrix", "vector")
         rate = wide.get(kind, 1.0)
         return Factors(
             role,

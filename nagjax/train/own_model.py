@@ -168,12 +168,12 @@ def describe(model: Tree, *, muon: bool = False, freeze: tuple[str, ...] = ()) -
         role = facts.get("role") or _guessed(path, leaf, stacked)
         if role not in ROLES:
             raise UserError("role", role, f"of {'/'.join(path)}: choose one of {', '.join(ROLES)}")
-        table, own_rate = Parametrization(), 1.0
+        table, own_rate, in_block = Parametrization(), 1.0, True
         for (prefix, scheme, _), own in zip(parts, tables, strict=True):
             if path[: len(prefix)] == prefix:
                 own_rate = scheme.gate_rate if role == "gate" else 1.0
-                table = own or table
-        factors = table.factors(role, tuple(axes), muon=muon, own_rate=own_rate)
+                table, in_block = (own, path[len(prefix)] == "blocks") if own else (table, in_block)
+        factors = table.factors(role, tuple(axes), muon=muon, own_rate=own_rate, in_block=in_block)
         lora = any(path[: len(prefix)] == prefix for prefix in adapted)
         trained = is_trained(".".join(path), role, freeze, lora)
         known[path] = Known(tuple(axes), factors, _bound(path, parts), trained)

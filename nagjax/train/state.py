@@ -41,11 +41,12 @@ def factors(model: ModelBlueprint) -> Tree:
     config = model.config
     table, muon = Parametrization.of(config.model, config.scheme), config.optimizer.optimizer == "muon"
 
-    def one(parameter: Parameter) -> Factors:
+    def one(path: tuple, parameter: Parameter) -> Factors:
         own_rate = config.scheme.gate_rate if parameter.role == "gate" else 1.0
-        return table.factors(parameter.role, parameter.axes, muon=muon, own_rate=own_rate)
+        in_block = path[0].key == "blocks"
+        return table.factors(parameter.role, parameter.axes, muon=muon, own_rate=own_rate, in_block=in_block)
 
-    return jax.tree.map(one, model.trained(model.parameters))
+    return jax.tree_util.tree_map_with_path(one, model.trained(model.parameters))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -17,6 +17,7 @@ from nagjax.model.transformer import Transformer
 from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.config import OptimizerConfig, RatesConfig
 from nagjax.train.optimizer import make_optimizer
+from nagjax.train.own_model import describe
 from nagjax.train.state import factors
 from tests import tiny
 
@@ -58,10 +59,27 @@ def test_completep_follows_the_depth_too():
     root = 3**-0.5
     assert values(deep.factors("matrix", ("embed", "mlp"))) == pytest.approx((root / 4, 4, root / 4))
     assert values(deep.factors("norm", ("embed",))) == pytest.approx((root, 1, root / 4))
+    assert values(deep.factors("norm", ("embed",), in_block=False)) == pytest.approx((1, 1, 1 / 4))
     assert values(deep.factors("embedding", ("vocab", "embed"))) == pytest.approx((1, 1, 1 / 4))
     assert values(deep.factors("head", ("vocab", "embed"))) == pytest.approx((1 / 4, 4, 1))
     one = dataclasses.replace(DEEP, exponent=1.0)
     assert values(table(one, parametrization="completep").factors("matrix", ())) == pytest.approx((1 / 4, 4, 1 / 12))
+
+
+def test_the_norm_of_the_head_knows_no_depth():
+    """Its rate and epsilon are those of one block, in a run's own model and in anybody's loop."""
+    config = tiny.run_config(DEEP, parametrization="completep", **WIDE)
+    blueprint = tiny.blueprint(config)
+    own = factors(blueprint)
+    found = jax.tree_util.tree_leaves_with_path(own)
+    norms = {str(path[0].key): values(of) for path, of in found if of.role == "norm"}
+    assert norms.pop("blocks") == pytest.approx((3**-0.5, 1, 3**-0.5 / 4))
+    assert norms and all(one == pytest.approx((1, 1, 1 / 4)) for one in norms.values())
+    described = describe(Transformer(config.model, DEEP, rngs=nnx.Rngs(0)))
+    assert {path[0]: values(of.factors) for path, of in described.items() if of.factors.role == "norm"} == {
+        "blocks": pytest.approx((3**-0.5, 1, 3**-0.5 / 4)),
+        **norms,
+    }
 
 
 def test_default_rates_are_those_of_the_base():

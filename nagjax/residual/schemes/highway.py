@@ -33,7 +33,9 @@ class StateGate(nnx.Module):
 @dataclasses.dataclass(frozen=True)
 class Highway(PreNorm):
     """`r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
-    arXiv:2606.31859 compares Review Residuals."""
+    arXiv:2606.31859 compares Review Residuals. There gates decay as all parameters do; here not, unless `--decay` names
+    them.
+    """
 
     name: ClassVar[str] = "highway"
     title: ClassVar[str] = "Highway (additive)"

@@ -1,4 +1,4 @@
-"""Convex Highway residual: a baseline that is known to fail in deep models."""
+"""Convex Highway residual: the gate weighs the state against the update."""
 
 import dataclasses
 from typing import ClassVar
@@ -10,8 +10,9 @@ from nagjax.residual.schemes.highway import Highway
 class HighwayConvex(Highway):
     """`h <- (1 - r) * h + r * f(RMSNorm(h))`, `r = sigmoid(W h + b)`.
 
-    Every sublayer forgets part of the state, so gradients vanish with depth: arXiv:2606.31859 reports that the convex
-    form does not train beyond about 20 layers.
+    Every sublayer forgets part of the state, so gradients vanish with depth. arXiv:2606.31859, "Depth stability", says
+    that the convex form of its own gate, which reads the update too, does not train beyond about 20 layers; of this one
+    it says nothing. experiments/review_depth.py has both.
     """
 
     name: ClassVar[str] = "highway_convex"

@@ -44,8 +44,9 @@ class HyperConnections(MultiStream):
 
     Initially W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k reads stream k mod n, so that every stream is the
     ordinary pre-norm residual. Output projections start sqrt(n) larger, as in the paper. The head reads through
-    an A_m too, which starts as the paper's sum of all streams. `norm` has no gain, since W could absorb it. A_m has its
-    own s; the authors' code shares one between A_m and A_r.
+    an A_m too, which starts as the paper's sum of all streams. `norm` is an RMSNorm (the authors': LayerNorm) without a
+    gain, since W could absorb it. A_m has its own s; the authors' code shares one between A_m and A_r. The authors
+    decay W and nothing else of these; here all of it is gates, which do not decay.
     """
 
     name: ClassVar[str] = "hyper_connections"

@@ -45,13 +45,14 @@ class NGPT(Direct):
     The stream here has unit RMS, sqrt(D) times the source's unit length. So its product with a column of length 1 has
     spread 1: the stream contains the factor sqrt(D) that the source puts before the MLP's nonlinearity. The outputs of
     attention and MLP may have any scale, as Norm follows. The source's unit queries and keys with softmax scale
-    sqrt(d_head) are the library's QK-norm (on by default) with 1/sqrt(d_head); the factor s_qk is `block.qk_gain`.
+    sqrt(d_head) are the library's QK-norm (on by default) with 1/sqrt(d_head).
 
     Weight decay does nothing to a matrix that is normalised after each step, except that the step becomes
     1 / (1 - rate * decay) times as long. The source uses neither decay nor warm-up; warm-up is an option of the
     optimizer. Choices and omissions: s_z is one number instead of one per vocabulary entry, since a scheme does not
-    know the vocabulary; the factors s_u, s_v per hidden feature stay at 1. Optional gains and biases of a block are not
-    normalised.
+    know the vocabulary; the factors s_u, s_v per hidden feature and s_qk per head and feature, behind the rotary
+    positions, stay at 1 (`block.qk_gain` has gains before them, of all heads or of a row). Optional gains and biases of
+    a block are not normalised.
     """
 
     name: ClassVar[str] = "ngpt"

@@ -12,7 +12,8 @@ from nagjax.residual.schemes.layer_norm import LayerNorm
 
 @dataclasses.dataclass(frozen=True)
 class Parallel(LayerNorm):
-    """`h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-J; GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1).
+    """`h <- h + attention(LN_1(h)) + mlp(LN_2(h))`: GPT-NeoX (Black et al. 2022, arXiv:2204.06745, Section 2.1); GPT-J
+    has one norm for both.
 
     Attention's update enters the residual at once; the MLP still reads the normalised residual from before it. A last
     branch without a partner is added as in pre-norm.

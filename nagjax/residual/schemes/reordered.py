@@ -18,7 +18,7 @@ from nagjax.residual.protocol import Boundary, SublayerIndex
 class Reordered(Direct):
     """`h <- h + gain_l * f_l(h) / rms(f_l(h))`; the head reads `gain * h / rms(h)`.
 
-    `rms(x) = sqrt(mean(x^2) + epsilon)`. OLMo 2 (2025), arXiv:2501.00656, Section 3.2.
+    `rms(x) = sqrt(mean(x^2) + epsilon)`. OLMo 2 (2025), arXiv:2501.00656.
     """
 
     name: ClassVar[str] = "reordered"

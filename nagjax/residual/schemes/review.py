@@ -58,7 +58,8 @@ class Review(PreNorm):
     """`r = sigmoid(W_h rms(h) + W_u rms(u) + b)`; `h <- h + r * u`, per channel.
 
     Kramer 2026, arXiv:2606.31859. `rms()` is RMSNorm without a gain. It is applied after the matrix product: `h W`
-    divided by the root mean square of h. Output projections start scaled by 1/sqrt(number of sublayers).
+    divided by the root mean square of h. Output projections start scaled by 1/sqrt(number of sublayers). The authors'
+    optimizer decays all parameters; here gates do not decay, unless `--decay` names them.
     """
 
     name: ClassVar[str] = "review"
