@@ -4,64 +4,83 @@
 
 Parts, in the order in which they matter: values, kernels, steps, attention, experts, mod, training, profile; `all`
 takes them in turn for as long as the time lasts. A part writes FOLDER/PART.jsonl row by row: a part that is killed
-loses the case it was at, and the same command goes on behind it. `--rehearse` takes shapes that a CPU finishes in
-seconds, and writes into FOLDER/rehearsal. benchmarks/README.md says how to run it on a machine that has little more
-than jax.
+loses the case it was at, and the same command goes on behind it. Every part is a process of its own, which is started
+again behind a case that ended it. `--rehearse` takes shapes that a CPU finishes in seconds, and writes into
+FOLDER/rehearsal. benchmarks/README.md says how to run it on a machine that has little more than jax.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the peers share the device
 
+from benchmarks.parts.rows import REHEARSAL  # noqa: E402
+from benchmarks.parts.worker import LEFT, PARTS  # noqa: E402
 
-def parts() -> dict[str, Callable]:
-    """Each part's generator of cases, by name."""
-    from benchmarks.parts import attention, experts, kernels, profile, steps, training, values
-
-    return {
-        "values": values.cases,
-        "kernels": kernels.cases,
-        "steps": steps.cases,
-        "attention": attention.cases,
-        "experts": experts.cases,
-        "mod": steps.routed_cases,
-        "training": training.cases,
-        "profile": profile.cases,
-    }
+GRACE = 30.0  # seconds after the time is up in which a part may end by itself
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The number of cases that are left."""
-    known = parts()
+    """The number of parts with cases that are left."""
     parser = argparse.ArgumentParser(prog="python benchmarks/device.py", description=__doc__.split("\n")[0])
-    parser.add_argument("--part", action="append", choices=[*known, "all"], required=True, help="may be repeated")
+    parser.add_argument("--part", action="append", choices=[*PARTS, "all"], required=True, help="may be repeated")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
     parser.add_argument("--minutes", type=float, default=9.0, help="no case is begun that would end later")
-    parser.add_argument("--scratch", type=Path, help="for unfinished runs and traces; OUT/scratch unless given")
+    parser.add_argument("--scratch", type=Path, help="for unfinished runs and traces; in the system's unless given")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes, to see that everything runs")
     given = parser.parse_args(argv)
 
-    from benchmarks.parts.rows import REHEARSAL, Options, Rows
-
     deadline = time.monotonic() + 60 * given.minutes
     out = given.out / REHEARSAL if given.rehearse else given.out
-    scratch = given.scratch or out / "scratch"
-    scratch.mkdir(parents=True, exist_ok=True)
-    options, left = Options(given.rehearse, scratch, deadline), 0
-    for part in known if "all" in given.part else given.part:
-        unfinished = Rows(part, out, deadline).run(known[part](options))
-        print(f"{part}: {'finished' if not unfinished else f'{unfinished} cases left'}", flush=True)
-        left += unfinished
+    scratch = given.scratch or Path(tempfile.gettempdir()) / "nagjax-device"
+    (scratch := scratch / REHEARSAL if given.rehearse else scratch).mkdir(parents=True, exist_ok=True)
+    left = 0
+    for part in PARTS if "all" in given.part else given.part:
+        finished = measure(part, out, scratch, deadline, given.rehearse)
+        print(f"{part}: {'finished' if finished else 'cases left'}", flush=True)
+        left += not finished
     return left
+
+
+def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool) -> bool:
+    """Whether the part is finished. Its process is started again as long as each start has come further."""
+    written = out / f"{part}.jsonl"
+    while (seconds := deadline - time.monotonic()) > 0:
+        before = written.stat().st_size if written.exists() else 0
+        command = [sys.executable, "-m", "benchmarks.parts.worker", part, str(out), str(scratch), str(seconds)]
+        try:
+            run = subprocess.run([*command, *["rehearse"] * rehearse], env=environment(part), timeout=seconds + GRACE)
+        except subprocess.TimeoutExpired:
+            print(f"{part}: killed, as it had not ended {GRACE:g} s after its time", flush=True)
+            return False
+        if run.returncode in (0, LEFT):
+            return run.returncode == 0
+        if not written.exists() or written.stat().st_size == before:
+            print(f"{part}: ended with exit code {run.returncode} before its first case", flush=True)
+            return False
+    return False
+
+
+def environment(part: str) -> dict[str, str]:
+    """Of the part's process. PyTorch's peers need memory of the same device; all else gets nearly all of it at once, or
+    what one step has freed in pieces is too small for the next one. Where kernels are launched as graphs the profiler
+    does not know of which operation each is (openxla/xprof#3070)."""
+    own = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    if part == "kernels":
+        own.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    elif "XLA_PYTHON_CLIENT_MEM_FRACTION" not in own:
+        own.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
+    if part == "profile":
+        own["XLA_FLAGS"] = f"{own.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=".strip()
+    return own
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def kernels(rows: list[dict]) -> str:
         case = row["case"]
         op = case["op"] + (", in place" if case.get("donated") else "")
         shape = f"{case['rows']} x {case['width']} {case['dtype']}"
+        lines += [(op, shape, name, "failed", "-", "-", "-") for name in row["result"].get("failed", ())]
         for implementation, passes in row["result"]["implementations"].items():
             for what, own in passes.items():
                 if what == "forward+backward":
@@ -63,7 +64,8 @@ def kernels(rows: list[dict]) -> str:
 
 
 def steps(rows: list[dict]) -> str:
-    """Step time, MFU and memory by size, rematerialisation, kernels and scheme, against plain under the same ones."""
+    """Step time, MFU and memory by size, rematerialisation, kernels and scheme, against plain under the same ones in
+    the same process: another start may have been on another machine."""
     good = [row for row in rows if "result" in row]
     plain = {_setting(row): row["result"]["milliseconds"] for row in good if row["case"]["scheme"] == "plain"}
     lines = []
@@ -113,9 +115,9 @@ def _shape(case: dict) -> str:
 
 
 def mod(rows: list[dict]) -> str:
-    """Time saved over FLOPs saved by Mixture-of-Depths."""
+    """Time saved over FLOPs saved by Mixture-of-Depths, against the dense step of the same process."""
     good = [row for row in rows if "result" in row]
-    key = lambda row: (row["case"]["size"], row["case"]["scheme"])  # noqa: E731
+    key = lambda row: (row["case"]["size"], row["case"]["scheme"], row["origin"]["date"])  # noqa: E731
     dense = {key(row): row["result"] for row in good if row["case"]["rate"] == 0.0}
     lines = []
     for row in good:
@@ -124,7 +126,7 @@ def mod(rows: list[dict]) -> str:
             time = found["milliseconds"] / base["milliseconds"]
             flops = found["flops_per_step"] / base["flops_per_step"]
             rate = f"{row['case']['rate']:.0%}"
-            lines.append((*key(row), rate, f"{time:.3f}", f"{flops:.3f}", f"{(1 - time) / (1 - flops):.2f}"))
+            lines.append((*key(row)[:2], rate, f"{time:.3f}", f"{flops:.3f}", f"{(1 - time) / (1 - flops):.2f}"))
     header = ("size", "scheme", "tokens skipped", "time / dense", "FLOPs / dense", "time saved / FLOPs saved")
     return _table(header, lines)
 
@@ -141,15 +143,17 @@ def training(rows: list[dict]) -> str:
 
 
 def profile(rows: list[dict]) -> str:
-    """Share of a step's device time by part of the model."""
+    """Share of a step's device time by part of the model; `named`: how much of the step's time these parts are."""
     good = [row for row in rows if "result" in row]
     names = sorted({name for row in good for name in row["result"]["scopes"]})
     lines = []
     for row in good:
         scopes = row["result"]["scopes"]
         total = sum(scopes.values())
-        lines.append((row["case"]["size"], row["case"]["scheme"], *(f"{scopes.get(n, 0) / total:.0%}" for n in names)))
-    return _table(("size", "scheme", *names), lines)
+        named = f"{total / row['result']['milliseconds']:.0%}"
+        shares = (f"{scopes.get(n, 0) / total:.0%}" for n in names)
+        lines.append((row["case"]["size"], row["case"]["scheme"], named, *shares))
+    return _table(("size", "scheme", "named", *names), lines)
 
 
 TABLES: dict[str, Callable[[list[dict]], str]] = {
@@ -203,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _setting(row: dict) -> tuple:
-    return tuple(row["case"][name] for name in ("size", "remat", "kernels"))
+    return (*(row["case"][name] for name in ("size", "remat", "kernels")), row["origin"]["date"])
 
 
 def _gib(size: int | None) -> str:

@@ -1,7 +1,7 @@
 """Gathers the packages that a bare machine lacks into one folder, as wheels: `python benchmarks/wheels.py`.
 
 The folder is carried to a machine that reaches no package index and installed there without one; benchmarks/README.md
-has the command. Versions are those of constraints.txt.
+has the command. Versions are those of constraints.txt. Make it anew after a commit: it names the commit, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold.
-PACKAGES = ("grain", "array_record", "jax-triton")
+PACKAGES = ("grain", "array_record", "portpicker", "jax-triton")
+COMMIT = "COMMIT"  # the file beside the wheels that names the commit: a checkout may travel without its history
 PLATFORMS = ("_2_39", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 
 
@@ -26,6 +27,8 @@ def main() -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
     command += ["--python-version", given.python, *platforms, "-c", str(ROOT / "constraints.txt"), "-d", str(given.out)]
     subprocess.run([*command, *PACKAGES], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    (given.out / COMMIT).write_text(commit)
     size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
     print(f"{given.out}: {len(list(given.out.glob('*.whl')))} wheels, {size / 2**20:.0f} MiB")
 

@@ -53,6 +53,10 @@ def main(argv: list[str] | None = None) -> None:
     for name in options.op or sorted(all_ops()):
         for shape in shapes.BENCH_CPU if on_cpu else shapes.BENCH:
             for row in bench(name, shape, rotate=rotate, repeats=options.repeats):
+                if "error" in row:
+                    rows.append(row)
+                    print(f"| {name} | {shape} | {row['implementation']} failed: {row['error']}", flush=True)
+                    continue
                 row["of_copy"] = row["GB/s"] and row["GB/s"] / copy
                 rows.append(row)
                 print(_line(_cells(row)), flush=True)
@@ -62,16 +66,22 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
-    """Yields the figures of one op at one shape: the reference first, then every implementation that runs here."""
+    """Yields the figures of one op at one shape: the reference first, then every implementation that runs here.
+    One that fails has a row with `error` and no figures."""
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in ("reference", *op.implementations):
         if not runs_here(op, implementation, of):
             continue
-        times = {
-            what: microseconds(fn, make, rotate=rotate, repeats=repeats)
-            for what, fn, make in _programs(op, implementation, of)
-        }
+        try:
+            times = {
+                what: microseconds(fn, make, rotate=rotate, repeats=repeats)
+                for what, fn, make in _programs(op, implementation, of)
+            }
+        except Exception as error:  # the others have theirs
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+            yield {"op": name, "shape": list(shape), "implementation": implementation, "error": text}
+            continue
         difference = times["forward+backward"] - times["forward"]
         if difference > 0:  # else noise was larger than the backward pass
             times["backward"] = difference

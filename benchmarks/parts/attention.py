@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,11 +19,17 @@ from nagjax.layers.where import Where
 IMPLEMENTATIONS = {"gpu": ("cudnn", "xla", "tokamax"), "tpu": ("splash", "xla"), "cpu": ("xla",)}
 
 
+def here() -> list[str]:
+    """Those of this platform whose packages are installed."""
+    named = IMPLEMENTATIONS[jax.devices()[0].platform]
+    return [name for name in named if name != "tokamax" or importlib.util.find_spec("tokamax")]
+
+
 def cases(options: Options) -> Iterator[Case]:
     shapes = [(1, 32, 2, 8)] if options.rehearsal else [(8, 2048, 10, 64), (4, 4096, 16, 64), (4, 2048, 16, 128)]
     for shape in shapes:
         for documents in (1, 4):
-            for implementation in IMPLEMENTATIONS[jax.devices()[0].platform]:
+            for implementation in here():
                 name = {"shape": list(shape), "documents": documents, "implementation": implementation}
                 yield Case(name, functools.partial(measure, shape, documents, implementation))
 

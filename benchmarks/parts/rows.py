@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
 TRIES = 2  # a case that was begun so often and never finished is passed over
+AGAIN = 4  # exit code of a process that can measure nothing more
+FAILED = "failed"  # in a result: what failed of it, by name
 REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
 
 
@@ -34,20 +38,26 @@ class Paused(Exception):
     """The time is up in the middle of a case that goes on where it stopped at the next call."""
 
 
+class Unusable(Exception):
+    """The device computes nothing more in this process, as after a kernel's access to memory that is not its own."""
+
+
 class Rows:
     """Appends to `FOLDER/PART.jsonl`: a line of origin for every start, one line when a case begins, one with what came
-    of it. A case that has its line is not measured again; delete the line, or the file, to do so."""
+    of it. A case that has its line from this kind of device is not measured again; delete the line, or the file, to do
+    so. A case that takes longer than `limit` seconds ends the process, with AGAIN for its exit code."""
 
-    def __init__(self, part: str, folder: Path, deadline: float):
+    def __init__(self, part: str, folder: Path, deadline: float, limit: float | None = None):
         folder.mkdir(parents=True, exist_ok=True)
-        self.path, self.deadline = folder / f"{part}.jsonl", deadline
+        self.path, self.deadline, self.limit = folder / f"{part}.jsonl", deadline, limit
         self.lines = read(self.path)
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
             with self.path.open("a", encoding="utf-8") as file:  # a half-written line must not take in the next one
                 file.write("\n")
 
     def run(self, cases: Iterable[Case]) -> int:
-        """Measures what is not there yet, until the time is up. Returns how many cases are left."""
+        """Measures what is not there yet, until the time is up. Returns how many cases are left. Raises Unusable after
+        a case behind which nothing computes any more."""
         finished, begun, longest = self._known()
         left, started = 0, False
         for case in cases:
@@ -71,7 +81,8 @@ class Rows:
             self._append({"case": case.name, "begun": True})
             began = time.monotonic()
             try:
-                outcome = {"result": case.measure()}
+                with self._limited(case):
+                    outcome = {"result": case.measure()}
             except Paused:
                 self._append({"case": case.name, "paused": True})
                 left += 1
@@ -82,13 +93,38 @@ class Rows:
             longest[_kind(case.name)] = max(longest.get(_kind(case.name), 0.0), taken)
             self._append({"case": case.name, **outcome, "seconds": round(taken, 2)})
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
+            if ("error" in outcome or FAILED in outcome["result"]) and not usable():
+                raise Unusable
         return left
+
+    @contextlib.contextmanager
+    def _limited(self, case: Case) -> Iterator[None]:
+        if self.limit is None:
+            yield
+            return
+        timer = threading.Timer(self.limit, self._end, [case])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _end(self, case: Case) -> None:
+        error = f"took longer than {self.limit:g} s"
+        self._append({"case": case.name, "error": error})
+        print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
+        os._exit(AGAIN)
 
     def _known(self) -> tuple[set[str], dict[str, int], dict[tuple[str, ...], float]]:
         """The cases that are finished, how often each of the others was begun, and the longest time of each kind."""
         finished, begun, longest = set(), {}, {}
+        devices = {row["origin"].get("device") for row in self.lines if "origin" in row} - {None}
+        other = devices - {_device()} if devices else set()
+        where = None
         for row in self.lines:
-            if "case" in row:
+            where = row["origin"].get("device") if "origin" in row else where
+            if "case" in row and where not in other:
                 key, kind = json.dumps(row["case"], sort_keys=True), _kind(row["case"])
                 if "seconds" in row:
                     longest[kind] = max(longest.get(kind, 0.0), row["seconds"])
@@ -105,6 +141,22 @@ class Rows:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _device() -> str:
+    import jax
+
+    return jax.devices()[0].device_kind
+
+
+def usable() -> bool:
+    """Whether the device still computes."""
+    import jax
+
+    try:
+        return int(jax.jit(lambda x: x + 1)(1)) == 2
+    except Exception:
+        return False
 
 
 def _kind(name: dict[str, Any]) -> tuple[str, ...]:

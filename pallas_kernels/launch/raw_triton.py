@@ -39,9 +39,19 @@ def missing() -> str | None:
     version = importlib.metadata.version("jax-triton")
     if version.startswith("0.3"):
         return f"jax_triton {version} is too old; accepted: 0.4 and newer"
+    if (triton := _triton()) < (3, 7):  # jax_triton can be imported with it, and then compiles nothing
+        return f"jax_triton {version} needs triton 3.7 or newer; this is {'.'.join(map(str, triton)) or 'none'}"
     if jax.__version_info__ >= (0, 12) and tuple(map(int, version.split(".")[:3])) <= (0, 4, 1):
         return f"jax_triton {version} does not run on jax {jax.__version__}"
     return None
+
+
+def _triton() -> tuple[int, ...]:
+    """Triton's version, empty where it is not installed."""
+    try:
+        return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ()
 
 
 def kernels(op: str) -> ModuleType:

@@ -1,13 +1,15 @@
 """The measurements for an accelerator, rehearsed on this machine; their file format; the tables made of them."""
 
 import json
+import subprocess
+import sys
 import time
 
 import pytest
 
 from benchmarks import device, device_tables
-from benchmarks.parts import rows
-from benchmarks.parts.rows import Case, Paused, Rows, measured
+from benchmarks.parts import rows, steps, worker
+from benchmarks.parts.rows import Case, Options, Paused, Rows, Unusable, measured
 from pallas_kernels import origin
 
 PARTS = ("values", "kernels", "steps", "attention", "experts", "mod", "training", "profile")
@@ -15,7 +17,8 @@ PARTS = ("values", "kernels", "steps", "attention", "experts", "mod", "training"
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_rehearsal_measures_every_case_and_its_table_shows_them(part, tmp_path):
-    left = device.main(["--part", part, "--out", str(tmp_path / "cpu"), "--rehearse", "--minutes", "30"])
+    folders = ["--out", str(tmp_path / "cpu"), "--scratch", str(tmp_path / "scratch")]
+    left = device.main(["--part", part, *folders, "--rehearse", "--minutes", "30"])
     assert device_tables.render(part, tmp_path / "cpu") == device_tables.NOTHING.format(part=part)
     assert not list((tmp_path / "cpu").glob("*.jsonl"))
     (tmp_path / "cpu" / "rehearsal").rename(tmp_path / "shown")
@@ -29,7 +32,7 @@ def test_a_rehearsal_measures_every_case_and_its_table_shows_them(part, tmp_path
 
 
 def test_every_part_of_the_command_is_rehearsed():
-    assert list(device.parts()) == list(PARTS) == list(device_tables.TABLES)
+    assert list(worker.PARTS) == list(PARTS) == list(device_tables.TABLES)
 
 
 ORIGIN = {"device": "X", "versions": {"jax": "1"}, "commit": "c", "date": "2026-01-01T00:00:00"}
@@ -72,6 +75,90 @@ def test_a_case_that_never_ends_is_passed_over_and_one_that_pauses_is_not(tmp_pa
     assert failed["origin"] and done["result"] == {"value": 2}
     assert Rows("pauses", tmp_path, later).run([case("a", 1)]) == 0
     assert len(measured(tmp_path / "pauses.jsonl")) == 1
+
+
+def test_after_a_case_behind_which_nothing_computes_another_process_goes_on(tmp_path, monkeypatch):
+    later = time.monotonic() + 60
+    monkeypatch.setattr(rows, "usable", lambda: False)
+    failing = [case("a", 1), case("b", ValueError("illegal address")), case("c", 3)]
+    with pytest.raises(Unusable):
+        Rows("part", tmp_path, later).run(failing)
+    with pytest.raises(Unusable):  # what failed in part of a case
+        Rows("part", tmp_path, later).run(
+            [*failing[:2], case("d", 4)._replace(measure=lambda: {"failed": {"x": "no"}})]
+        )
+    assert Rows("part", tmp_path, later).run(failing) == 0
+    assert [row["case"]["case"] for row in measured(tmp_path / "part.jsonl")] == ["a", "b", "d", "c"]
+    assert rows.read(tmp_path / "part.jsonl")[-1]["result"] == {"value": 3}
+    monkeypatch.undo()
+    assert rows.usable()
+
+
+def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(HANGING)
+    found = [subprocess.run([sys.executable, str(script), str(tmp_path)], cwd=device.ROOT).returncode for _ in "ab"]
+    assert found == [rows.AGAIN, 0]
+    hung, after = measured(tmp_path / "part.jsonl")
+    assert hung["error"] == "took longer than 0.5 s" and after["result"] == {}
+
+
+HANGING = """
+import pathlib, sys, time
+sys.path.insert(0, ".")
+from benchmarks.parts.rows import Case, Rows
+from pallas_kernels import origin
+origin.origin = lambda packages: {}
+cases = [Case({"case": "hangs"}, lambda: time.sleep(1000)), Case({"case": "after"}, dict)]
+Rows("part", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 0.5).run(cases)
+"""
+
+
+def test_a_part_is_started_again_as_long_as_it_comes_further(tmp_path, monkeypatch, capfd):
+    codes = iter([rows.AGAIN, -11, worker.LEFT])
+
+    def started(command, env, timeout):
+        code = next(codes, -6)
+        if code != -6:
+            with (tmp_path / "values.jsonl").open("a") as file:
+                file.write("{}\n")
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(device.subprocess, "run", started)
+    assert device.main(["--part", "values", "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 1
+    assert next(codes, None) is None
+    assert device.main(["--part", "values", "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 1
+    assert "values: ended with exit code -6 before its first case" in capfd.readouterr().out
+
+
+def test_a_case_of_another_device_is_measured_again(tmp_path):
+    lines = [{"origin": ORIGIN}, {"case": {"case": "a"}, "result": {"value": 1}, "seconds": 1.0}]
+    (tmp_path / "part.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Rows("part", tmp_path, time.monotonic() + 60).run([case("a", 2)]) == 0
+    assert Rows("part", tmp_path, time.monotonic() + 60).run([case("a", 3)]) == 0
+    assert [row["result"]["value"] for row in measured(tmp_path / "part.jsonl")] == [1, 2]
+
+
+def test_what_does_not_fit_into_the_device_is_not_compiled(monkeypatch):
+    named = lambda: {tuple(case.name[of] for of in ("size", "remat")) for case in steps.cases(options)}  # noqa: E731
+    options = Options(False, None, 0.0)
+    everything = named()
+    monkeypatch.setattr(steps, "device_bytes", lambda: 0.92 * 80e9)
+    assert everything - named() == {("1B", "none")}
+    first = [case.name["size"] for case in steps.cases(options)]
+    assert first[: 2 * len(steps.SCHEMES)] == ["350M"] * len(steps.SCHEMES) + ["1B"] * len(steps.SCHEMES)
+
+
+def test_the_environment_of_a_part(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a")
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    assert device.environment("kernels")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert "XLA_CLIENT_MEM_FRACTION" not in device.environment("kernels")
+    assert device.environment("steps")["XLA_CLIENT_MEM_FRACTION"] == "0.92"
+    assert device.environment("profile")["XLA_FLAGS"] == "--xla_a --xla_gpu_enable_command_buffer="
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # both are an error
+    assert "XLA_CLIENT_MEM_FRACTION" not in device.environment("steps")
 
 
 def test_no_case_is_begun_when_the_time_is_up(tmp_path):
@@ -122,7 +209,8 @@ def step_times(scheme, milliseconds):
     return {"case": name, "result": {"milliseconds": milliseconds, "mfu": 0.5, "temporary_bytes": 2**30}}
 
 
-def test_steps_are_set_beside_plain_of_the_same_device_versions_and_commit(tmp_path):
+def test_steps_are_set_beside_plain_of_the_same_process(tmp_path):
+    """Not of another device, versions or commit, and not of another start, perhaps on another machine of that kind."""
     (tmp_path / "box").mkdir()
     lines = [{"origin": ORIGIN}, step_times("plain", 100.0), step_times("nag", 104.0)]
     lines.append({"case": {**lines[-1]["case"], "scheme": "lns"}, "error": "OOM"})
@@ -130,16 +218,22 @@ def test_steps_are_set_beside_plain_of_the_same_device_versions_and_commit(tmp_p
     for other, milliseconds in zip(others, (10.0, 20.0, 30.0), strict=True):
         lines += [{"origin": ORIGIN | other}, step_times("nag", milliseconds)]
     lines += [{"origin": ORIGIN | {"date": "2026-01-02T00:00:00"}}, step_times("review", 110.0)]
+    lines += [
+        {"origin": ORIGIN | {"date": "2026-01-02T01:00:00"}},
+        step_times("plain", 100.0),
+        step_times("rezero", 90),
+    ]
     (tmp_path / "box" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = device_tables.render("steps", tmp_path)
     tables = text.split("ms per step")[1:]
     assert len(tables) == 4
-    assert "| nag | 104.0 | 1.040 | 50.0% | 1.0 GiB |" in tables[0] and "| review | 110.0 | 1.100 |" in tables[0]
+    assert "| nag | 104.0 | 1.040 | 50.0% | 1.0 GiB |" in tables[0] and "| review | 110.0 | - |" in tables[0]
+    assert "| rezero | 90.0 | 0.900 |" in tables[0]
     for table, milliseconds in zip(tables[1:], ("10.0", "20.0", "30.0"), strict=True):
         assert f"| nag | {milliseconds} | - |" in table
     said = [line for line in text.splitlines() if line and not line.startswith("|")]
     assert said == [
-        "X, jax 1, commit c, 2026-01-02. 1 of 4 cases failed; steps.jsonl has their errors.",
+        "X, jax 1, commit c, 2026-01-02. 1 of 6 cases failed; steps.jsonl has their errors.",
         "Y, jax 1, commit c, 2026-01-01.",
         "X, jax 2, commit c, 2026-01-01.",
         "X, jax 1, commit d, 2026-01-01.",

@@ -27,3 +27,26 @@ def test_benchmark_writes_what_it_measured(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         bench.main(["--repeats", "0"])
     assert "--repeats 0: give at least 1" in capsys.readouterr().err
+
+
+def test_an_implementation_that_fails_takes_no_other_with_it(monkeypatch, capsys):
+    monkeypatch.setattr(shapes, "BENCH_CPU", ((64, 96, "float32"),))
+    programs = bench._programs
+
+    def failing(op, implementation, of):
+        if implementation == "xla":
+            raise RuntimeError("no\nsuch kernel")
+        return programs(op, implementation, of)
+
+    monkeypatch.setattr(bench, "_programs", failing)
+    found = list(bench.bench("nag_update", (64, 96, "float32"), rotate=0, repeats=1))
+    assert {row["implementation"] for row in found if "us" in row} == {"reference"}
+    assert [row["error"] for row in found if "error" in row] == ["RuntimeError: no such kernel"]
+    bench.main(["--op", "nag_update", "--repeats", "1"])
+    assert "xla failed: RuntimeError: no such kernel" in capsys.readouterr().out
+    from benchmarks.parts import kernels
+
+    result = kernels.measure("nag_update", (64, 96, "float32"))
+    assert result["failed"] == {"xla": "RuntimeError: no such kernel"} and result["implementations"].keys() == {
+        "reference"
+    }

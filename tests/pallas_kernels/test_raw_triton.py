@@ -1,6 +1,7 @@
 """The raw Triton kernels: numerics in Triton's own interpreter, and lowering through jax_triton."""
 
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -61,6 +62,22 @@ def test_lowers_through_jax_triton(lower, name):
     text = lower("cuda", step, primals, cotangents)
     assert text.count(CUSTOM_CALL["triton"]) == CALLS.get(name, 2)
     assert ("output_operand_alias" in text) == (name in ("take_rows", "put_rows"))
+
+
+@pytest.mark.parametrize(
+    ("triton", "words"), [("3.6.0", "needs triton 3.7 or newer; this is 3.6"), (None, "this is none"), ("3.9.0", None)]
+)
+def test_a_triton_that_jax_triton_cannot_use_is_refused(monkeypatch, triton, words):
+    """It can be imported with an older one, and then compiles nothing."""
+
+    def version(package):
+        if package == "triton" and triton is None:
+            raise importlib.metadata.PackageNotFoundError
+        return {"triton": triton, "jax-triton": "0.4.1"}[package]
+
+    monkeypatch.setattr(raw_triton.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(raw_triton.importlib.metadata, "version", version)
+    assert (raw_triton.missing() is None) if words is None else words in raw_triton.missing()
 
 
 def test_says_what_to_install():

@@ -1,0 +1,46 @@
+"""One part in a process of its own: `python -m benchmarks.parts.worker PART OUT SCRATCH SECONDS [rehearse]`.
+
+The exit code tells `benchmarks/device.py` what came of it: 0, LEFT, or AGAIN where the process can measure nothing
+more and the part goes on in another one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.parts.rows import AGAIN, Options, Rows, Unusable
+
+LEFT = 3  # the time is up, and cases are left
+# Each part's generator of cases, in the order in which they matter, and the longest that one of its cases may take in
+# seconds: a kernel that waits for ever would take all the time there is.
+PARTS = {
+    "values": ("values.cases", 60.0),
+    "kernels": ("kernels.cases", 120.0),
+    "steps": ("steps.cases", 240.0),
+    "attention": ("attention.cases", 120.0),
+    "experts": ("experts.cases", 120.0),
+    "mod": ("steps.routed_cases", 240.0),
+    "training": ("training.cases", None),  # it ends in time by itself
+    "profile": ("profile.cases", 240.0),
+}
+
+
+def main(part: str, out: str, scratch: str, seconds: str, *rehearse: str) -> int:
+    deadline, (where, limit) = time.monotonic() + float(seconds), PARTS[part]
+    module, generator = where.split(".")
+    cases = getattr(importlib.import_module(f"benchmarks.parts.{module}"), generator)
+    rows = Rows(part, Path(out), deadline, None if rehearse else limit)
+    try:
+        left = rows.run(cases(Options(bool(rehearse), Path(scratch), deadline)))
+    except Unusable:
+        os._exit(AGAIN)  # what would end the libraries in order waits for the device
+    print(f"{part}: {left} cases left" if left else f"{part}: all cases are there", flush=True)
+    return LEFT if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
