@@ -53,11 +53,11 @@ def _tpu(name, title, flops, memory, bandwidth, egress, links, shapes, page) -> 
     )
 
 
-GPU_SHARE = 0.75  # of the memory: JAX's default for XLA_PYTHON_CLIENT_MEM_FRACTION
+GPU_SHARE = 0.75  # of the memory: JAX's default for XLA_CLIENT_MEM_FRACTION
 
 
 def _gpu(name, title, flops, memory, bandwidth, source) -> Chip:
-    note = f"{GPU_SHARE:.0%} of {memory / 2**30:.1f} GiB, JAX's default; XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives more"
+    note = f"{GPU_SHARE:.0%} of {memory / 2**30:.1f} GiB, JAX's default; XLA_CLIENT_MEM_FRACTION=0.95 gives more"
     counts = ("1", "2", "4", "8")
     usable = int(GPU_SHARE * memory)
     return Chip(name, title, "cuda", flops, usable, bandwidth, 450e9, 1, counts, source, note, int(memory))
