@@ -173,8 +173,8 @@ def test_a_source_nobody_wrote_to_has_no_weight():
 
 def test_start_scales_and_options():
     sublayer = SublayerIndex(3, 16)
-    assert find_scheme("hyper_connections")(streams=4).output_scale(sublayer) == pytest.approx(2 * 16**-0.5)
-    assert find_scheme("hyper_connections")(scaled_start=False).output_scale(sublayer) == pytest.approx(2.0)
+    assert find_scheme("hyper_connections")(streams=4).output_scale(sublayer) == pytest.approx(0.5 * 16**-0.5)
+    assert find_scheme("hyper_connections")(scaled_start=False).output_scale(sublayer) == pytest.approx(0.5)
     for name in ("mhc", "block_attn_res", "denseformer"):
         assert find_scheme(name)().output_scale(sublayer) == pytest.approx(16**-0.5)
     for name, field in {"hyper_connections": "streams", "mhc": "streams", "block_attn_res": "blocks"}.items():

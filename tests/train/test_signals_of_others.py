@@ -95,25 +95,26 @@ def test_a_trainer_that_is_killed_leaves_no_worker(with_worker):
 
 def test_a_terminal_that_closes_ends_it_with_everything_saved(corpus, tmp_path):
     out = tmp_path / "run"
-    child, terminal = pty.fork()
-    if not child:
-        args = command(corpus, out)
-        os.execv(args[0], args)
+    terminal, inside = pty.openpty()
+    own = {name: inside for name in ("stdin", "stdout", "stderr")}
+    run = subprocess.Popen([sys.executable, "-c", ON_A_TERMINAL, *command(corpus, out)], **own)
+    os.close(inside)
+    os.set_blocking(terminal, False)
 
     def alive():
-        os.set_blocking(terminal, False)
         try:
             os.read(terminal, 1 << 16)  # or its output would fill up
         except BlockingIOError:
             pass
-        return not os.waitpid(child, os.WNOHANG)[0]
+        return run.poll() is None
 
     wait_for_steps(out, alive)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert run.wait(timeout=120) == 0
     assert steps_saved(out / "checkpoints") == [last_step(out)]
 
 
+ON_A_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 STUCK = """
 import ctypes
 import signal

@@ -43,10 +43,12 @@ class HyperConnections(MultiStream):
     A_r [n, n] and B [n]: dynamic Hyper-Connections (DHC), Zhu et al. 2024, arXiv:2409.19606, Section 2.
 
     Initially W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k reads stream k mod n, so that every stream is the
-    ordinary pre-norm residual. Output projections start sqrt(n) larger, as in the paper. The head reads through
-    an A_m too, which starts as the paper's sum of all streams. `norm` is an RMSNorm (the authors': LayerNorm) without a
-    gain, since W could absorb it. A_m has its own s; the authors' code shares one between A_m and A_r. The authors
-    decay W and nothing else of these; here all of it is gates, which do not decay.
+    ordinary pre-norm residual. Output projections start 1/sqrt(n) as large: the paper (Section 4) scales them "by a
+    factor of sqrt(n)" so that the sum of the streams has the spread that it had without them, which this comes nearer
+    to than sqrt(n) does. The head reads through an A_m too, which starts as the paper's sum of all streams. `norm` is
+    an RMSNorm (the authors': LayerNorm) without a gain, since W could absorb it. A_m has its own s; the authors' code
+    shares one between A_m and A_r. The authors decay W and nothing else of these; here all of it is gates, which do not
+    decay.
     """
 
     name: ClassVar[str] = "hyper_connections"
@@ -60,7 +62,7 @@ class HyperConnections(MultiStream):
         return Writing(width, self.streams)
 
     def output_scale(self, sublayer: SublayerIndex) -> float:
-        return super().output_scale(sublayer) * self.streams**0.5
+        return super().output_scale(sublayer) * self.streams**-0.5
 
     def read_weights(self, hidden, at: Boundary):
         own = at.entry
