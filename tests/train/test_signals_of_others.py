@@ -1,5 +1,6 @@
 """Signals that come to more than the trainer, or come again: to its group, to its workers, from its terminal."""
 
+import contextlib
 import json
 import os
 import pty
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil  # grain brings it
 import pytest
 
 from nagjax.train.checkpoint.store import steps_saved
@@ -52,8 +54,12 @@ def last_step(out):
 
 def in_session(leader):
     """The processes of a session, without the dead that nobody has waited for yet."""
-    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(leader)], capture_output=True, text=True).stdout
-    return [line.split()[0] for line in listed.splitlines() if not line.split()[1].startswith("Z")]
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
 
 
 @pytest.fixture
