@@ -15,7 +15,6 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -34,14 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--part", action="append", choices=[*PARTS, "all"], required=True, help="may be repeated")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
     parser.add_argument("--minutes", type=float, default=9.0, help="no case is begun that would end later")
-    parser.add_argument("--scratch", type=Path, help="for unfinished runs and traces; in the system's unless given")
+    parser.add_argument("--scratch", type=Path, help="for unfinished runs and traces; OUT/scratch unless given")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes, to see that everything runs")
     given = parser.parse_args(argv)
 
     deadline = time.monotonic() + 60 * given.minutes
     out = given.out / REHEARSAL if given.rehearse else given.out
-    scratch = given.scratch or Path(tempfile.gettempdir()) / "nagjax-device"
-    (scratch := scratch / REHEARSAL if given.rehearse else scratch).mkdir(parents=True, exist_ok=True)
+    scratch = given.scratch or out / "scratch"
+    scratch.mkdir(parents=True, exist_ok=True)
     left = 0
     for part in PARTS if "all" in given.part else given.part:
         finished = measure(part, out, scratch, deadline, given.rehearse)

@@ -122,7 +122,8 @@ def call(words: str, function: Callable, args: list[str]) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exit code 0, also after a run that SIGTERM asked to end; 2 after one line for bad input; 130 when interrupted."""
+    """Exit code 0, also after a run that SIGTERM or SIGHUP asked to end; 2 after one line for bad input; 130 when
+    interrupted."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # the libraries' own reports of errors that we report
     try:
         run(sys.argv[1:] if args is None else args)

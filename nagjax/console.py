@@ -19,14 +19,17 @@ def note(text: str) -> None:
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Writes the text at once. If the terminal is gone, its window closed, nobody reads this: it stops no training."""
+    """Writes the text at once. If nobody reads it any more, as the terminal's window was closed or what read standard
+    error has ended, that stops no training. Standard output has a reader, or BrokenPipeError tells the command."""
     try:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno != errno.EIO and not (error.errno == errno.EPIPE and stream is sys.stderr):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class Progress:

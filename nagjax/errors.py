@@ -20,4 +20,4 @@ class UserError(Exception):
 
 
 class Preempted(SystemExit):
-    """A run was asked to end (SIGTERM) and has saved itself: the process ends with code 0."""
+    """A run was asked to end (SIGTERM, SIGHUP) and has saved itself: the process ends with code 0."""

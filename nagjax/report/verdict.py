@@ -1,14 +1,16 @@
 """What the numbers of a comparison say in words, and what makes the comparison unequal."""
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.report.labels import count, listing, number, rate, run_labels
 from nagjax.runs.config import RunConfig, TrainConfig, from_dict, to_dict
-from nagjax.runs.identity import start_of
+from nagjax.runs.identity import read_id, start_of
 from nagjax.runs.log import Evaluation, Run
 
 _TRAIN_FIELDS = ("seed", "steps", "batch", "ema", "eval_batches")
@@ -126,8 +128,12 @@ def _fair_fields(run: Run) -> dict[str, str]:
 
 def _start(run: Run) -> str:
     """Where the run began: the id of the run that it started from, which may have been named by other paths."""
+    path = run.config.get("start", "")
     known = start_of(run.path)
-    return f"run {known}" if known else json.dumps(run.config.get("start", ""))
+    if path and not known:  # of an older version, which noted where it lay
+        with contextlib.suppress(UserError):
+            known = read_id(Path(path))
+    return f"run {known}" if known else json.dumps(path)
 
 
 def _whole(cls: type, values: dict) -> dict:

@@ -101,7 +101,9 @@ def refuse_other_settings(folder: Path, old: dict, new: dict) -> None:
     """Raises UserError naming the settings in which a run and its continuation differ."""
     was, now = settled(old), settled(new)
     if not _same_start(folder, *(starts := [values.get(START) or "" for values in (old, new)])):
-        was[START], now[START] = starts
+        ids = start_of(folder), read_id(Path(starts[1])) if starts[1] else None
+        same_place = starts[0] == starts[1]  # where another run lies by now
+        was[START], now[START] = zip(starts, ids, strict=True) if same_place else starts
     if changed := _changed(was, now):
         fix = f"holds another run: {changed}; give these as they were, or choose another --out (--fresh deletes it)"
         raise UserError("out", str(folder), fix)

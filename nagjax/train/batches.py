@@ -12,6 +12,8 @@ from nagjax.ranges import Natural
 from nagjax.runs.names import SKIPPED
 from nagjax.train.distributed.consensus import from_first
 
+ENDED = "terminated unexpectedly"  # in grain's error for a process that has ended
+
 
 @dataclass(frozen=True)
 class _Batches:
@@ -73,14 +75,16 @@ class TrainBatches:
             self._open_at(number)
         try:
             return self._up_to(number)
-        except RuntimeError as error:  # grain's, for a process that has ended
-            if not self._workers:
+        except RuntimeError as error:
+            if not (self._workers and ENDED in str(error)):
                 raise
             note(f"nagjax: {error} The workers are started again, from batch {number}.")
         self._open_at(number)
         try:
             return self._up_to(number)
         except RuntimeError as error:
+            if ENDED not in str(error):
+                raise
             fix = f"one ended twice before batch {number} ({error}): exit code -9 is often a lack of memory, use fewer"
             raise UserError("data.workers", self._workers, fix) from error
 

@@ -173,6 +173,7 @@ class Loop:
         """Runs from where it is to the end, or until it is asked to stop."""
         while True:
             score = None
+            self._check_folder()
             if self.owed:
                 if self._judge(self.log.flush()):
                     continue
@@ -222,7 +223,13 @@ class Loop:
         self.state, metrics = self.take_step(self.state, batch, *ballot)
         self.done += 1
         self.owed = self.done == self.config.steps or self.done % self.config.eval_every == 0
+        self._check_folder()
         return self.log.add(self.done, metrics)
+
+    def _check_folder(self) -> None:
+        """Before anything is written. Several hosts learn of it by the ballots of their steps."""
+        if self.alone:
+            self.lock.check()
 
     def _evaluate(self) -> float | None:
         """The validation loss, by the causal decider if the model is routed; None if it was interrupted, and then it is

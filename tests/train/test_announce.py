@@ -119,3 +119,14 @@ with Stopper():
     while True:
         ctypes.CDLL(None).poll(None, 0, 1000000)
 """
+
+
+def test_what_is_said_may_have_lost_its_reader(tmp_path):
+    """Standard error's, as in `2>&1 | tee log` after Ctrl-C; standard output's is the command's own affair."""
+    script = "from nagjax.console import note, say\nnote('a' * 9)\nnote('b')\n{}"
+    for more, code in (("", 0), ("say('c')", 1)):
+        read, write = os.pipe()
+        os.close(read)
+        command = [sys.executable, "-c", script.format(more)]
+        assert subprocess.run(command, stdout=write, stderr=write).returncode == code
+        os.close(write)

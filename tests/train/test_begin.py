@@ -90,6 +90,10 @@ def test_the_run_to_start_from_is_known_by_its_id(first, tmp_path, monkeypatch):
     for start in (other, "nowhere", ""):
         refused(start)
     base.rename(tmp_path / "moved")
+    shutil.copytree(other, base)
+    with pytest.raises(UserError, match="start was .'base', '.*'. and is now .'base', 'another'."):
+        go_on_from("base")
+    shutil.rmtree(base)
     for start in ("base", "moved/", "./moved", tmp_path / "moved", first):
         go_on_from(start)
         assert steps_saved(run / "checkpoints")[-1] == 4

@@ -84,11 +84,10 @@ def with_worker(corpus, tmp_path):
 def test_to_the_whole_group_twice_it_still_saves(with_worker, tmp_path, number, code):
     """A terminal's Ctrl-C and a scheduler's end reach the workers, too; `timeout` and `srun` send them again."""
     os.killpg(with_worker.pid, number)
-    time.sleep(0.05)
+    time.sleep(0.02)
     with_worker.send_signal(number)
     assert with_worker.wait(timeout=120) == code
-    said = (tmp_path / "said").read_text()
-    assert f"asked to stop ({number.name})" in said and "Traceback" not in said
+    assert "Traceback" not in (tmp_path / "said").read_text()
     assert steps_saved(tmp_path / "run" / "checkpoints") == [last_step(tmp_path / "run")]
     wait_until(lambda: not in_session(with_worker.pid))
 
@@ -146,3 +145,4 @@ def test_once_more_after_a_while_ends_a_step_that_does_not_return(tmp_path):
         assert run.poll() is None or not pause
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGTERM and "without saving, as asked twice" in errors
+    assert errors.count("asked to stop (SIGTERM): saves and ends after this step") == 1

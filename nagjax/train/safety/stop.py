@@ -25,7 +25,7 @@ class Interrupted(Exception):
 
 class Stopper:
     """Turns the first SIGINT, SIGTERM or SIGHUP into a request; the same one again, `REPEAT` seconds later or more,
-    ends the process at once, and what was not saved is lost.
+    ends the process at once (SIGINT, which Python answers, when the step has returned), and what was not saved is lost.
 
     Clusters announce a preemption with SIGTERM, and a terminal that closes sends SIGHUP, which is left alone where it
     is ignored (nohup): once the state is on disk the request is met, so the exit code is 0. If only one of several

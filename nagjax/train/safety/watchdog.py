@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+from nagjax.console import write
+
 
 class Watchdog:
     """Prints a line when a step takes `FACTOR` times the median of the last `WINDOW` steps, once for each such step,
@@ -62,8 +64,7 @@ class Watchdog:
             where = f"the stacks of all threads are in {self.stacks}"
         except OSError as error:
             where = f"{self.stacks} cannot be written ({error.strerror})"
-        self.stream.write(f"nagjax: {told}; {where}\n")
-        self.stream.flush()
+        write(self.stream, f"nagjax: {told}; {where}\n")
 
     def close(self) -> None:
         self._closed.set()
