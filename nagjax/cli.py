@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nagjax import __version__
+from nagjax.console import silence
 from nagjax.discovery import pick
 from nagjax.errors import Preempted, UserError
 
@@ -130,7 +131,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(error)
     except BrokenPipeError:  # nagjax ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno in FULL:

@@ -27,9 +27,14 @@ def write(stream: TextIO, text: str) -> None:
     except OSError as error:
         if error.errno != errno.EIO and not (error.errno == errno.EPIPE and stream is sys.stderr):
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """What is written from now on, and what is still to be written out, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Progress:

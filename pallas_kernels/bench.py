@@ -79,8 +79,7 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
                 for what, fn, make in _programs(op, implementation, of)
             }
         except Exception as error:  # the others have theirs
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            yield {"op": name, "shape": list(shape), "implementation": implementation, "error": text}
+            yield {"op": name, "shape": list(shape), "implementation": implementation, "error": in_one_line(error)}
             continue
         difference = times["forward+backward"] - times["forward"]
         if difference > 0:  # else noise was larger than the backward pass
@@ -125,6 +124,11 @@ def arrays(key: jax.Array, like: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[jax.
         return jax.random.normal(key, x.shape, x.dtype)
 
     return tuple(array(k, x) for k, x in zip(jax.random.split(key, len(like)), like, strict=True))
+
+
+def in_one_line(error: Exception) -> str:
+    """For a file of results: compilers say pages."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
 def runs_here(op: Op, implementation: str, of: Sample) -> bool:

@@ -17,16 +17,16 @@ from nagjax.layers import ragged
 IMPLEMENTATIONS = {"gpu": ("xla", "chosen"), "tpu": ("chosen",), "cpu": ("chosen",)}
 
 
+def here() -> tuple[str, ...]:
+    """Those of this platform that differ: without tokamax's kernels what nagjax chooses is XLA's."""
+    named = IMPLEMENTATIONS[jax.devices()[0].platform]
+    return named if ragged.usable() else named[:1]
+
+
 def cases(options: Options) -> Iterator[Case]:
     shapes = [(64, 4, 16, 32)] if options.rehearsal else [(16384, 8, 1024, 2816), (16384, 64, 1024, 352)]
     for shape in shapes:
-        for implementation in IMPLEMENTATIONS[jax.devices()[0].platform]:
-            if (
-                implementation == "chosen"
-                and "xla" in IMPLEMENTATIONS[jax.devices()[0].platform]
-                and not ragged.usable()
-            ):
-                continue  # then it is XLA's
+        for implementation in here():
             name = {"shape": list(shape), "implementation": implementation}
             yield Case(name, functools.partial(measure, shape, implementation))
 

@@ -73,7 +73,7 @@ def donated(name: str, shape: tuple[int, int, str]) -> dict:
             continue
         stream, *rest = arrays(jax.random.key(0), of.args)
         count = max(-(-_rotate() // stream.nbytes), 1)
-        streams = [stream + 0 * i for i in range(count)]
+        streams = [stream.copy() for _ in range(count)]
 
         @functools.partial(jax.jit, donate_argnums=0)
         def program(streams, rest, implementation=implementation):

@@ -88,7 +88,9 @@ class Rows:
                 left += 1
                 continue
             except Exception as error:  # a kernel that fails is a result of this run, and the next case goes on
-                outcome = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+                from pallas_kernels.bench import in_one_line
+
+                outcome = {"error": in_one_line(error)}
             taken = time.monotonic() - began
             longest[_kind(case.name)] = max(longest.get(_kind(case.name), 0.0), taken)
             self._append({"case": case.name, **outcome, "seconds": round(taken, 2)})

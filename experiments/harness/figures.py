@@ -55,7 +55,8 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
         if line.arm in named:
             style |= {"linestyle": "--"} if style["color"] in colors else {}
             colors.add(style["color"])
-        ax.scatter(*_dots(line), s=8, color=style["color"], alpha=0.5, zorder=2)
+        dots = _dots(line)
+        ax.scatter(*dots, s=8, color=style["color"], alpha=0.5, zorder=2)
         at = _sound(line)
         means = [float(np.mean(line.values[i])) for i in at]
         ax.plot([line.x[i] for i in at], means, **style | {"marker": ""})
@@ -64,7 +65,7 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
         for i, mean in zip(at, means, strict=True):
             fill = "white" if line.edges[i] else style["color"]
             ax.plot(line.x[i], mean, **style | {"markerfacecolor": fill, "linestyle": ""})
-        for x, value in zip(*_dots(line), strict=True):
+        for x, value in zip(*dots, strict=True):
             if top is not None and value > top:
                 ax.text(x, 0.92, "^", color=style["color"], transform=ax.get_xaxis_transform(), ha="center")
         for i, count in enumerate(line.diverged):
@@ -89,10 +90,10 @@ def highest_shown(lines: Sequence[Line]) -> float | None:
         return None
     low, first, third = np.quantile(means, [0.0, 0.25, 0.75])
     wall = third + 4 * (third - first)
+    if all(value <= wall for line in lines for own in line.values for value in own):
+        return None
     shown = max(mean for mean in means if mean <= wall)
-    return (
-        float(shown + 0.1 * (shown - low)) if max(value for line in lines for value in _dots(line)[1]) > wall else None
-    )
+    return float(shown + 0.1 * (shown - low))
 
 
 def _sound(line: Line) -> list[int]:

@@ -3,6 +3,7 @@
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nagjax.data import Dataset, Mixture
 from nagjax.data.shares import parse_mix
@@ -23,7 +24,7 @@ FREE_TO_CHANGE = {
     + ("tasks", "tasks_every", "tasks_limit", "loss_chunk", *JUDGEMENT)
 } | {"data.path", "data.mix", "data.tokenizer", "data.workers"}
 WHERE_FROM = "path"  # of a corpus
-START = "start"  # known by the id of the run that lies there (`_same_start`)
+START = "start"  # known by the id of the run that lies there (`_starts`)
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,7 @@ def settle_id(folder: Path) -> str:
 def refuse_other_settings(folder: Path, old: dict, new: dict) -> None:
     """Raises UserError naming the settings in which a run and its continuation differ."""
     was, now = settled(old), settled(new)
-    if not _same_start(folder, *(starts := [values.get(START) or "" for values in (old, new)])):
-        ids = start_of(folder), read_id(Path(starts[1])) if starts[1] else None
-        same_place = starts[0] == starts[1]  # where another run lies by now
-        was[START], now[START] = zip(starts, ids, strict=True) if same_place else starts
+    was[START], now[START] = _starts(folder, old.get(START) or "", new.get(START) or "")
     if changed := _changed(was, now):
         fix = f"holds another run: {changed}; give these as they were, or choose another --out (--fresh deletes it)"
         raise UserError("out", str(folder), fix)
@@ -118,13 +116,16 @@ def refuse_other_corpus(folder: Path, old: dict, new: dict) -> None:
         raise UserError("out", str(folder), fix)
 
 
-def _same_start(folder: Path, old: str, new: str) -> bool:
-    """Whether a run and its continuation name the same run to start from: by its id where both are known, as it may lie
-    elsewhere by now, else by where it lies."""
+def _starts(folder: Path, old: str, new: str) -> tuple[Any, Any]:
+    """What a run and its continuation name as the run to start from; equal if that is the same one: by its id where
+    both are known, as it may lie elsewhere by now, else by where it lies."""
     if not (old and new):
-        return old == new
+        return old, new
     known, there = start_of(folder), read_id(Path(new))
-    return known == there if known and there else Path(old).resolve() == Path(new).resolve()
+    same = known == there if known and there else Path(old).resolve() == Path(new).resolve()
+    if same:
+        return new, new
+    return ((old, known), (new, there)) if old == new else (old, new)  # at one place another run lies by now
 
 
 def check_corpus(folder: Path, corpus: Dataset) -> None:

@@ -73,20 +73,20 @@ class TrainBatches:
         A worker that dies is replaced once. Raises UserError if its successor dies before it makes the batch."""
         if not self._next <= number < self._next + 16:
             self._open_at(number)
-        try:
-            return self._up_to(number)
-        except RuntimeError as error:
-            if not (self._workers and ENDED in str(error)):
-                raise
-            note(f"nagjax: {error} The workers are started again, from batch {number}.")
-        self._open_at(number)
-        try:
-            return self._up_to(number)
-        except RuntimeError as error:
-            if ENDED not in str(error):
-                raise
-            fix = f"one ended twice before batch {number} ({error}): exit code -9 is often a lack of memory, use fewer"
-            raise UserError("data.workers", self._workers, fix) from error
+        replaced = False
+        while True:
+            try:
+                return self._up_to(number)
+            except RuntimeError as error:
+                if not (self._workers and ENDED in str(error)):
+                    raise
+                if replaced:
+                    fix = "exit code -9 is often a lack of memory, use fewer"
+                    told = f"one ended twice before batch {number} ({error}): {fix}"
+                    raise UserError("data.workers", self._workers, told) from error
+                note(f"nagjax: {error} The workers are started again, from batch {number}.")
+            self._open_at(number)
+            replaced = True
 
     def _open_at(self, number: int) -> None:
         self.close()

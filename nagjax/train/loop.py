@@ -82,8 +82,7 @@ def train(
     In a run of several processes every process calls this; they share `folder`, and the first one writes the metrics.
 
     Raises UserError for bad input (naming field, value and fix), for a save that failed, and for bad steps according to
-    `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM and
-    SIGHUP.
+    `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM and SIGHUP.
     """
     folder = Path(folder)
     setup, held_out = checked(config, folder, fresh, force)
@@ -119,7 +118,8 @@ def train(
                 log.pause()
                 callback(record, loop.opened(folder))
 
-        with closing(together(lambda: Writers(*logged, tell))) as writers:
+        check = lock.check if jax.process_count() == 1 else None  # several hosts learn of it by their steps' ballots
+        with closing(together(lambda: Writers(*logged, tell, check))) as writers:
             log = StepLog(writers, line, tokens, facts, watchdog)
             loop = Loop(setup, held_out, skipped, checkpoints, writers, log, stopper, lock)
             loop.at(*begun)
@@ -173,7 +173,6 @@ class Loop:
         """Runs from where it is to the end, or until it is asked to stop."""
         while True:
             score = None
-            self._check_folder()
             if self.owed:
                 if self._judge(self.log.flush()):
                     continue
@@ -223,13 +222,7 @@ class Loop:
         self.state, metrics = self.take_step(self.state, batch, *ballot)
         self.done += 1
         self.owed = self.done == self.config.steps or self.done % self.config.eval_every == 0
-        self._check_folder()
         return self.log.add(self.done, metrics)
-
-    def _check_folder(self) -> None:
-        """Before anything is written. Several hosts learn of it by the ballots of their steps."""
-        if self.alone:
-            self.lock.check()
 
     def _evaluate(self) -> float | None:
         """The validation loss, by the causal decider if the model is routed; None if it was interrupted, and then it is

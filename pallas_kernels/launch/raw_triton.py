@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Callable
 from types import ModuleType
 
@@ -49,7 +50,7 @@ def missing() -> str | None:
 def _triton() -> tuple[int, ...]:
     """Triton's version, empty where it is not installed."""
     try:
-        return tuple(int(part) for part in importlib.metadata.version("triton").split(".")[:2])
+        return tuple(map(int, re.findall(r"\d+", importlib.metadata.version("triton"))[:2]))  # of 3.7rc1: 3, 7
     except importlib.metadata.PackageNotFoundError:
         return ()
 

@@ -65,7 +65,8 @@ def test_lowers_through_jax_triton(lower, name):
 
 
 @pytest.mark.parametrize(
-    ("triton", "words"), [("3.6.0", "needs triton 3.7 or newer; this is 3.6"), (None, "this is none"), ("3.9.0", None)]
+    ("triton", "words"),
+    [("3.6.0", "needs triton 3.7 or newer; this is 3.6"), (None, "this is none"), ("3.7rc1", None), ("3.10.0", None)],
 )
 def test_a_triton_that_jax_triton_cannot_use_is_refused(monkeypatch, triton, words):
     """It can be imported with an older one, and then compiles nothing."""
@@ -73,7 +74,7 @@ def test_a_triton_that_jax_triton_cannot_use_is_refused(monkeypatch, triton, wor
     def version(package):
         if package == "triton" and triton is None:
             raise importlib.metadata.PackageNotFoundError
-        return {"triton": triton, "jax-triton": "0.4.1"}[package]
+        return {"triton": triton, "jax-triton": "9.0.0"}[package]
 
     monkeypatch.setattr(raw_triton.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(raw_triton.importlib.metadata, "version", version)

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from nagjax.data import DataConfig, open_dataset
 from nagjax.layers.config import LoRAConfig, MoEConfig
 from nagjax.mod.config import ModConfig
 from nagjax.residual import find_scheme
@@ -75,8 +76,6 @@ def test_they_do_change_nothing():
 
 
 def test_a_run_says_so_as_it_begins(capsys):
-    from nagjax.data import DataConfig, open_dataset
-
     config = tiny.run_config(find_scheme("plain")(), optimizer={"rates": RatesConfig(adapter=2.0)})
     corpus = open_dataset(DataConfig())
     announce(tiny.blueprint(config), "Plain", corpus)

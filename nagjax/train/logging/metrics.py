@@ -88,7 +88,8 @@ class Wandb:
 
 
 class Writers:
-    """All of a run's writers as one. `callback` is called with every record after it was written."""
+    """All of a run's writers as one. `check` is called before every record is written, and raises where none may be;
+    `callback` is called with every record after it was."""
 
     def __init__(
         self,
@@ -98,8 +99,10 @@ class Writers:
         resume_step: int,
         owed: bool = False,
         callback: Callable[[dict], None] | None = None,
+        check: Callable[[], None] | None = None,
     ):
         self._writers: list[Any] = []  # with `write`, which takes a record (`kind`, `step`, values), `rewind`, `close`
+        self._check = check
         self._callback = callback  # on all hosts, so that it may compute with what is spread over them
         self._lines: JsonLines | None = None
         if jax.process_index() == 0:  # only the first host writes
@@ -112,6 +115,8 @@ class Writers:
 
     def write(self, kind: str, step: int, **values) -> None:
         record = {"kind": kind, "step": step} | values
+        if self._check is not None:
+            self._check()
         for writer in self._writers:
             writer.write(record)
         if self._callback is not None:
