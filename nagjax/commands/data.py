@@ -97,7 +97,7 @@ def chat(
 
 EMPTY = {
     "train": "a smaller --validation, or with more inputs",
-    "validation": "--held-out FILES, or with a larger --validation",
+    "validation": "--held-out FILES, with a larger --validation, or with more inputs",
 }
 
 

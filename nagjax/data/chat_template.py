@@ -10,6 +10,7 @@ the text has from where the assistant is asked to speak up to where its message 
 """
 
 import json
+import re
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,7 @@ DEFAULT = """\
 """
 
 _OPEN, _CLOSE = MARKS  # around answers
+_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 _SAID = "\ufdd2"  # no character by Unicode: stands for what somebody says
 _WIDEST = 8  # indent and separators of JSON
 _GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
@@ -72,7 +74,8 @@ class ChatTemplate:
         except Exception as error:  # a stranger's program: Jinja's own errors, Python's of what Jinja makes, its limits
             raise self._error(f"is no Jinja template ({error}): give another one with --template") from None
 
-    def _rendered(self, messages: list[Message], ask: bool) -> str:
+    def _rendered(self, messages: list[Message], ask: bool, of: list[Message] | None = None) -> str:
+        """`of`: the conversation that these messages begin."""
         parts, size = [], 0
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": ask, **self.tokens}
         try:
@@ -84,8 +87,9 @@ class ChatTemplate:
         except UserError:
             raise
         except Exception as error:  # a stranger's program may raise any
-            fix = f"cannot show the conversation {shortened(str(messages))} ({error}): change it, or give --template"
-            raise self._error(fix) from None
+            part = "" if of is None else f" up to what is before message {len(messages) + 1}"
+            what = f"the conversation {shortened(str(of or messages))}{part}"
+            raise self._error(f"cannot show {what} ({error}): change it, or give --template") from None
         return "".join(parts)
 
     def render(self, messages: list[Message], *, ask: bool = False) -> tuple[str, list[tuple[int, int]]]:
@@ -99,13 +103,13 @@ class ChatTemplate:
             if any(mark in plain for mark in MARKS):
                 raise self._error("has {% generation %} inside of another: close each before the next")
             return plain, spans
-        if ask:
+        if ask or _TAG.search(self.text):
             return text, []
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
-            before = self._rendered(messages[:number], True)
+            before = self._rendered(messages[:number], True, messages)
             through = self._rendered(messages[: number + 1], False)
             if not (text.startswith(through) and through.startswith(before)):
                 fix = "shows a message in another way once others follow: mark its answers by {% generation %} and"

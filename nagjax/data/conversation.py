@@ -9,15 +9,18 @@ from nagjax.json_reader import parse_json
 
 ANSWERS = "assistant"  # the role whose messages are learnt
 ROLES = ("system", "developer", "user", ANSWERS, "tool", "function", "observation", "ipython")  # that templates know
+FIELDS = ("messages", "prompt", "response")  # of a line or row, all that is read of it
 MARKS = "\ufdd0", "\ufdd1"  # no characters by Unicode: a template's tags put them around answers
 Message = dict[str, Any]  # with `role` and `content`, and what else its template may want
 _FIX = 'a conversation is {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": ..., "response": ...}'
 
 
-def conversation_of(record: Any, where: str) -> str:
-    """The messages of one JSON object as a document: their JSON, the same for the same conversation.
+def conversation_of(record: Any, where: str, tokenizer: Any = None) -> str:
+    """The messages of one JSON object as a document: their JSON, the same for the same conversation. What a table has
+    in them that JSON has not, such as a time, becomes text.
 
-    Raises UserError naming `where`: neither form, a message that is not text, none of the assistant's, or a mark.
+    Raises UserError naming `where`: neither form, a message that is not text, none of the assistant's, a mark, or a
+    special token of `tokenizer`.
     """
     messages = record.get("messages") if isinstance(record, dict) else None
     if messages is None and isinstance(record, dict) and {"prompt", "response"} <= record.keys():
@@ -32,9 +35,10 @@ def conversation_of(record: Any, where: str) -> str:
             raise UserError("inputs", where, f"message {number} has no text as role and content: {_FIX}")
     if not any(message["role"] == ANSWERS and message["content"] for message in messages):
         raise UserError("inputs", where, f"no message of the role {ANSWERS}: there is nothing to learn in it")
-    document = json.dumps(messages, ensure_ascii=False, sort_keys=True)
+    document = json.dumps(messages, ensure_ascii=False, sort_keys=True, default=str)
     if any(mark in document for mark in MARKS):
         raise UserError("inputs", where, "has U+FDD0 or U+FDD1, which are no characters: remove them")
+    refuse_special(messages, tokenizer, where)
     return document
 
 
@@ -43,16 +47,17 @@ def messages_of(document: str) -> list[Message]:
     return parse_json(document, lenient=True)
 
 
-def refuse_special(messages: list[Message], tokenizer: Any) -> None:
-    """Raises UserError for a conversation that spells a special token of the tokenizer, which would end its turn; or
-    has a role that becomes one between <| and |>, as templates write it. A tokenizer of bytes has none."""
+def refuse_special(messages: list[Message], tokenizer: Any, where: str | None = None) -> None:
+    """Raises UserError, naming `where` or else the conversation, for one that spells a special token of the tokenizer,
+    which would end its turn; or has a role that becomes one between <| and |>, as templates write it. A tokenizer of
+    bytes has none."""
     if (special_in := getattr(tokenizer, "special_in", None)) is None:
         return
     roles = {message["role"] for message in messages}.difference(ROLES)
     for text in (*_strings(messages), *(f"<|{role}|>" for role in sorted(roles))):
         if found := special_in(text):
             fix = f"spells the special token {found}, which would end its turn: change it, or leave this one out"
-            raise UserError("inputs", shortened(json.dumps(messages, ensure_ascii=False)), fix)
+            raise UserError("inputs", where or shortened(json.dumps(messages, ensure_ascii=False)), fix)
 
 
 def _strings(value: Any) -> Iterator[str]:

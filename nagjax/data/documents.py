@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from nagjax.data.compressed import BROKEN, OPENERS
+from nagjax.data.conversation import FIELDS, shortened
 from nagjax.data.storage import RemotePath, StoragePath, files_under, reached, storage_path
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
@@ -113,12 +114,22 @@ def is_one_text(inputs: Sequence[str]) -> bool:
 
 
 def fingerprints(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> frozenset[bytes]:
-    """Of every document in the inputs, by its text."""
-    return frozenset(map(_fingerprint, read_documents(inputs, field=field, longest=longest)))
+    """Of every document in the inputs, by its text, and of what a longer text is in another format: of a text file that
+    is cut, as a whole too; of a long line or row, also of the documents that it would be in a text file."""
+    found, file = set(), sha256()
+    for text, first in _documents(as_names(inputs), field, longest):
+        file = sha256() if first else file
+        file.update(text.encode())
+        found |= {_short(file), *map(_fingerprint, (text, *_pieces(io.StringIO(text, newline=""))))}
+    return frozenset(found)
 
 
 def _fingerprint(text: str) -> bytes:
-    return sha256(text.encode()).digest()[:16]
+    return _short(sha256(text.encode()))
+
+
+def _short(digest: Any) -> bytes:
+    return digest.digest()[:16]
 
 
 def split_documents(
@@ -132,7 +143,8 @@ def split_documents(
 ) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     """`read_documents` with the split of each, by `split_name`: all of a text file, in however many documents it is
     cut, goes where its first one does, so that no file stands in both. `by_place` is for a corpus that is one text
-    file: its end is held out. Documents whose fingerprints are in `without` are left out."""
+    file: its end is held out, and a short one is cut in two for it. Documents whose fingerprints are in `without` are
+    left out."""
     sides = _split_by_place(inputs, validation) if by_place else _split_by_hash(inputs, validation, field, longest)
     for text, side in sides:
         if not without or _fingerprint(text) not in without:
@@ -151,11 +163,24 @@ def _split_by_hash(
 def _split_by_place(inputs: Sequence[str], validation: float) -> Iterator[tuple[str, Literal["train", "validation"]]]:
     """The documents that reach into the last share of the characters are held out; the first one never is. Reads the
     file twice: how long it is shows at its end."""
-    before, total = 0, sum(map(len, read_documents(inputs)))
-    for text in read_documents(inputs):
+    lengths = [len(text) for text in read_documents(inputs)]
+    before, total = 0, sum(lengths)
+    texts = read_documents(inputs)
+    if len(lengths) == 1 and validation:
+        texts = _in_two(next(texts), 1.0 - validation)
+    for text in texts:
         after = before + len(text)
         yield text, "validation" if before and after > (1.0 - validation) * total else "train"
         before = after
+
+
+def _in_two(text: str, share: float) -> Iterator[str]:
+    """Cut at the first line end behind a share of it, or at the last one before."""
+    lines = list(io.StringIO(text, newline=""))
+    reached = itertools.accumulate(map(len, lines))
+    count = next((n for n, length in enumerate(reached, 1) if length >= share * len(text)), len(lines))
+    count = min(count, len(lines) - 1) or len(lines)
+    yield from filter(None, ("".join(lines[:count]), "".join(lines[count:])))
 
 
 def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[str]:
@@ -199,7 +224,9 @@ def _text_of(record: Any, field: Field, where: str, longest: int) -> str:
     else:
         value = field(record, where)
     if not isinstance(value, str):
-        has = f"it has {sorted(record)}" if isinstance(record, dict) else "it is not an object"
+        has = "it is not an object"
+        if isinstance(record, dict):
+            has = f"it is {shortened(repr(record[field]))}" if field in record else f"it has {sorted(record)}"
         raise UserError("inputs", where, f"no text in field {field!r}: {has}; name the field with --field")
     if len(value) > longest:
         raise _too_long(where, longest)
@@ -221,7 +248,7 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
             names = file.schema_arrow.names
             if isinstance(field, str) and field not in names:
                 raise UserError("inputs", str(path), f"no column {field!r}; it has {names}: use --field")
-            columns = [field] if isinstance(field, str) else names
+            columns = [field] if isinstance(field, str) else [name for name in names if name in FIELDS] or names
             rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
             for row, record in enumerate(batch.to_pylist()[0] for batch in rows):
                 yield _text_of(_without_nulls(record), field, f"{path}:{row}", longest)

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from nagjax.data.chat_template import ChatTemplate
-from nagjax.data.conversation import ANSWERS, messages_of, refuse_special
+from nagjax.data.conversation import ANSWERS, Message, messages_of, shortened
 from nagjax.data.store import Document
 from nagjax.data.tokenizer import Tokenizer
+from nagjax.errors import UserError
 
 _BATCH_DOCUMENTS, _BATCH_CHARACTERS = 512, 1 << 21
 
@@ -27,27 +28,35 @@ def encode_conversations(
     documents: Iterable[tuple[str, str]], tokenizer: Tokenizer, template: ChatTemplate
 ) -> Iterator[tuple[str, Document]]:
     """Pairs (conversation, split), as `nagjax.data.conversation` has them, to pairs (split, tokenised document), in
-    order; the tokens of its answers count. The end of the document counts where its last message is an answer.
+    order; the tokens that have a character of an answer count. The end of the document counts where its last message is
+    an answer.
 
-    Raises UserError: what the template raises, and for a message that spells a special token.
+    Raises UserError: what the template raises, and for a template that shows nothing of a conversation's answers.
     """
     for batch in _batches(documents):
         shown, last = [], []
         for document, _ in batch:
             messages = messages_of(document)
-            refuse_special(messages, tokenizer)
             shown.append(template.render(messages))
+            _refuse_hidden(messages, *shown[-1], template.name)
             last.append(messages[-1]["role"] == ANSWERS)
         encoded = tokenizer.encode_templated([text for text, _ in shown])
-        for (_, split), (text, spans), (ids, starts), ends in zip(batch, shown, encoded, last, strict=True):
+        for (_, split), (text, spans), (ids, starts, stops), ends in zip(batch, shown, encoded, last, strict=True):
             counted = np.zeros(len(ids) + 1, bool)
             for begin, stop in spans:
-                counted[:-1] |= (starts >= begin) & (starts < stop)
+                counted[:-1] |= (starts < stop) & (stops > begin)
             if len(ids) and ids[-1] == tokenizer.end_of_text:  # the template's own; every document gets one
                 ids, counted = ids[:-1], counted[:-1]
             counted[-1] = ends
             table = tokenizer.token_bytes
             yield split, Document(ids, len(text.encode()) if table is None else int(table[ids].sum()), counted)
+
+
+def _refuse_hidden(messages: list[Message], text: str, spans: list[tuple[int, int]], name: str) -> None:
+    said = any(message["role"] == ANSWERS and message["content"].strip() for message in messages)
+    if said and not any(text[begin:stop].strip() for begin, stop in spans):
+        fix = f"it has to show what the role {ANSWERS} says; of {shortened(str(messages))} it shows no answer"
+        raise UserError("template", name, fix)
 
 
 def _batches(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

@@ -9,6 +9,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import file_digest
 from itertools import islice
 from pathlib import Path
@@ -184,7 +185,8 @@ def prepare(
         write_json(folder, PROGRESS, asdict(done))
 
     pending, tokens, total = {name: [] for name in SPLITS}, 0, 0
-    texts = _labelled(inputs, held_out, validation, conversation_of if chat else field, longest)
+    form = partial(conversation_of, tokenizer=encoder) if chat else field
+    texts = _labelled(inputs, held_out, validation, form, longest)
     rest = islice(texts, done.documents, None)
     for split, document in encode_conversations(rest, encoder, chat) if chat else encode_documents(rest, encoder):
         done.documents += 1
@@ -278,8 +280,13 @@ def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> li
         if name.startswith(HUB_PREFIX):
             found.append([name, None, None])
         else:
-            found += [[path.as_posix(), size_of(path), _content(path, states)] for path in find_files([name])]
+            found += [[_written(path), size_of(path), _content(path, states)] for path in find_files([name])]
     return found
+
+
+def _written(path: StoragePath) -> str:
+    """A name as a file of JSON can have it, also one that is not UTF-8."""
+    return path.as_posix().encode(errors="backslashreplace").decode()
 
 
 def _content(path: StoragePath, states: dict[Path, tuple[int, ...]]) -> str:

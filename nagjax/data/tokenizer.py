@@ -26,10 +26,12 @@ _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[
 
 
 class Templated(NamedTuple):
-    """A chat template's text: token ids, special ones where it spells them, and the character where each begins."""
+    """A chat template's text: token ids, special ones where it spells them, the character where each begins, and the
+    one behind its last."""
 
     ids: Int32[np.ndarray, "n"]
     starts: Int32[np.ndarray, "n"]
+    stops: Int32[np.ndarray, "n"]
 
 
 @runtime_checkable
@@ -74,7 +76,7 @@ class ByteTokenizer:
     def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
         lengths = lambda text: [len(letter.encode()) for letter in text]  # noqa: E731
         starts = (np.repeat(np.arange(len(text), dtype=np.int32), lengths(text)) for text in texts)
-        return [Templated(self.encode(text), own) for text, own in zip(texts, starts, strict=True)]
+        return [Templated(self.encode(text), own, own + 1) for text, own in zip(texts, starts, strict=True)]
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode(errors="replace")
@@ -97,6 +99,7 @@ class JsonTokenizer:
             self._engine = _whole_texts(text)
             self._engine.encode_special_tokens = True
             vocabulary = self._engine.get_vocab(with_added_tokens=True)
+        self._with_end = self._spec
         self.fingerprint = sha256(json.dumps(self._spec, sort_keys=True).encode()).hexdigest()
         self.vocab_size = max(vocabulary.values(), default=0) + 1
         if self.vocab_size > MOST_TOKENS:
@@ -106,6 +109,10 @@ class JsonTokenizer:
         if ending is None:
             raise UserError("tokenizer", name, f"needs an end-of-text token, one of {', '.join(_KNOWN_ENDS)}")
         self.end_of_text = ending
+        if (word := self._engine.id_to_token(ending)) not in self._special_tokens:
+            self._with_end = _with_special(self._spec, word, ending)
+            self._engine = _whole_texts(json.dumps(self._with_end))
+            self._engine.encode_special_tokens = True
 
     @property
     def _special_tokens(self) -> set[str]:
@@ -124,7 +131,7 @@ class JsonTokenizer:
 
     @cached_property
     def token_bytes(self) -> Int32[np.ndarray, "V"] | None:
-        return _exact_token_bytes(self._spec, self._engine, self.vocab_size)
+        return _exact_token_bytes(self._with_end, self._engine, self.vocab_size)
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -147,13 +154,13 @@ class JsonTokenizer:
 
     @cached_property
     def _templated(self) -> "tokenizers.Tokenizer":
-        return _whole_texts(json.dumps(self._spec))
+        return _whole_texts(json.dumps(_untrimmed(self._with_end)))
 
     def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
         with self._told("cannot encode these texts"):
             found = self._templated.encode_batch(list(texts), add_special_tokens=False)
-        starts = (np.array([start for start, _ in one.offsets], np.int32) for one in found)
-        return [Templated(np.array(one.ids, np.int32), own) for one, own in zip(found, starts, strict=True)]
+        places = (np.array(one.offsets, np.int32).reshape(-1, 2).T for one in found)
+        return [Templated(np.array(one.ids, np.int32), *own) for one, own in zip(found, places, strict=True)]
 
     def encode_whole(self, text: str) -> Int32[np.ndarray, "n"]:
         """With the tokens that this tokenizer.json puts around a text, and special ones where it spells them."""
@@ -242,6 +249,22 @@ def _whole_texts(text: str) -> "tokenizers.Tokenizer":
     return engine
 
 
+def _with_special(spec: dict, word: str, number: int) -> dict:
+    """With a word of its vocabulary as a special token, which it is not in the file."""
+    others = [token for token in spec.get("added_tokens") or [] if token["content"] != word]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    own = {"id": number, "content": word, **plain, "special": True}
+    return spec | {"added_tokens": sorted([*others, own], key=lambda token: token["id"])}
+
+
+def _untrimmed(value: Any) -> Any:
+    """With no post-processor that moves the places of a token past its spaces."""
+    if isinstance(value, dict):
+        inner = {name: _untrimmed(value[name]) for name in ("post_processor", "processors") if name in value}
+        return value | inner | ({"trim_offsets": False} if "trim_offsets" in value else {})
+    return [_untrimmed(own) for own in value] if isinstance(value, list) else value
+
+
 def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: int) -> Int32[np.ndarray, "V"] | None:
     """Bytes per token of a byte-level BPE, whose every symbol is one byte; None when the text is altered."""
     from tokenizers import pre_tokenizers
@@ -275,7 +298,7 @@ def _keeps_every_byte(pre_tokenizer: dict | None) -> bool:
     steps = [pre_tokenizer or {}]
     if steps[0].get("type") == "Sequence":
         steps = steps[0]["pretokenizers"]
-    *before, last = steps
+    *before, last = steps or [{}]
     return (
         last.get("type") == "ByteLevel"
         and not last.get("add_prefix_space", True)

@@ -23,7 +23,10 @@ def documents(folder):
 @pytest.mark.parametrize("verb, make", [("prepare", documents), ("chat", conversations)])
 @pytest.mark.parametrize(
     "share, empty, fix",
-    [("0", "validation", "--held-out FILES, or with a larger --validation"), ("0.999999", "train", "smaller")],
+    [
+        ("0", "validation", "--held-out FILES, with a larger --validation, or with more inputs"),
+        ("0.999999", "train", "smaller"),
+    ],
 )
 def test_a_corpus_with_an_empty_split_is_not_sent_to_training(tmp_path, capsys, verb, make, share, empty, fix):
     (tmp_path / "in").mkdir()

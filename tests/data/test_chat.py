@@ -16,11 +16,13 @@ from nagjax.data.rows import whole_rows
 from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import load_tokenizer
 from nagjax.errors import UserError
+from nagjax.interop.tokenizer_files import byte_level_json
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+DEFAULTS = ChatTemplate(DEFAULT, name="default")
 TALK = [
     {"role": "user", "content": "2+2?"},
     {"role": "assistant", "content": " 4 é"},
@@ -258,8 +260,6 @@ def test_special_tokens_are_found_as_the_tokenizer_finds_them(tmp_path, word, te
     """Also where JSON escapes them, and where they are there only once the text is normalised."""
     from tokenizers import AddedToken, Tokenizer, normalizers
 
-    from nagjax.interop.tokenizer_files import byte_level_json
-
     engine = Tokenizer.from_str(byte_level_json())
     engine.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     engine.add_special_tokens([AddedToken(word, special=True, normalized=True)])
@@ -267,8 +267,48 @@ def test_special_tokens_are_found_as_the_tokenizer_finds_them(tmp_path, word, te
     encoder = load_tokenizer(str(tmp_path / "tokenizer.json"))
     assert 257 in encoder.encode_templated([text])[0].ids
     talk = json.dumps([{"role": "user", "content": text}, *TALK[1:]], ensure_ascii=False)
-    with pytest.raises(UserError, match="spells the special token"):
-        list(encode_conversations([(talk, "train")], encoder, ChatTemplate(DEFAULT, name="default")))
+    with pytest.raises(UserError, match=r"talk.jsonl:7.*spells the special token"):
+        conversation_of({"messages": json.loads(talk)}, "talk.jsonl:7", encoder)
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": json.loads(talk)}))
+    with pytest.raises(UserError, match=r"talk.jsonl:1.*spells the special token"):
+        prepare(tmp_path / "talk.jsonl", tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), chat=DEFAULTS)
+
+
+@pytest.mark.parametrize("trimmed", [None, False, True])
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_token_counts_that_has_a_character_of_an_answer(tmp_path, trimmed, marks):
+    """One that begins before it, and its spaces at the end; whatever the file says of the places that it tells."""
+    spec = json.loads(byte_level_json())
+    symbols = ["Ġ", "i", "t"]
+    number = len(spec["model"]["vocab"]) + 9
+    spec["model"]["vocab"] |= {"Ġi": number, "Ġit": number + 1, "ĠĠ": number + 2}
+    spec["model"]["merges"] = [symbols[:2], ["Ġi", "t"], ["Ġ", "Ġ"]]
+    if trimmed is not None:
+        own = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": trimmed, "use_regex": True}
+        spec["post_processor"] = {"type": "Sequence", "processors": [own]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    encoder = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    said = "{% generation %}{{ m.content }}{% endgeneration %}" if marks else "{{ m.content }}"
+    ask = "{% if add_generation_prompt %}A: {% endif %}"
+    text = "{% for m in messages %}{% if m.role == 'user' %}U: {{ m.content }}{% else %}A: " + said
+    template = ChatTemplate(text + "{% endif %}{% endfor %}" + ask, name="spaced")
+    talk = [{"role": "user", "content": "?  "}, {"role": "assistant", "content": "it  "}]
+    [(_, document)] = encode_conversations([(json.dumps(talk), "train")], encoder, template)
+    pieces = [encoder.decode([i]) for i in document.ids]
+    assert [piece for piece, own in zip(pieces, document.counted, strict=False) if own] == [" it", "  "]
+
+
+def test_a_template_that_shows_no_answer_is_refused():
+    hidden = "{% for m in messages %}{% if m.role == 'model' %}{% generation %}{{ m.content }}{% endgeneration %}"
+    template = ChatTemplate(hidden + "{% else %}{{ m.role }}{% endif %}{% endfor %}", name="gemma.jinja")
+    with pytest.raises(UserError, match=r"gemma.jinja.*the role assistant.*2\+2.*no answer"):
+        list(encode_conversations([(json.dumps(TALK), "train")], load_tokenizer("bytes"), template))
+
+
+def test_a_conversation_that_the_template_cannot_begin_is_shown_whole():
+    template = ChatTemplate("{{ messages[0].role }}", name="first")
+    with pytest.raises(UserError, match=r"hello.*before message 1"):
+        template.render([{"role": "assistant", "content": "hello"}])
 
 
 @pytest.mark.parametrize("last, counts", [(0, False), (1, True)])
@@ -316,6 +356,12 @@ def test_conversations_in_parquet_are_those_in_json_lines(tmp_path):
     assert lines == table and len(table) == 2
     pairs = pyarrow.Table.from_pylist([{"id": 1, "prompt": "2+2?", "response": "4"}])
     pyarrow.parquet.write_table(pairs, tmp_path / "pairs.parquet")
+    dated = {"messages": [TALK[0] | {"at": datetime(2026, 1, 2, 3)}, TALK[1]]}
+    beside = pyarrow.array([1], pyarrow.timestamp("ns"))  # of which Python's times have no such digits
+    table = pyarrow.Table.from_pylist([dated]).append_column("beside", beside)
+    pyarrow.parquet.write_table(table, tmp_path / "dated.parquet")
+    (found,) = read_documents([str(tmp_path / "dated.parquet")], field=conversation_of)
+    assert json.loads(found)[0]["at"] == "2026-01-02 03:00:00"
     (found,) = read_documents([str(tmp_path / "pairs.parquet")], field=conversation_of)
     assert [message["content"] for message in json.loads(found)] == ["2+2?", "4"]
     with pytest.raises(UserError, match=r"table.parquet:0.*--longest"):

@@ -1,6 +1,7 @@
 import gzip
 import json
 import lzma
+import os
 import random
 import sys
 import tracemalloc
@@ -13,7 +14,7 @@ import pytest
 import zstandard
 
 from nagjax.data import DataConfig, compressed, open_dataset, prepare, read_documents, train_bpe
-from nagjax.data.documents import TEXT_PIECE, find_files, is_one_text, split_documents, split_name
+from nagjax.data.documents import TEXT_PIECE, find_files, fingerprints, is_one_text, split_documents, split_name
 from nagjax.data.storage import storage_path
 from nagjax.errors import UserError
 
@@ -173,8 +174,27 @@ def test_of_one_text_file_the_end_is_held_out(tmp_path, suffix):
     assert "".join(piece for piece, _ in drawn) == text and sides == sorted(sides)  # train comes first
     held_out = sum(len(piece) for piece, side in drawn if side == "validation")
     assert 0.2 * len(text) <= held_out < 0.2 * len(text) + 2 * TEXT_PIECE
-    file.write_bytes(PACK[suffix](b"short\n"))
-    assert [side for _, side in split_documents([str(file)], 0.2, by_place=True)] == ["train"]
+    file.write_bytes(PACK[suffix]("a\r\nb\nc\u2028\nd\n".encode()))
+    drawn = list(split_documents([str(file)], 0.4, by_place=True))
+    assert drawn == [("a\r\nb\nc\u2028\n", "train"), ("d\n", "validation")]
+    assert [side for _, side in split_documents([str(file)], 0.0, by_place=True)] == ["train"]
+    file.write_bytes(PACK[suffix](b"one line\n"))
+    assert list(split_documents([str(file)], 0.2, by_place=True)) == [("one line\n", "train")]
+
+
+@pytest.mark.parametrize("kinds", [("book.txt", "book.jsonl"), ("book.jsonl", "book.txt"), ("book.md", "book.txt")])
+def test_what_is_held_out_is_left_out_in_another_format_too(tmp_path, kinds):
+    """A text that is longer than a piece is several documents in a text file, and one in a line of JSON."""
+    book, other = ("".join(f"{name} {i}\r\n" for i in range(9000)) for name in ("held", "trained"))
+    for kind in kinds:
+        whole = json.dumps({"text": book}) + "\n" if kind.endswith(".jsonl") else book
+        (tmp_path / kind).write_bytes(whole.encode())
+    (tmp_path / "other.txt").write_bytes(other.encode())
+    apart = fingerprints([str(tmp_path / kinds[0])])
+    left = [
+        text for text, _ in split_documents([str(tmp_path / kinds[1]), str(tmp_path / "other.txt")], 0, without=apart)
+    ]
+    assert "".join(left) == other
 
 
 def test_half_surrogates_become_replacement_characters(tmp_path):
@@ -323,3 +343,22 @@ def test_hub_datasets(monkeypatch):
         list(read_documents(["hub:someone/texts"], field="body"))
     with pytest.raises(UserError, match=r"hub:someone/texts:0.*more than 2 characters"):
         list(read_documents(["hub:someone/texts"], longest=2))
+
+
+def test_a_file_s_name_need_not_be_utf_8(tmp_path):
+    """Linux allows any bytes in it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    try:
+        (folder / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"text": "one"}\n' * 600)
+    except OSError:
+        pytest.skip("this file system has UTF-8 names alone")
+    (folder / "zoo.jsonl").write_text("not JSON\n")
+    for _ in range(2):  # the second time an unfinished corpus is there
+        with pytest.raises(UserError, match=r"zoo.jsonl:1"):
+            prepare(folder, tmp_path / "out", validation=0.0, shard_tokens=20)
+        assert (tmp_path / "out" / "progress.json").exists()
+    (folder / "zoo.jsonl").unlink()
+    made = prepare(folder, tmp_path / "other", validation=0.0)
+    assert made == prepare(folder, tmp_path / "other", validation=0.0)
+    assert made.source["inputs"][0][0].endswith(r"caf\udce9.jsonl")

@@ -61,6 +61,27 @@ def test_special_tokens_are_dropped_by_decode(tokenizer):
     assert ByteTokenizer().decode(np.array([0xE2, 0x82])) == "\ufffd"
 
 
+@pytest.mark.parametrize("where", ["plain", "vocabulary"])
+def test_the_end_is_special_also_where_the_file_does_not_say_so(bpe, tmp_path, where):
+    """Then it stands for no bytes, no text becomes it, and it is not shown."""
+    spec = json.loads(open(bpe, encoding="utf-8").read())
+    known = load_tokenizer(bpe)
+    spec["model"]["vocab"]["<|endoftext|>"] = known.end_of_text
+    for token in spec["added_tokens"]:
+        token["special"] = False
+    spec["added_tokens"] = [] if where == "vocabulary" else spec["added_tokens"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    found = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    again = JsonTokenizer(found.to_json(), name="again")
+    for one in (found, again, pickle.loads(pickle.dumps(found))):
+        assert one.end_of_text == known.end_of_text and one.vocab_size == known.vocab_size
+        chex.assert_trees_all_equal(one.token_bytes, known.token_bytes)
+        chex.assert_trees_all_equal(one.encode_batch(TEXTS), known.encode_batch(TEXTS))
+        assert one.decode([*one.encode("ab"), one.end_of_text]) == "ab"
+        assert one.special_in("a <|endoftext|>") == "<|endoftext|>"
+    assert found.fingerprint == again.fingerprint != known.fingerprint
+
+
 def test_fingerprint_follows_content_not_layout(bpe, tmp_path):
     spec = json.loads(open(bpe, encoding="utf-8").read())
     same = JsonTokenizer(json.dumps(spec, indent=7), name="other name")
@@ -99,6 +120,7 @@ def test_of_the_standard_library_it_is_learned_on_what_is_trained_on(monkeypatch
             }
         },
         {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}},
     ],
 )
 def test_no_byte_table_where_text_is_altered(bpe, change):
