@@ -4,7 +4,7 @@ They take, for every query, the stretch of keys that it sees. For packed documen
 stretches follow from `Where` in one loop that XLA fuses. On Hopper in 16 bits (Mosaic GPU) nothing is as large as
 tokens times tokens. Elsewhere (Pallas-Triton) the forward pass has nothing of that size, and the backward pass a mask,
 one byte for a query and a key, of one layer at a time.
-Source: Dao 2023, arXiv:2307.08691. Numerics: softmax in float32. Needs the extra `nagjax[tokamax]`.
+Source: Dao 2023, arXiv:2307.08691. Numerics: softmax in float32. Needs the extra `tokamax`.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def tokamax_installed() -> bool:
     """Whether it is; a warning if not."""
     return installed(
         ("tokamax",),
-        f"attention: a mask of more than {DENSE_LIMIT >> 30} GiB is made for cuDNN; pip install 'nagjax[tokamax]' has "
+        f"attention: a mask of more than {DENSE_LIMIT >> 30} GiB is made for cuDNN; pip install -e '.[tokamax]' has "
         "kernels that need none",
     )
 
@@ -106,7 +106,7 @@ def _kernel(hopper_tile: int | None):
         from tokamax._src.ops.attention.base import Mask  # stretches of keys are not in its public function
         from tokamax.ops import gpu
     except ImportError as error:
-        fix = f"needs the package tokamax (no {error.name}): pip install 'nagjax[tokamax]', or choose auto or xla"
+        fix = f"needs the package tokamax (no {error.name}): pip install -e '.[tokamax]', or choose auto or xla"
         raise UserError("attention", "tokamax", fix) from None
     if hopper_tile:
         return _for_hopper(hopper_tile), Mask

@@ -27,7 +27,7 @@ def usable() -> bool:
     return installed(
         ("tokamax", "jax_triton"),
         "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
-        "pip install 'nagjax[tokamax]', or train with --moe.dispatch capacity",
+        "pip install -e '.[tokamax]', or train with --moe.dispatch capacity",
     )
 
 

@@ -91,7 +91,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokamax", None)
     flash._kernel.cache_clear()
     q, where = jnp.zeros((1, 4, 2, 8)), Where.whole(1, 4)
-    with pytest.raises(UserError, match=r"attention = 'tokamax'.*pip install 'nagjax\[tokamax\]'"):
+    with pytest.raises(UserError, match=r"attention = 'tokamax'.*pip install -e '.\[tokamax\]'"):
         attend(q, q, q, where, where, "tokamax")
     flash._kernel.cache_clear()
 
@@ -144,7 +144,7 @@ def test_it_is_taken_where_cudnn_s_mask_would_be_large(monkeypatch, caplog, gpu,
     q, k = (jax.ShapeDtypeStruct((rows, tokens, heads, 64), jnp.bfloat16) for heads in (16, 4))
     with tracing_for("gpu"):
         assert _best(q, k, gaps=gaps) == taken
-    assert ("pip install 'nagjax[tokamax]'" in caplog.text) == (not there)
+    assert ("pip install -e '.[tokamax]'" in caplog.text) == (not there)
     installed.cache_clear()
 
 

@@ -78,5 +78,5 @@ def test_without_the_package_it_is_said_once_what_that_costs(monkeypatch, caplog
     with tracing_for("gpu"), caplog.at_level(logging.WARNING):
         assert not grouped.usable() and not grouped.usable()
     (record,) = caplog.records
-    assert "pip install 'nagjax[tokamax]'" in record.getMessage() and "--moe.dispatch capacity" in record.getMessage()
+    assert "pip install -e '.[tokamax]'" in record.getMessage() and "--moe.dispatch capacity" in record.getMessage()
     installed.cache_clear()
