@@ -37,9 +37,9 @@ class ModConfig:
     """
 
     rate: tuple[Rate, ...] = (0.0,)  # share of the tokens that skip each routed sublayer; several: by stage over depth
-    # share of the tokens that skip attention sublayers, in place of rate; here 1 removes the sublayer
+    # share of the tokens that skip attention sublayers, in place of rate; 1 runs none of them
     attention_rate: tuple[Share, ...] | None = None
-    # share of the tokens that skip MLP sublayers, in place of rate; here 1 removes the sublayer
+    # share of the tokens that skip MLP sublayers, in place of rate; 1 runs none of them
     mlp_rate: tuple[Share, ...] | None = None
     every: Count = 1  # route every n-th block; the others run all tokens
     skip: Literal["attention,mlp", "attention", "mlp"] = "attention,mlp"  # kinds of sublayers that are routed
