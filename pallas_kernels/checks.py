@@ -29,14 +29,23 @@ def check_float(op: str, **arrays: jax.Array) -> None:
             refuse_argument(op, name, describe(array), "a floating dtype (bfloat16, float16 or float32)")
 
 
-def check_dtype(op: str, dtype: object, **arrays: jax.Array) -> None:
-    """Checks that JAX takes every array as exactly this dtype (for float32 also float64, which oracles use): without
-    64-bit types it takes NumPy's float64 as float32."""
-    dtype = canonicalize_dtype(dtype)
+def check_dtype(op: str, dtype: object, *rows: jax.Array, **arrays: jax.Array) -> None:
+    """Checks that JAX takes every array as exactly this dtype, or beside `rows` of float64, which oracles use, as
+    float64: without 64-bit types it takes NumPy's float64 as float32."""
+    dtype, wide = canonicalize_dtype(dtype), jnp.float64 in [canonicalize_dtype(x.dtype) for x in rows]
     for name, array in arrays.items():
         own = canonicalize_dtype(array.dtype)
-        if own != dtype and (dtype, own) != (jnp.float32, jnp.float64):
+        if own != dtype and not (wide and own == jnp.float64):
             refuse_argument(op, name, describe(array), dtype.name)
+
+
+def as_scale(op: str, scale: object, gain: object) -> jax.Array:
+    """A factor that may be a Python number, in the dtype of the gain beside it."""
+    if not hasattr(scale, "dtype") and not isinstance(scale, int | float):
+        refuse_argument(op, "scale", repr(scale), "a number")
+    if hasattr(scale, "dtype") and scale.dtype.kind not in "iuf" and scale.dtype not in FLOATS:
+        refuse_argument(op, "scale", describe(scale), "a number")
+    return jnp.asarray(scale, jnp.result_type(gain) if hasattr(gain, "dtype") else jnp.float32)
 
 
 def check_shapes(op: str, shapes: Mapping[str, tuple[jax.Array, tuple]]) -> dict[str, object]:

@@ -44,7 +44,9 @@ LANES_PER_WARP = {"rocm": 64}  # 32 elsewhere
 
 LEAST_CAPABILITY = (8, 0)  # XLA compiles Triton programs for Ampere and newer only
 # For devices of which only the name is known, as when compiling without the GPU: Ampere, Ada, Hopper, Blackwell.
-NEW_ENOUGH = r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX PRO \d+)\b"
+NEW_ENOUGH = (
+    r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX \d{4}.* Ada|RTX PRO \d+)\b"
+)
 
 
 def unavailable(platform: str) -> str | None:
@@ -56,21 +58,25 @@ def unavailable(platform: str) -> str | None:
     return too_old() if platform == "cuda" else None
 
 
-def too_old(least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH) -> str | None:
-    """Why the NVIDIA GPU that programs are traced for is too old; None if no GPU is known.
+def too_old(
+    least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH, before: tuple[int, int] | None = None
+) -> str | None:
+    """Why the NVIDIA GPU that programs are traced for is too old, or of a kind apart; None if no GPU is known.
 
     Args:
       least: the oldest compute capability that will do.
       names: a pattern of device names that have it, for devices that do not tell.
+      before: the first compute capability that will not do: 12.0 is that of consumers' Blackwell, which has half of the
+        shared memory of its servers'.
     """
     needed = ".".join(map(str, least))
+    accepted = f"{needed} and newer" + (f" before {'.'.join(map(str, before))}" if before else "")
     for device in traced_gpus():
         capability = str(getattr(device, "compute_capability", "")).split(".")
         if len(capability) == 2 and all(x.isdigit() for x in capability):
-            if tuple(map(int, capability)) < least:
-                return (
-                    f"{device.device_kind} has compute capability {'.'.join(capability)}; accepted: {needed} and newer"
-                )
+            found = tuple(map(int, capability))
+            if found < least or (before and found >= before):
+                return f"{device.device_kind} has compute capability {'.'.join(capability)}; accepted: {accepted}"
         elif not capability[0].startswith("gfx") and not re.search(names, device.device_kind):
             return f"{device.device_kind} is not known to have compute capability {needed} or newer"
     return None

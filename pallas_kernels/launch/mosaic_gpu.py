@@ -47,7 +47,7 @@ def unavailable(platform: str) -> str | None:
         _mosaic()
     except ImportError as error:
         return f"this JAX ({jax.__version__}) has no Mosaic GPU ({error})"
-    return too_old((9, 0), r"\b(G?H\d{2,3}|G?B\d{2,3})\b") if platform == "cuda" else None
+    return too_old((9, 0), r"\b(G?H\d{2,3}|G?B\d{3})\b", before=(12, 0)) if platform == "cuda" else None
 
 
 def _mosaic() -> Any:

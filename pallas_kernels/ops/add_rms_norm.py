@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes, refuse_argument
+from pallas_kernels.checks import as_scale, check_dtype, check_epsilon, check_float, check_shapes
 from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import RowKernel
 from pallas_kernels.ops import by_rows
@@ -56,16 +56,14 @@ def add_rms_norm(
     Raises:
       ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
     """
-    if not hasattr(scale, "shape") and not isinstance(scale, int | float):
-        refuse_argument("add_rms_norm", "scale", repr(scale), "a number")
-    scale = jnp.asarray(scale, jnp.result_type(gain) if hasattr(gain, "dtype") else jnp.float32)
+    scale = as_scale("add_rms_norm", scale, gain)
     row, vector = ("...", "D"), ("D",)
     shapes = {"stream": (stream, row), "update": (update, row), "gain": (gain, vector), "scale": (scale, ())}
     check_shapes("add_rms_norm", shapes)
     check_epsilon("add_rms_norm", epsilon)
     check_float("add_rms_norm", stream=stream)
     check_dtype("add_rms_norm", stream.dtype, update=update)
-    check_dtype("add_rms_norm", jnp.float32, gain=gain)
+    check_dtype("add_rms_norm", jnp.float32, stream, gain=gain)
     # The kernels see one product [D]; outside of them, its gradient gives the gradients of both factors.
     return run(OP, implementation, stream, update, scale * gain, epsilon=epsilon)
 

@@ -57,7 +57,7 @@ def nag_update(
 
     Why this exists: the stream is already the next branch's normalised input, so all that happens between two
     branches is this one pass: forward reads 2 and writes 1 tensor of [N, D]; backward reads 3 (the inputs;
-    nothing else is saved, but on a CPU four numbers a row) and writes 2.
+    nothing else is saved, but four numbers a row by XLA on a CPU if it is named or traced for it) and writes 2.
     Numerics: statistics and arithmetic in float32, each output rounded once. An update without a part
     orthogonal to the direction (zero, constant over features, or parallel) does not change the direction, and
     the log-norm still grows by the predicted log(1 + t^2) / 2; its gradient is that of an update that is added
@@ -89,7 +89,7 @@ def nag_update(
         },
     )
     check_float("nag_update", direction=direction, update=update)
-    check_dtype("nag_update", "float32", log_norm=log_norm, turn=turn)
+    check_dtype("nag_update", "float32", direction, update, log_norm=log_norm, turn=turn)
     return run(OP, implementation, direction, log_norm, update, turn)
 
 

@@ -73,7 +73,7 @@ def nag_update_modulated(
         },
     )
     check_float("nag_update_modulated", **rows)
-    check_dtype("nag_update_modulated", "float32", **exact)
+    check_dtype("nag_update_modulated", "float32", *rows.values(), **exact)
     return run(OP, implementation, direction, log_norm, update, weight, bias, logits, beta, alpha)
 
 

@@ -55,7 +55,7 @@ def nag_update_rows(
         },
     )
     check_float("nag_update_rows", direction=direction, update=update)
-    check_dtype("nag_update_rows", "float32", log_norm=log_norm, turn=turn)
+    check_dtype("nag_update_rows", "float32", direction, update, log_norm=log_norm, turn=turn)
     check_dtype("nag_update_rows", "int32", indices=indices)
     check_indices("nag_update_rows", indices, direction.shape[-2])
     return run(OP, implementation, direction, log_norm, update, turn, indices)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.checks import check_dtype, check_epsilon, check_float, check_shapes
+from pallas_kernels.checks import as_scale, check_dtype, check_epsilon, check_float, check_shapes
 from pallas_kernels.dispatch import ImplementationName, Op, run
 from pallas_kernels.launch import RowKernel
 from pallas_kernels.ops import by_rows
@@ -61,14 +61,14 @@ def review_update(
     """
     rows = {"stream": stream, "update": update, "gate_state": gate_state, "gate_update": gate_update}
     vectors = {"bias": bias, "gain": gain}
-    scale = jnp.asarray(scale, jnp.result_type(gain) if hasattr(gain, "dtype") else jnp.float32)
+    scale = as_scale("review_update", scale, gain)
     shapes = {name: (x, ("...", "D")) for name, x in rows.items()}
     shapes |= {name: (x, ("D",)) for name, x in vectors.items()}
     check_shapes("review_update", shapes | {"scale": (scale, ())})
     check_epsilon("review_update", epsilon)
     check_float("review_update", stream=stream)
     check_dtype("review_update", stream.dtype, **rows)
-    check_dtype("review_update", jnp.float32, **vectors)
+    check_dtype("review_update", jnp.float32, stream, **vectors)
     # The kernels see one product [D]; outside of them, its gradient gives the gradients of both factors.
     return run(OP, implementation, *rows.values(), bias, scale * gain, epsilon=epsilon)
 

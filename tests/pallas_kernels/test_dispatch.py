@@ -21,13 +21,14 @@ from pallas_kernels import (
     implementations,
     nag_update,
     put_rows,
+    review_update,
     row_placement,
     shard_rows,
     take_rows,
     using,
 )
 from pallas_kernels.dispatch import choose
-from pallas_kernels.launch import gpu, interpreting, raw_triton, tracing_for
+from pallas_kernels.launch import gpu, interpreting, mosaic_gpu, raw_triton, tracing_for
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.nag_update import OP
 from tests.pallas_kernels import nag_oracle
@@ -92,9 +93,34 @@ def test_what_is_no_array_is_named():
         nag_update(*ARGS, implementation=3)
     with pytest.raises(ValueError, match=r"direction = float8_e4m3fn\[4, 64\]; accepted: a floating dtype"):
         nag_update(ARGS[0].astype(jnp.float8_e4m3fn), *ARGS[1:])
-    for scale in (None, "x"):
-        with pytest.raises(ValueError, match=f"add_rms_norm: scale = {scale!r}; accepted: a number"):
-            add_rms_norm(ARGS[0], ARGS[0], jnp.ones(64), scale)
+    for scale in (None, "x", 1j, np.array("x")):
+        told = r"str32\[\]" if isinstance(scale, np.ndarray) else re.escape(repr(scale))
+        for name, op, rows in (("add_rms_norm", add_rms_norm, 2), ("review_update", review_update, 4)):
+            weights = [jnp.ones(64)] * (rows // 2)
+            with pytest.raises(ValueError, match=f"{name}: scale = {told}; accepted: a number"):
+                op(*ARGS[:1] * rows, *weights, scale)
+
+
+def test_float64_is_for_rows_of_float64():
+    """Beside float32 rows the platforms' programs would differ in the dtype of what they return."""
+    with jax.enable_x64(True):
+        r, s, u, t = (jnp.asarray(np.asarray(x), jnp.float32) for x in ARGS)
+        with pytest.raises(ValueError, match=r"log_norm = float64.*accepted: float32"):
+            nag_update(r, s.astype(jnp.float64), u, t)
+        with pytest.raises(ValueError, match=r"turn = float64.*accepted: float32"):
+            nag_update(r, s, u, t.astype(jnp.float64))
+        wide = [x.astype(jnp.float64) for x in (r, s, u, t)]
+        assert {x.dtype for x in nag_update(*wide)} == {jnp.dtype("float64")}
+        with pytest.raises(ValueError, match=r"rows = float64.*accepted: float32"):
+            put_rows(r, r[:1].astype(jnp.float64), jnp.zeros(1, jnp.int32))
+
+
+def test_mosaic_gpu_is_for_servers_blackwell(monkeypatch):
+    for capability, accepted in (("8.9", False), ("9.0", True), ("10.3", True), ("12.0", False)):
+        device = types.SimpleNamespace(device_kind="Some GPU", compute_capability=capability)
+        with monkeypatch.context() as patched:
+            patched.setattr(gpu, "traced_gpus", lambda device=device: [device])
+            assert (mosaic_gpu.unavailable("cuda") is None) == accepted
 
 
 def test_rows_without_features_are_no_launch():
@@ -220,6 +246,7 @@ def on_device(kind, platform="gpu"):
 
 NEW = "NVIDIA A100-SXM4-40GB", "NVIDIA H200", "NVIDIA GH200 480GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA L4"
 NEW += "NVIDIA L40S", "NVIDIA A10G", "NVIDIA RTX A6000", "NVIDIA GeForce RTX 4090", "NVIDIA H100 80GB HBM3"
+NEW += ("NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX 4000 SFF Ada Generation")
 OLD = "Tesla T4", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 2080 Ti", "Quadro RTX 6000", "NVIDIA Foo 9000"
 
 

@@ -16,6 +16,7 @@ from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS
 from tests.tolerance import assert_close
 
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
+CALLS = {"tpu": ["tpu_custom_call"], "cuda": [CUSTOM_CALL["pallas_triton"]]}
 NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")
 
 
@@ -43,6 +44,46 @@ def test_take(name, shape):
         np.testing.assert_array_equal(out[b], x[b][row])
         want[b][row] = g[b]
     np.testing.assert_array_equal(dx, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shared", [None, "x", "indices"])
+def test_under_vmap_as_one_by_one(name, shared):
+    """The TPU's kernels see one array of rows, whose places say whose they are."""
+    many = [inputs(1, 9, 4, 128, "float32", seed) for seed in range(3)]
+    x, rows, indices, _ = (jnp.stack(parts) for parts in zip(*many, strict=True))
+    given, axes = {"x": x, "rows": rows, "indices": indices}, dict.fromkeys(("x", "rows", "indices"), 0)
+    if shared:
+        given[shared], axes[shared] = given[shared][0], None
+
+    def take(x, rows, indices):
+        loss = lambda x: jnp.sum(rows * take_rows(x, indices, implementation=name))  # noqa: E731
+        return take_rows(x, indices, implementation=name), jax.grad(loss)(x)
+
+    def put(x, rows, indices):
+        return put_rows(x, rows, indices, implementation=name)
+
+    for op in (take, put):
+        with interpret(name):
+            found = jax.jit(jax.vmap(op, in_axes=tuple(axes.values())))(*given.values())
+            for i in range(3):
+                one = [v if own is None else v[i] for v, own in zip(given.values(), axes.values(), strict=True)]
+                jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda v, i=i: v[i], found), op(*one))
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_lowers_under_vmap(lower, platform):
+    """By the kernels that are chosen there."""
+    x, rows, indices, _ = (jnp.stack([part] * 3) for part in inputs(1, 16, 8, 128, "float32"))
+    log_norm, turn = jnp.zeros(x.shape[:-1]), jnp.ones(rows.shape[:-1])
+    steps = {
+        "take": (take_rows, (x, indices)),
+        "gradient": (jax.grad(lambda x, i: jnp.sum(take_rows(x, i))), (x, indices)),
+        "put": (put_rows, (x, rows, indices)),
+        "update": (nag_update_rows, (x, log_norm, rows, turn, indices)),
+    }
+    for op, arguments in steps.values():
+        assert any(call in lower(platform, jax.vmap(op), *arguments) for call in CALLS[platform])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
