@@ -4,9 +4,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from nagjax.arguments import Given, Option, Rest, description, expanded, parameters
+from nagjax.arguments import Option, description, parameters
 from nagjax.cli import functions, verbs
-from nagjax.options import RunOptions, run_options
+from nagjax.options import RunOptions, own_options, run_options
 
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """<!-- Written by docs/command_page.py: edit the docstrings and the fields' comments, and run it. -->
@@ -40,7 +40,7 @@ def page() -> str:
 
 def _command(words: str, function: Callable) -> Iterator[str]:
     fields = parameters(function)
-    options = [o for field in fields if field.hint not in (Given, Rest, RunOptions) for o in expanded(field)]
+    options = [option for group in own_options(fields).values() for option in group]
     positional = [option.signature for option in options if option.positional]
     yield f"## nagjax {words}\n\n`{' '.join(['nagjax', words, *positional, '[OPTIONS]'])}`\n"
     yield f"{description(function)}\n"

@@ -77,16 +77,16 @@ def run(args: Sequence[str]) -> None:
 
 def call(words: str, function: Callable, args: list[str]) -> None:
     """Calls a verb's function with the values of the arguments, or prints its help."""
-    from nagjax.arguments import Given, Rest, description, expanded, help_text, parameters, parse
+    from nagjax.arguments import Given, Rest, description, help_text, parameters, parse
     from nagjax.config_file import is_config_file, overridden, read_config_file
-    from nagjax.options import COMMON, DEFAULT_SCHEME, RunOptions, read_options, run_options, taken
+    from nagjax.options import COMMON, DEFAULT_SCHEME, RunOptions, own_options, read_options, run_options, taken
 
     prog, rest = f"nagjax {words}", ()
     fields = {field.name: field for field in parameters(function)}
     if any(field.hint is Rest for field in fields.values()) and "--" in args:
         at = args.index("--")
         args, rest = args[:at], tuple(args[at + 1 :])
-    own = {name: expanded(f) for name, f in fields.items() if f.hint not in (Given, Rest, RunOptions)}
+    own = own_options(fields.values())
     options = [option for group in own.values() for option in group]
     runs = [name for name, field in fields.items() if field.hint is RunOptions]
     file, written = "", {}

@@ -2,13 +2,13 @@
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nagjax.arguments import Option, expanded
+from nagjax.arguments import Given, Option, Rest, expanded
 from nagjax.data import DataConfig
-from nagjax.declared import fields_of, scheme_fields
+from nagjax.declared import Field, fields_of, scheme_fields
 from nagjax.discovery import nearest
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
@@ -26,6 +26,11 @@ COMMON = (  # what `--help` shows; `--help-all` shows the rest
     *("out", "fresh", "resume", "start", "eval_every", "save_every", "schedule", "warmup", "dtype", "remat"),
     *("mod.rate", "mesh.fsdp", "log"),
 )
+
+
+def own_options(fields: Iterable[Field]) -> dict[str, list[Option]]:
+    """Of a command's parameters those that are options of its own, each by its name, and not a run's."""
+    return {field.name: expanded(field) for field in fields if field.hint not in (Given, Rest, RunOptions)}
 
 
 def run_options(scheme: str = DEFAULT_SCHEME) -> list[Option]:

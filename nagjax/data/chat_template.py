@@ -10,7 +10,6 @@ the text has from where the assistant is asked to speak up to where its message 
 """
 
 import json
-import re
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +42,6 @@ DEFAULT = """\
 """
 
 _OPEN, _CLOSE = MARKS  # around answers
-_TAG = re.compile(r"\{%[-+]?\s*generation\b")
 _SAID = "\ufdd2"  # no character by Unicode: stands for what somebody says
 _WIDEST = 8  # indent and separators of JSON
 _GROWING = ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map")
@@ -103,7 +101,7 @@ class ChatTemplate:
             if any(mark in plain for mark in MARKS):
                 raise self._error("has {% generation %} inside of another: close each before the next")
             return plain, spans
-        if ask or _TAG.search(self.text):
+        if ask or self._program.environment.marked:
             return text, []
         spans = []
         for number, message in enumerate(messages):
@@ -197,6 +195,7 @@ def _environment() -> Any:
         tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
 
         def parse(self, parser: Any) -> Any:
+            self.environment.marked = True
             line = next(parser.stream).lineno
             body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
             return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
@@ -205,6 +204,7 @@ def _environment() -> Any:
             return f"{_OPEN}{caller()}{_CLOSE}"
 
     class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        marked = False  # whether its template has the tag
         intercepted_binops = frozenset({"*", "**", "%"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

@@ -114,13 +114,13 @@ def is_one_text(inputs: Sequence[str]) -> bool:
 
 
 def fingerprints(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> frozenset[bytes]:
-    """Of every document in the inputs, by its text, and of what a longer text is in another format: of a text file that
-    is cut, as a whole too; of a long line or row, also of the documents that it would be in a text file."""
+    """Of every text in the inputs as each format has it: whole, as a line or row, and in the pieces that a text file is
+    cut into, which is itself where it is no longer than one. A piece is not cut again."""
     found, file = set(), sha256()
     for text, first in _documents(as_names(inputs), field, longest):
         file = sha256() if first else file
         file.update(text.encode())
-        found |= {_short(file), *map(_fingerprint, (text, *_pieces(io.StringIO(text, newline=""))))}
+        found |= {_short(file), *map(_fingerprint, _pieces(io.StringIO(text, newline="")))}
     return frozenset(found)
 
 
@@ -176,11 +176,9 @@ def _split_by_place(inputs: Sequence[str], validation: float) -> Iterator[tuple[
 
 def _in_two(text: str, share: float) -> Iterator[str]:
     """Cut at the first line end behind a share of it, or at the last one before."""
-    lines = list(io.StringIO(text, newline=""))
-    reached = itertools.accumulate(map(len, lines))
-    count = next((n for n, length in enumerate(reached, 1) if length >= share * len(text)), len(lines))
-    count = min(count, len(lines) - 1) or len(lines)
-    yield from filter(None, ("".join(lines[:count]), "".join(lines[count:])))
+    *inner, end = itertools.accumulate(map(len, io.StringIO(text, newline="")))
+    cut = next((place for place in inner if place >= share * end), inner[-1] if inner else end)
+    yield from filter(None, (text[:cut], text[cut:]))
 
 
 def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[str]:

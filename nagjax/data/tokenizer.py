@@ -131,7 +131,7 @@ class JsonTokenizer:
 
     @cached_property
     def token_bytes(self) -> Int32[np.ndarray, "V"] | None:
-        return _exact_token_bytes(self._with_end, self._engine, self.vocab_size)
+        return _exact_token_bytes(self._spec, self._engine, self.vocab_size)
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -154,7 +154,8 @@ class JsonTokenizer:
 
     @cached_property
     def _templated(self) -> "tokenizers.Tokenizer":
-        return _whole_texts(json.dumps(_untrimmed(self._with_end)))
+        processor = self._with_end.get("post_processor")
+        return _whole_texts(json.dumps(self._with_end | {"post_processor": processor and _untrimmed(processor)}))
 
     def encode_templated(self, texts: Sequence[str]) -> list[Templated]:
         with self._told("cannot encode these texts"):
@@ -257,12 +258,11 @@ def _with_special(spec: dict, word: str, number: int) -> dict:
     return spec | {"added_tokens": sorted([*others, own], key=lambda token: token["id"])}
 
 
-def _untrimmed(value: Any) -> Any:
-    """With no post-processor that moves the places of a token past its spaces."""
-    if isinstance(value, dict):
-        inner = {name: _untrimmed(value[name]) for name in ("post_processor", "processors") if name in value}
-        return value | inner | ({"trim_offsets": False} if "trim_offsets" in value else {})
-    return [_untrimmed(own) for own in value] if isinstance(value, list) else value
+def _untrimmed(processor: dict) -> dict:
+    """A post-processor that does not move the places of a token past its spaces."""
+    if processor["type"] == "Sequence":
+        return processor | {"processors": [_untrimmed(each) for each in processor["processors"]]}
+    return processor | ({"trim_offsets": False} if "trim_offsets" in processor else {})
 
 
 def _exact_token_bytes(spec: dict, engine: "tokenizers.Tokenizer", vocab_size: int) -> Int32[np.ndarray, "V"] | None:

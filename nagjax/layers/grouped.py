@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from nagjax.layers.platform import installed, on_gpu
 from pallas_kernels.dispatch import here
-from pallas_kernels.launch.gpu import too_old
+from pallas_kernels.launch.gpu import wrong_capability
 
 TILE, DEEP = 128, 32  # rows and columns of a tile, and how many features it takes at a time: tokamax's own choice
 SCOPE = "grouped_product"  # by which `nagjax plan` knows the kernels
@@ -22,7 +22,7 @@ SCOPE = "grouped_product"  # by which `nagjax plan` knows the kernels
 
 def usable() -> bool:
     """Whether the program is for a GPU that these kernels run on, and the package is there; says once if it is not."""
-    if not on_gpu() or here() == "rocm" or too_old() is not None:
+    if not on_gpu() or here() == "rocm" or wrong_capability() is not None:
         return False
     return installed(
         ("tokamax", "jax_triton"),

@@ -28,9 +28,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jaxtyping import Array, Float, Int
 
 Arrays = Sequence[jax.Array]
 Results = tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], tuple[jax.Array, ...]]
+
+
+def flat(x: Float[Array, "G N D"]) -> Float[Array, "G*N D"]:
+    return x.reshape(-1, x.shape[-1])
+
+
+def flat_indices(indices: Int[Array, "G k"], rows: int) -> Int[Array, " G*k"]:
+    """Indices into `[G N, D]`."""
+    if indices.shape[0] == 1:
+        return indices[0]
+    offsets = rows * jnp.arange(indices.shape[0], dtype=indices.dtype)
+    return (indices + offsets[:, None]).reshape(-1)
 
 
 class Block(NamedTuple):

@@ -55,10 +55,10 @@ def unavailable(platform: str) -> str | None:
         _triton()
     except ImportError as error:
         return f"this JAX ({jax.__version__}) has no Pallas-Triton ({error})"
-    return too_old() if platform == "cuda" else None
+    return wrong_capability() if platform == "cuda" else None
 
 
-def too_old(
+def wrong_capability(
     least: tuple[int, int] = LEAST_CAPABILITY, names: str = NEW_ENOUGH, before: tuple[int, int] | None = None
 ) -> str | None:
     """Why the NVIDIA GPU that programs are traced for is too old, or of a kind apart; None if no GPU is known.

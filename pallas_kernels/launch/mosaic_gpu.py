@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted, varying_as
-from pallas_kernels.launch.gpu import refuse_rows, too_old
+from pallas_kernels.launch.gpu import refuse_rows, wrong_capability
 
 PLATFORMS = ("cuda",)
 
@@ -47,7 +47,7 @@ def unavailable(platform: str) -> str | None:
         _mosaic()
     except ImportError as error:
         return f"this JAX ({jax.__version__}) has no Mosaic GPU ({error})"
-    return too_old((9, 0), r"\b(G?H\d{2,3}|G?B\d{3})\b", before=(12, 0)) if platform == "cuda" else None
+    return wrong_capability((9, 0), r"\b(G?H\d{2,3}|G?B\d{3})\b", before=(12, 0)) if platform == "cuda" else None
 
 
 def _mosaic() -> Any:

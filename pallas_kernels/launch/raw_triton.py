@@ -30,7 +30,7 @@ PTX_VERSION = 87
 
 def unavailable(platform: str) -> str | None:
     """Why no raw Triton kernel can be used here."""
-    return missing() or gpu.too_old()
+    return missing() or gpu.wrong_capability()
 
 
 def missing() -> str | None:

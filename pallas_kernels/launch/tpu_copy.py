@@ -8,7 +8,7 @@ which has not been measured, so for bfloat16 these kernels are used only when na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.custom_batching
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.launch import interpreter, varying_as
+from pallas_kernels.launch import flat, flat_indices, interpreter, varying_as
 from pallas_kernels.launch.tpu import blocked, to_column
 
 PLATFORMS = ("tpu",)
@@ -51,42 +51,6 @@ def reserve(x: jax.Array, *others: jax.Array, **constants) -> str | None:
 @jax.custom_batching.custom_vmap
 def take(x: jax.Array, indices: jax.Array) -> jax.Array:
     """`x[indices]`."""
-    return _take(x, indices)
-
-
-@jax.custom_batching.custom_vmap
-def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
-    """`x` with `rows` at `indices`, in place."""
-    return _put(x, rows, indices)
-
-
-# `pallas_call`'s own rule would cut what lies anywhere in memory into a block for each, which Mosaic refuses.
-@take.def_vmap
-def _take_of_each(size: int, batched: list[bool], x: jax.Array, indices: jax.Array) -> tuple[jax.Array, bool]:
-    x, indices = _each(size, batched, x, indices)
-    return take(*_as_one(x, indices)).reshape(*indices.shape, x.shape[-1]), True
-
-
-@put.def_vmap
-def _put_of_each(
-    size: int, batched: list[bool], x: jax.Array, rows: jax.Array, indices: jax.Array
-) -> tuple[jax.Array, bool]:
-    x, rows, indices = _each(size, batched, x, rows, indices)
-    whole, places = _as_one(x, indices)
-    return put(whole, rows.reshape(-1, x.shape[-1]), places).reshape(x.shape), True
-
-
-def _each(size: int, batched: list[bool], *arrays: jax.Array) -> list[jax.Array]:
-    return [x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(arrays, batched, strict=True)]
-
-
-def _as_one(x: jax.Array, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`[B, N, D]` as `[B N, D]`, and the places `[B, k]` in it."""
-    starts = x.shape[1] * jnp.arange(x.shape[0], dtype=indices.dtype)
-    return x.reshape(-1, x.shape[-1]), (indices + starts[:, None]).reshape(-1)
-
-
-def _take(x: jax.Array, indices: jax.Array) -> jax.Array:
     out = jax.ShapeDtypeStruct((indices.shape[0], x.shape[1]), x.dtype)
     size, on_chip, rows = _blocks(out)
     if x.dtype == jnp.float32:
@@ -105,7 +69,9 @@ def _take(x: jax.Array, indices: jax.Array) -> jax.Array:
     return _call(pairs_kernel, "take", size, out, rows, inputs, scratch=1)
 
 
-def _put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
+@jax.custom_batching.custom_vmap
+def put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
+    """`x` with `rows` at `indices`, in place."""
     size, on_chip, row_spec = _blocks(rows)
     if x.dtype == jnp.float32:
 
@@ -142,6 +108,23 @@ def _put(x: jax.Array, rows: jax.Array, indices: jax.Array) -> jax.Array:
     inputs += [(_paired(rows), ANYWHERE), (whole, ANYWHERE)]
     out = _call(pairs_kernel, "put", size, whole, ANYWHERE, inputs, scratch=2, in_place=True)
     return (_unpaired(out) if interpreter() else out)[: x.shape[0]]
+
+
+# `pallas_call`'s own rule would cut what lies anywhere in memory into a block for each, which Mosaic refuses.
+@take.def_vmap
+def _take_of_each(size: int, batched: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+    x, indices = _each(size, batched, arrays)
+    return take(flat(x), flat_indices(indices, x.shape[1])).reshape(*indices.shape, x.shape[-1]), True
+
+
+@put.def_vmap
+def _put_of_each(size: int, batched: list[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+    x, rows, indices = _each(size, batched, arrays)
+    return put(flat(x), flat(rows), flat_indices(indices, x.shape[1])).reshape(x.shape), True
+
+
+def _each(size: int, batched: list[bool], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(arrays, batched, strict=True)]
 
 
 def _blocks(rows: jax.Array) -> tuple[int, pl.BlockSpec, pl.BlockSpec]:

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.checks import check_dtype, check_float, check_indices, check_shapes
 from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
-from pallas_kernels.launch import gpu, tpu_copy
+from pallas_kernels.launch import flat, flat_indices, gpu, tpu_copy
 from pallas_kernels.ops import nag_update as plain
-from pallas_kernels.ops.rows import XLA, flat, flat_indices
+from pallas_kernels.ops.rows import XLA
 
 
 def nag_update_rows(

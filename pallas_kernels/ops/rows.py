@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.checks import check_dtype, check_float, check_indices, check_shapes
 from pallas_kernels.dispatch import Implementation, ImplementationName, Op, run
-from pallas_kernels.launch import gpu, mosaic_gpu, raw_triton, tpu_copy
+from pallas_kernels.launch import flat, flat_indices, gpu, mosaic_gpu, raw_triton, tpu_copy
 
 
 def take_rows(
@@ -72,18 +72,6 @@ def put_rows(
     check_dtype("put_rows", "int32", indices=indices)
     check_indices("put_rows", indices, x.shape[-2])
     return run(PUT, implementation, x, rows, indices)[0]
-
-
-def flat(x: Float[Array, "G N D"]) -> Float[Array, "G*N D"]:
-    return x.reshape(-1, x.shape[-1])
-
-
-def flat_indices(indices: Int[Array, "G k"], rows: int) -> Int[Array, " G*k"]:
-    """Indices into `[G N, D]`."""
-    if indices.shape[0] == 1:
-        return indices[0]
-    offsets = rows * jnp.arange(indices.shape[0], dtype=indices.dtype)
-    return (indices + offsets[:, None]).reshape(-1)
 
 
 _CONTRACT = dict(mode="promise_in_bounds", unique_indices=True)

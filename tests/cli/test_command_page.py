@@ -1,6 +1,6 @@
 """The documentation's page of commands, which is committed, against the commands themselves."""
 
-import importlib.util
+import runpy
 from pathlib import Path
 
 from nagjax.cli import verbs
@@ -10,11 +10,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_is_what_its_program_writes():
-    spec = importlib.util.spec_from_file_location("command_page", DOCS / "command_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    written = module.PAGE.read_text(encoding="utf-8")
-    assert module.page() == written, "run: python docs/command_page.py"
+    program = runpy.run_path(str(DOCS / "command_page.py"))
+    assert program["page"]() == program["PAGE"].read_text(encoding="utf-8"), "run: python docs/command_page.py"
 
 
 def test_every_command_and_every_option_of_a_run_is_on_the_page():

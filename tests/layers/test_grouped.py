@@ -66,7 +66,7 @@ def test_they_are_taken_on_gpus_with_the_package(monkeypatch, platform, taken):
     installed.cache_clear()
     with tracing_for(platform):
         assert grouped.usable() == taken
-    monkeypatch.setattr(grouped, "too_old", lambda: "compute capability 7.5")
+    monkeypatch.setattr(grouped, "wrong_capability", lambda: "compute capability 7.5")
     with tracing_for(platform):
         assert not grouped.usable()
     installed.cache_clear()

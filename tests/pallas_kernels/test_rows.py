@@ -12,11 +12,10 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels import checking_indices, nag_update_rows, put_rows, shard_rows, take_rows, using
 from pallas_kernels.launch import interpreting
 from tests.pallas_kernels import nag_oracle
-from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS
+from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL, INTERPRETERS, PLATFORM
 from tests.tolerance import assert_close
 
 SHAPES = ((1, 9, 4, 96, "float32"), (3, 16, 5, 100, "bfloat16"), (2, 40, 40, 128, "float32"))
-CALLS = {"tpu": ["tpu_custom_call"], "cuda": [CUSTOM_CALL["pallas_triton"]]}
 NAMES = ("reference", "xla", "mosaic_tpu", "pallas_triton")
 
 
@@ -71,8 +70,8 @@ def test_under_vmap_as_one_by_one(name, shared):
                 jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda v, i=i: v[i], found), op(*one))
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_lowers_under_vmap(lower, platform):
+@pytest.mark.parametrize("name", PLATFORM)
+def test_lowers_under_vmap(lower, name):
     """By the kernels that are chosen there."""
     x, rows, indices, _ = (jnp.stack([part] * 3) for part in inputs(1, 16, 8, 128, "float32"))
     log_norm, turn = jnp.zeros(x.shape[:-1]), jnp.ones(rows.shape[:-1])
@@ -83,7 +82,7 @@ def test_lowers_under_vmap(lower, platform):
         "update": (nag_update_rows, (x, log_norm, rows, turn, indices)),
     }
     for op, arguments in steps.values():
-        assert any(call in lower(platform, jax.vmap(op), *arguments) for call in CALLS[platform])
+        assert CUSTOM_CALL[name] in lower(PLATFORM[name], jax.vmap(op), *arguments)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
