@@ -50,6 +50,7 @@ PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
 # implementation=None: per platform, the first of these that supports the shapes.
 BEST_FIRST = ("mosaic_tpu", "pallas_triton", "composed", "mosaic_gpu", "xla")
+NAMES = (*BEST_FIRST, "triton")  # every name that an op may have
 REFERENCE = "reference"  # the name of `Op.reference`, which runs everywhere
 
 ImplementationName = str | Sequence[str] | None
@@ -169,7 +170,7 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     """The first acceptable implementation on every platform.
 
     Args:
-      implementation: None (the op's own order of preference), one name, or names to try in order.
+      implementation: None (the order of BEST_FIRST), one name, or names to try in order, except those of other ops.
 
     Raises:
       ValueError: an unknown name, or no implementation supports the arguments on any platform; the message gives the
@@ -178,13 +179,12 @@ def choose(op: Op, implementation: ImplementationName, *args: jax.Array, **const
     if implementation == REFERENCE:
         return Choice(op, (REFERENCE,) * len(PLATFORMS))
     named = implementation is not None
-    if not named:
-        implementation = [name for name in BEST_FIRST if name in op.implementations]
-    several = isinstance(implementation, Sequence) and not isinstance(implementation, str)
-    names = tuple(implementation) if several else (implementation,)
+    names = implementation if named else BEST_FIRST
+    one = isinstance(names, str) or not isinstance(names, Sequence)
+    names = (names,) if one else tuple(n for n in names if n in op.implementations or n not in NAMES)
     known = ", ".join((REFERENCE, *op.implementations))
     if not names:
-        raise ValueError(f"{op.name}: implementation = (); give at least one of {known}, or None")
+        raise ValueError(f"{op.name}: implementation = {implementation!r}; give at least one of {known}, or None")
     for name in names:
         if name == REFERENCE:
             raise ValueError(f"{op.name}: implementation 'reference' must be given alone, not in a sequence")

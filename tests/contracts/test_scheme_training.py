@@ -57,7 +57,6 @@ def test_eight_devices_give_the_losses_of_one(name, mesh):
 
 
 WITHOUT_DEVICES = AbstractMesh((2, 2, 1, 2, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-ROW_KERNELS = ("plain", "lns", "review", "nag")  # these commit through one
 
 
 def test_big_matrices_are_split_and_nothing_is_silently_replicated(scheme):

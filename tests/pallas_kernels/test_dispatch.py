@@ -27,7 +27,7 @@ from pallas_kernels import (
     take_rows,
     using,
 )
-from pallas_kernels.dispatch import choose
+from pallas_kernels.dispatch import NAMES, choose
 from pallas_kernels.launch import gpu, interpreting, mosaic_gpu, raw_triton, tracing_for
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.nag_update import OP
@@ -60,6 +60,22 @@ def test_unknown_name_lists_the_known_ones():
         nag_update(*ARGS, implementation="cudnn")
     with pytest.raises(ValueError, match="'reference' must be given alone"):
         nag_update(*ARGS, implementation=("reference", "xla"))
+
+
+def test_names_to_try_may_be_those_of_other_ops():
+    """One `using` covers ops with unlike implementations; what no op has is an error, and so is one name alone."""
+    with using(("composed", "xla")):
+        assert jnp.array_equal(nag_update(*ARGS)[0], nag_update(*ARGS, implementation="xla")[0])
+    with pytest.raises(ValueError, match="unknown implementation 'composed'; there are reference, mosaic_tpu"):
+        nag_update(*ARGS, implementation="composed")
+    with pytest.raises(ValueError, match="unknown implementation 'compose'"):
+        nag_update(*ARGS, implementation=("compose", "xla"))
+    with pytest.raises(ValueError, match=r"implementation = \('composed',\); give at least one of reference"):
+        nag_update(*ARGS, implementation=("composed",))
+
+
+def test_every_name_of_every_op_is_known():
+    assert {name for op in all_ops().values() for name in op.implementations} == set(NAMES)
 
 
 def test_no_rows_are_no_launch():
