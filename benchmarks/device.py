@@ -12,7 +12,9 @@ FOLDER/rehearsal. benchmarks/README.md says how to run it on a machine that has 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.parts.rows import REHEARSAL  # noqa: E402
-from benchmarks.parts.worker import LEFT, PARTS  # noqa: E402
+from benchmarks.parts.worker import FINISHED, LEFT, PARTS  # noqa: E402
 
+CUDA_PACKAGES = ("cu13", "cuda_nvcc")  # in which jax looks for its compiler
 GRACE = 30.0  # seconds after the time is up in which a part may end by itself
 
 
@@ -56,23 +59,29 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
         before = written.stat().st_size if written.exists() else 0
         command = [sys.executable, "-m", "benchmarks.parts.worker", part, str(out), str(scratch), str(seconds)]
         try:
-            run = subprocess.run([*command, *["rehearse"] * rehearse], env=environment(part), timeout=seconds + GRACE)
+            own = environment(part, scratch)
+            run = subprocess.run([*command, *["rehearse"] * rehearse], env=own, timeout=seconds + GRACE)
         except subprocess.TimeoutExpired:
             print(f"{part}: killed, as it had not ended {GRACE:g} s after its time", flush=True)
             return False
-        if run.returncode in (0, LEFT):
-            return run.returncode == 0
+        if run.returncode in (FINISHED, LEFT):
+            return run.returncode == FINISHED
         if not written.exists() or written.stat().st_size == before:
             print(f"{part}: ended with exit code {run.returncode} before its first case", flush=True)
             return False
     return False
 
 
-def environment(part: str) -> dict[str, str]:
-    """Of the part's process. PyTorch's peers need memory of the same device; all else gets nearly all of it at once, or
-    what one step has freed in pieces is too small for the next one. Where kernels are launched as graphs the profiler
-    does not know of which operation each is (openxla/xprof#3070)."""
+def environment(part: str, scratch: Path) -> dict[str, str]:
+    """Of the part's process. Parts share what they compile. PyTorch's peers need memory of the same device; all else
+    gets nearly all of it at once, or what one step has freed in pieces is too small for the next one. Where kernels are
+    launched as graphs the profiler does not know of which operation each is (openxla/xprof#3070)."""
     own = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    if "JAX_COMPILATION_CACHE_DIR" not in own:
+        own |= {"JAX_COMPILATION_CACHE_DIR": str(scratch.resolve() / "programs")}
+        own.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if "CUDA_ROOT" not in own and (root := compilers_root()):
+        own["CUDA_ROOT"] = root
     if part == "kernels":
         own.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     elif "XLA_PYTHON_CLIENT_MEM_FRACTION" not in own:
@@ -80,6 +89,17 @@ def environment(part: str) -> dict[str, str]:
     if part == "profile":
         own["XLA_FLAGS"] = f"{own.get('XLA_FLAGS', '')} --xla_gpu_enable_command_buffer=".strip()
     return own
+
+
+def compilers_root() -> str | None:
+    """The CUDA whose compiler is on the path, where NVIDIA's packages are installed without theirs, as by PyTorch: jax
+    0.11 then looks for libdevice in a folder named None."""
+    namespace = importlib.util.find_spec("nvidia")
+    installed = [Path(folder) for folder in namespace.submodule_search_locations or ()] if namespace else []
+    if not installed or any((folder / of / "bin" / "ptxas").exists() for folder in installed for of in CUDA_PACKAGES):
+        return None
+    nvcc = shutil.which("nvcc")
+    return str(Path(nvcc).resolve().parents[1]) if nvcc else None
 
 
 if __name__ == "__main__":

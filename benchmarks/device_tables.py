@@ -46,12 +46,12 @@ def kernels(rows: list[dict]) -> str:
     """Microseconds, share of the copy bandwidth and time against XLA's fusion, by op, width and implementation."""
     lines = []
     for row in rows:
-        if "result" not in row:
-            continue
         case = row["case"]
         op = case["op"] + (", in place" if case.get("donated") else "")
         shape = f"{case['rows']} x {case['width']} {case['dtype']}"
-        lines += [(op, shape, name, "failed", "-", "-", "-") for name in row["result"].get("failed", ())]
+        if "result" not in row:
+            lines.append((op, shape, case.get("implementation", "peers"), "failed", "-", "-", "-"))
+            continue
         for implementation, passes in row["result"]["implementations"].items():
             for what, own in passes.items():
                 if what == "forward+backward":

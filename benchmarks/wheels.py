@@ -1,7 +1,7 @@
 """Gathers the packages that a bare machine lacks into one folder, as wheels: `python benchmarks/wheels.py`.
 
 The folder is carried to a machine that reaches no package index and installed there without one; benchmarks/README.md
-has the command. Versions are those of constraints.txt. Make it anew after a commit: it names the commit, too.
+has the command. Versions are those of constraints.txt. Make it anew after a change: it names the commit, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pallas_kernels.origin import commit  # noqa: E402
+
 # What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold.
 PACKAGES = ("grain", "array_record", "portpicker", "jax-triton")
 COMMIT = "COMMIT"  # the file beside the wheels that names the commit: a checkout may travel without its history
@@ -26,9 +30,10 @@ def main() -> None:
     platforms = [f"--platform=manylinux{version}_x86_64" for version in PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
     command += ["--python-version", given.python, *platforms, "-c", str(ROOT / "constraints.txt"), "-d", str(given.out)]
+    for old in given.out.glob("*.whl"):  # two versions of one package cannot be installed
+        old.unlink()
     subprocess.run([*command, *PACKAGES], check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    (given.out / COMMIT).write_text(commit)
+    (given.out / COMMIT).write_text(f"{commit()}\n")
     size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
     print(f"{given.out}: {len(list(given.out.glob('*.whl')))} wheels, {size / 2**20:.0f} MiB")
 

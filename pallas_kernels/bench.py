@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import shapes
-from pallas_kernels.dispatch import Op, choose, here, run
+from pallas_kernels.dispatch import REFERENCE, Op, choose, here, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.origin import origin
 from pallas_kernels.shapes import Sample, sample
@@ -70,32 +70,42 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
     One that fails has a row with `error` and no figures."""
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
-    for implementation in ("reference", *op.implementations):
+    for implementation in (REFERENCE, *op.implementations):
         if not runs_here(op, implementation, of):
             continue
+        row = {"op": name, "shape": list(shape), "implementation": implementation}
         try:
-            times = {
-                what: microseconds(fn, make, rotate=rotate, repeats=repeats)
-                for what, fn, make in _programs(op, implementation, of)
-            }
+            times = timed(name, implementation, shape, rotate=rotate, repeats=repeats)
         except Exception as error:  # the others have theirs
-            yield {"op": name, "shape": list(shape), "implementation": implementation, "error": in_one_line(error)}
+            yield row | {"error": in_one_line(error)}
             continue
-        difference = times["forward+backward"] - times["forward"]
-        if difference > 0:  # else noise was larger than the backward pass
-            times["backward"] = difference
-        reference = reference or times
+        reference = times if implementation == REFERENCE else reference
         for what, taken in times.items():
-            moved = None if of.sizes is None else _bytes(op, shape, what, of.sizes)
-            yield {
-                "op": name,
-                "shape": list(shape),
-                "implementation": implementation,
-                "pass": what,
-                "us": taken,
-                "GB/s": moved and moved / taken / 1e3,
-                "vs_reference": taken / reference[what] if what in reference else None,
-            }
+            ratio = taken / reference[what] if what in reference else None
+            yield row | {"pass": what, "us": taken, "GB/s": bandwidth(name, shape, what, taken), "vs_reference": ratio}
+
+
+def timed(
+    name: str, implementation: str, shape: tuple[int, int, str], *, rotate: int, repeats: int
+) -> dict[str, float]:
+    """Microseconds by pass; no "backward" where noise was larger than it."""
+    op, of = all_ops()[name], sample(name, *shape)
+    times = {
+        what: microseconds(fn, make, rotate=rotate, repeats=repeats)
+        for what, fn, make in _programs(op, implementation, of)
+    }
+    difference = times["forward+backward"] - times["forward"]
+    return times | ({"backward": difference} if difference > 0 else {})
+
+
+def bandwidth(name: str, shape: tuple[int, int, str], what: str, microseconds: float) -> float | None:
+    """GB/s of the bytes of one visit of every tensor; None for row ops. The bytes are the same for all implementations:
+    the TPU's, which adds the least to them."""
+    op, sizes = all_ops()[name], sample(name, *shape).sizes
+    if sizes is None:
+        return None
+    moved = [op.implementations["mosaic_tpu"].bytes_moved(*shape, *sizes, backward=b) for b in (False, True)]
+    return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what] / microseconds / 1e3
 
 
 def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Callable, Callable]]:
@@ -136,12 +146,6 @@ def runs_here(op: Op, implementation: str, of: Sample) -> bool:
         return choose(op, implementation, *of.args, **of.constants).on(here()) is not None
     except ValueError:
         return False
-
-
-def _bytes(op: Op, shape: tuple[int, int, str], what: str, sizes: tuple[int, ...]) -> int:
-    """Bytes of one visit of every tensor, the same for all implementations: the TPU's, which adds the least to it."""
-    moved = [op.implementations["mosaic_tpu"].bytes_moved(*shape, *sizes, backward=b) for b in (False, True)]
-    return {"forward": moved[0], "backward": moved[1], "forward+backward": sum(moved)}[what]
 
 
 def _cells(row: dict) -> tuple[str, ...]:

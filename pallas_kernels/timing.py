@@ -13,6 +13,9 @@ import jax.numpy as jnp
 # More than the last-level cache of any current accelerator (H200: 50 MB), so that no operand is in cache.
 ROTATE_BYTES = 512 * 2**20
 MOST_SETS = 8
+MOST_CALLS = 64  # of the function in a program
+PROGRAM_SECONDS = 3e-4  # that a program takes at least, many times what the host takes to start it
+WARM_SECONDS = 0.1  # in which a device that was idle reaches its clock
 
 
 def size(tree: object) -> int:
@@ -23,9 +26,9 @@ def size(tree: object) -> int:
 def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotate: int, repeats: int) -> float:
     """Median time of one `fn(*args)` on the device.
 
-    One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, and is queued
-    often enough (20 ms of work) that the device never waits for the host. Barriers between the calls prevent
-    fusion and overlap.
+    One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, over and over
+    until it takes PROGRAM_SECONDS, and is queued often enough (20 ms of work) that the device never waits for the host.
+    Barriers between the calls prevent fusion and overlap. With `rotate` = 0 (a CPU) `fn` is called once in a program.
     """
     first = make_args(jax.random.key(0))
     sets = max(1, min(MOST_SETS, math.ceil(rotate / size((first, jax.eval_shape(fn, *first))))))
@@ -48,8 +51,15 @@ def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotat
         return time.perf_counter() - start
 
     run(1)  # compiles
+    if rotate:
+        began = time.perf_counter()
+        while time.perf_counter() - began < WARM_SECONDS:
+            each = run(2) / 2
+        if each < PROGRAM_SECONDS:
+            args *= min(math.ceil(PROGRAM_SECONDS / each), MOST_CALLS // sets)
+            run(1)
     times = max(1, math.ceil(0.02 / run(2) * 2))
-    return statistics.median(run(times) for _ in range(repeats)) / (times * sets) * 1e6
+    return statistics.median(run(times) for _ in range(repeats)) / (times * len(args)) * 1e6
 
 
 def copy_bandwidth(*, rotate: int, repeats: int) -> float:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
 TRIES = 2  # a case that was begun so often and never finished is passed over
+ENDINGS = 3  # so are all cases of an implementation that has ended the process so often
 AGAIN = 4  # exit code of a process that can measure nothing more
-FAILED = "failed"  # in a result: what failed of it, by name
 REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
 
 
@@ -58,18 +60,20 @@ class Rows:
     def run(self, cases: Iterable[Case]) -> int:
         """Measures what is not there yet, until the time is up. Returns how many cases are left. Raises Unusable after
         a case behind which nothing computes any more."""
-        finished, begun, longest = self._known()
+        finished, endings, times = self._known()
+        by_implementation = Counter[str | None]()
+        for key, count in endings.items():
+            by_implementation[json.loads(key).get("implementation")] += count
         left, started = 0, False
         for case in cases:
             key = json.dumps(case.name, sort_keys=True)
             if key in finished:
                 continue
-            if begun.get(key, 0) >= TRIES:
-                error = f"ended the process {TRIES} times"
+            if error := _hopeless(endings[key], case.name.get("implementation"), by_implementation):
                 self._append({"case": case.name, "error": error})
                 print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
                 continue
-            likely = longest.get(_kind(case.name), max(longest.values(), default=0.0))
+            likely = times.get(_kind(case.name), next(reversed(times.values()), 0.0))
             if time.monotonic() + (0.0 if case.resumes else likely) > self.deadline:
                 left += 1
                 continue
@@ -91,11 +95,12 @@ class Rows:
                 from pallas_kernels.bench import in_one_line
 
                 outcome = {"error": in_one_line(error)}
-            taken = time.monotonic() - began
-            longest[_kind(case.name)] = max(longest.get(_kind(case.name), 0.0), taken)
-            self._append({"case": case.name, **outcome, "seconds": round(taken, 2)})
+            times[_kind(case.name)] = taken = round(time.monotonic() - began, 2)
+            gc.collect()  # what an error's traceback keeps on the device
+            ended = "error" in outcome and not usable()
+            self._append({"case": case.name, **outcome, "seconds": taken} | ({"ended": True} if ended else {}))
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
-            if ("error" in outcome or FAILED in outcome["result"]) and not usable():
+            if ended:
                 raise Unusable
         return left
 
@@ -118,9 +123,10 @@ class Rows:
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
 
-    def _known(self) -> tuple[set[str], dict[str, int], dict[tuple[str, ...], float]]:
-        """The cases that are finished, how often each of the others was begun, and the longest time of each kind."""
-        finished, begun, longest = set(), {}, {}
+    def _known(self) -> tuple[set[str], Counter[str], dict[str, float]]:
+        """The cases that are finished, how often each has ended its process, and the latest time of each kind, the kind
+        measured last at the end."""
+        finished, endings, times = set(), Counter[str](), {}
         devices = {row["origin"].get("device") for row in self.lines if "origin" in row} - {None}
         other = devices - {_device()} if devices else set()
         where = None
@@ -129,14 +135,16 @@ class Rows:
             if "case" in row and where not in other:
                 key, kind = json.dumps(row["case"], sort_keys=True), _kind(row["case"])
                 if "seconds" in row:
-                    longest[kind] = max(longest.get(kind, 0.0), row["seconds"])
+                    times.pop(kind, None)
+                    times[kind] = row["seconds"]
                 if "begun" in row:
-                    begun[key] = begun.get(key, 0) + 1
+                    endings[key] += 1
                 elif "paused" in row:
-                    begun[key] = 0
+                    endings[key] = 0
                 else:
+                    endings[key] -= "seconds" in row and "ended" not in row
                     finished.add(key)
-        return finished, begun, longest
+        return finished, endings, times
 
     def _append(self, row: dict) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -161,9 +169,19 @@ def usable() -> bool:
         return False
 
 
-def _kind(name: dict[str, Any]) -> tuple[str, ...]:
-    """Cases that are named by the same properties do the same work, at other sizes."""
-    return tuple(sorted(name))
+def _hopeless(endings: int, implementation: str | None, by_implementation: Counter[str | None]) -> str | None:
+    """Why a case is passed over: each try costs a start of the process."""
+    if endings >= TRIES:
+        return f"ended the process {TRIES} times"
+    if implementation and by_implementation[implementation] >= ENDINGS:
+        return f"{implementation} ended the process {ENDINGS} times"
+    return None
+
+
+def _kind(name: dict[str, Any]) -> str:
+    """Cases that differ in these alone take about the same time."""
+    alike = ("op", "implementation", "scheme", "kernels")
+    return json.dumps({of: None if of in alike else value for of, value in name.items()}, sort_keys=True)
 
 
 def read(path: Path) -> list[dict]:

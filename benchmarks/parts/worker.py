@@ -1,7 +1,7 @@
 """One part in a process of its own: `python -m benchmarks.parts.worker PART OUT SCRATCH SECONDS [rehearse]`.
 
-The exit code tells `benchmarks/device.py` what came of it: 0, LEFT, or AGAIN where the process can measure nothing
-more and the part goes on in another one.
+The exit code tells `benchmarks/device.py` what came of it: FINISHED, LEFT, or AGAIN where the process can measure
+nothing more and the part goes on in another one. A training that is stopped before its first step exits with 0.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.parts.rows import AGAIN, Options, Rows, Unusable
 
 LEFT = 3  # the time is up, and cases are left
+FINISHED = 5
 # Each part's generator of cases, in the order in which they matter, and the longest that one of its cases may take in
 # seconds: a kernel that waits for ever would take all the time there is.
 PARTS = {
@@ -39,7 +40,7 @@ def main(part: str, out: str, scratch: str, seconds: str, *rehearse: str) -> int
     except Unusable:
         os._exit(AGAIN)  # what would end the libraries in order waits for the device
     print(f"{part}: {left} cases left" if left else f"{part}: all cases are there", flush=True)
-    return LEFT if left else 0
+    return LEFT if left else FINISHED
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class Tried:
             return None
         curve = np.polynomial.Polynomial.fit(np.log(near), losses, 2)
         (lowest,) = curve.deriv().roots()
-        return float(losses[1] - curve(lowest))
+        return max(float(losses[1] - curve(lowest)), 0.0)  # where all are equal, rounding may say less
 
     @property
     def loss(self) -> float:

@@ -43,16 +43,23 @@ def scopes_of(hlo: str) -> dict[str, str]:
 
 
 def times_by_scope(files: Iterator[Path], scopes: dict[str, str]) -> Counter[str]:
-    """Nanoseconds by part, over all devices and steps of a trace (its `.xplane.pb` files)."""
+    """Nanoseconds by part, over all devices and steps of a trace (its `.xplane.pb` files). Where devices have planes of
+    their own, what the host did to start their instructions does not count."""
     total: Counter[str] = Counter()
     for file in files:
-        for plane in ProfileData.from_file(str(file)).planes:
-            for line in plane.lines:
-                for event in line.events:
-                    name = next((str(value) for key, value in event.stats if key == "hlo_op"), event.name)
-                    if (scope := scopes.get(name)) is not None:
-                        total[scope] += event.duration_ns
+        planes = list(ProfileData.from_file(str(file)).planes)
+        of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
+        total += _times(of_devices, scopes) or _times(planes, scopes)
     return total
+
+
+def _times(planes: list, scopes: dict[str, str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for event in (event for plane in planes for line in plane.lines for event in line.events):
+        name = next((str(value) for key, value in event.stats if key == "hlo_op"), event.name)
+        if (scope := scopes.get(name)) is not None:
+            found[scope] += event.duration_ns
+    return found
 
 
 def profile(config: RunConfig, folder: Path, steps: int) -> dict:

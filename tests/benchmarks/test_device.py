@@ -1,16 +1,19 @@
 """The measurements for an accelerator, rehearsed on this machine; their file format; the tables made of them."""
 
+import functools
 import json
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from benchmarks import device, device_tables
-from benchmarks.parts import rows, steps, worker
+from benchmarks.parts import kernels, rows, steps, worker
 from benchmarks.parts.rows import Case, Options, Paused, Rows, Unusable, measured
 from pallas_kernels import origin
+from pallas_kernels.ops import all_ops
 
 PARTS = ("values", "kernels", "steps", "attention", "experts", "mod", "training", "profile")
 
@@ -83,15 +86,36 @@ def test_after_a_case_behind_which_nothing_computes_another_process_goes_on(tmp_
     failing = [case("a", 1), case("b", ValueError("illegal address")), case("c", 3)]
     with pytest.raises(Unusable):
         Rows("part", tmp_path, later).run(failing)
-    with pytest.raises(Unusable):  # what failed in part of a case
-        Rows("part", tmp_path, later).run(
-            [*failing[:2], case("d", 4)._replace(measure=lambda: {"failed": {"x": "no"}})]
-        )
     assert Rows("part", tmp_path, later).run(failing) == 0
-    assert [row["case"]["case"] for row in measured(tmp_path / "part.jsonl")] == ["a", "b", "d", "c"]
+    assert [row["case"]["case"] for row in measured(tmp_path / "part.jsonl")] == ["a", "b", "c"]
     assert rows.read(tmp_path / "part.jsonl")[-1]["result"] == {"value": 3}
     monkeypatch.undo()
     assert rows.usable()
+
+
+def test_an_implementation_that_ends_process_after_process_is_passed_over(tmp_path, monkeypatch):
+    """Each start costs as much as many cases; what ended nothing is measured, also of that implementation."""
+    later = time.monotonic() + 60
+
+    def of(implementation, number, outcome):
+        return case(number, outcome)._replace(name={"implementation": implementation, "number": number})
+
+    good, bad = [of("xla", 0, 1), of("mosaic", 1, 2)], [of("mosaic", number, KeyboardInterrupt()) for number in (2, 3)]
+    sticky = of("mosaic", 4, ValueError("illegal address"))
+    for _ in range(rows.TRIES):
+        with pytest.raises(KeyboardInterrupt):
+            Rows("part", tmp_path, later).run([*good, *bad, sticky])
+    monkeypatch.setattr(rows, "usable", lambda: False)
+    with pytest.raises(Unusable):
+        Rows("part", tmp_path, later).run([*good, bad[0], sticky])
+    monkeypatch.undo()
+    assert Rows("part", tmp_path, later).run([*good, *bad, sticky, of("mosaic", 5, 5), of("xla", 5, 6)]) == 0
+    found = {
+        tuple(row["case"].values()): row.get("error") or row["result"] for row in measured(tmp_path / "part.jsonl")
+    }
+    assert found["xla", 0] == {"value": 1} and found["xla", 5] == {"value": 6} and found["mosaic", 1] == {"value": 2}
+    assert found["mosaic", 2] == "ended the process 2 times" and found["mosaic", 4] == "ValueError: illegal address"
+    assert found["mosaic", 3] == found["mosaic", 5] == "mosaic ended the process 3 times"
 
 
 def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path):
@@ -115,7 +139,7 @@ Rows("part", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 0.5).run(cases)
 
 
 def test_a_part_is_started_again_as_long_as_it_comes_further(tmp_path, monkeypatch, capfd):
-    codes = iter([rows.AGAIN, -11, worker.LEFT])
+    codes = iter([rows.AGAIN, 0, -11, worker.LEFT])  # 0: a training that was stopped before its first step
 
     def started(command, env, timeout):
         code = next(codes, -6)
@@ -149,16 +173,60 @@ def test_what_does_not_fit_into_the_device_is_not_compiled(monkeypatch):
     assert first[: 2 * len(steps.SCHEMES)] == ["350M"] * len(steps.SCHEMES) + ["1B"] * len(steps.SCHEMES)
 
 
-def test_the_environment_of_a_part(monkeypatch):
+def test_the_environment_of_a_part(monkeypatch, tmp_path):
+    environment = functools.partial(device.environment, scratch=tmp_path)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
+    assert environment("steps")["JAX_COMPILATION_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    assert environment("steps")["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "programs")
     monkeypatch.setenv("XLA_FLAGS", "--xla_a")
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
-    assert device.environment("kernels")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    assert "XLA_CLIENT_MEM_FRACTION" not in device.environment("kernels")
-    assert device.environment("steps")["XLA_CLIENT_MEM_FRACTION"] == "0.92"
-    assert device.environment("profile")["XLA_FLAGS"] == "--xla_a --xla_gpu_enable_command_buffer="
+    assert environment("kernels")["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert "XLA_CLIENT_MEM_FRACTION" not in environment("kernels")
+    assert environment("steps")["XLA_CLIENT_MEM_FRACTION"] == "0.92"
+    assert environment("profile")["XLA_FLAGS"] == "--xla_a --xla_gpu_enable_command_buffer="
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # both are an error
-    assert "XLA_CLIENT_MEM_FRACTION" not in device.environment("steps")
+    assert "XLA_CLIENT_MEM_FRACTION" not in environment("steps")
+
+
+def test_where_the_compilers_libraries_are(monkeypatch, tmp_path):
+    """PyTorch's packages bring a folder that jax takes for a whole CUDA."""
+    monkeypatch.delenv("CUDA_ROOT", raising=False)
+    packages, cuda = tmp_path / "site" / "nvidia", tmp_path / "cuda"
+    (packages / "cu13" / "lib").mkdir(parents=True)
+    (cuda / "bin").mkdir(parents=True)
+    (cuda / "bin" / "nvcc").touch(0o755)
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(cuda / "bin"))
+    assert "CUDA_ROOT" not in device.environment("values", tmp_path)
+    found = types.SimpleNamespace(submodule_search_locations=[str(packages)])
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: found)
+    assert device.environment("values", tmp_path)["CUDA_ROOT"] == str(cuda)
+    (packages / "cu13" / "bin").mkdir()
+    (packages / "cu13" / "bin" / "ptxas").touch()
+    assert "CUDA_ROOT" not in device.environment("values", tmp_path)
+
+
+def test_kernels_are_measured_one_by_one_against_the_reference(monkeypatch):
+    """The reference is timed once for all of a process."""
+    named = [case.name for case in kernels.cases(Options(False, None, 0.0))]
+    assert [name["op"] for name in named[:2]] == ["nag_update_modulated"] * 2
+    first = [(name["op"], name["width"]) for name in named]
+    assert first.index(("nag_update", 4096)) < first.index(("put_rows", 1024)) < first.index(("nag_update", 2048))
+    assert set(first) == {(op, width) for op in all_ops() for width in (640, 1024, 2048, 4096, 8192)}
+    calls = []
+    monkeypatch.setattr(kernels, "timed", lambda op, name, *_, **__: calls.append(name) or {"forward": len(calls)})
+    monkeypatch.setattr(kernels, "copy", lambda: 1.0)
+    monkeypatch.setattr(kernels, "_references", {})
+
+    def ratio(name):
+        found = kernels.measure("nag_update", name, (64, 96, "float32"))
+        return found["implementations"][name]["forward"]["vs_reference"]
+
+    assert [ratio("reference"), ratio("xla"), ratio("mosaic_gpu")] == [1, 2, 3] and len(calls) == 3
+    kernels._references.clear()
+    assert ratio("xla") == 4 / 5 and calls[3:] == ["xla", "reference"]
 
 
 def test_no_case_is_begun_when_the_time_is_up(tmp_path):
@@ -167,20 +235,17 @@ def test_no_case_is_begun_when_the_time_is_up(tmp_path):
 
 
 def test_no_case_is_begun_that_would_end_later_by_the_times_in_the_file(tmp_path):
-    lines = [{"case": {"case": "a"}, "result": {}, "seconds": 300.0}]
-    lines += [{"case": {"op": "a", "peers": True}, "result": {}, "seconds": 2.0}]
-    lines += [{"case": {"killed": 1}, "begun": True}]
+    """By the last time of the same size, or of whatever was measured last."""
+    step = lambda size, scheme: Case({"size": size, "scheme": scheme}, lambda: {})  # noqa: E731
+    lines = [{"case": step("1B", "plain").name, "result": {}, "seconds": 900.0}]
+    lines += [{"case": step("1B", "nag").name, "result": {}, "seconds": 300.0}]
+    lines += [{"case": step("350M", "plain").name, "result": {}, "seconds": 200.0}]
+    lines += [{"case": step("350M", "nag").name, "result": {}, "seconds": 2.0}]
     (tmp_path / "part.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    peer = Case({"op": "b", "peers": True}, lambda: {})
     soon = time.monotonic() + 60
-    assert (
-        Rows("part", tmp_path, soon).run(
-            [case("b", 1), peer, Case({"new": 1}, lambda: {}), Case({"killed": 1}, lambda: {})]
-        )
-        == 3
-    )
-    assert measured(tmp_path / "part.jsonl")[-1]["case"] == peer.name
-    assert Rows("part", tmp_path, soon).run([case("b", 1)._replace(resumes=True)]) == 0
+    assert Rows("part", tmp_path, soon).run([step("1B", "lns"), step("350M", "lns"), step("7B", "lns")]) == 1
+    assert [row["case"]["size"] for row in measured(tmp_path / "part.jsonl")[4:]] == ["350M", "7B"]
+    assert Rows("part", tmp_path, soon).run([step("1B", "lns")._replace(resumes=True)]) == 0
 
 
 def test_a_case_that_ended_the_process_counts_as_failed_where_it_was_begun(tmp_path):

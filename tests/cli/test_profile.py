@@ -1,12 +1,15 @@
 """nagjax profile: every part of the model is found in the trace of a real step, and times add up."""
 
 import re
+import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from nagjax.cli import main
+from nagjax.measure import profile
 from nagjax.measure.profile import OTHER, scope_of, scopes_of
 
 
@@ -44,3 +47,16 @@ def test_loops_are_not_counted_beside_what_is_in_them():
 def test_no_steps_is_an_error(tmp_path, capsys):
     assert main(["profile", "--traced", "0", "--out", str(tmp_path)]) == 2
     assert "traced = 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_device, found", [("fusion.1", 5), ("other", 7)], ids=("known", "unknown"))
+def test_what_the_host_did_to_start_an_instruction_is_no_time_of_the_device(monkeypatch, of_device, found):
+    """Unless the trace names the instructions there alone, as on a CPU."""
+
+    def plane(name, nanoseconds, instruction):
+        event = types.SimpleNamespace(name="launch", stats=[("hlo_op", instruction)], duration_ns=nanoseconds)
+        return types.SimpleNamespace(name=name, lines=[types.SimpleNamespace(events=[event])])
+
+    trace = types.SimpleNamespace(planes=[plane("/host:CPU", 7, "fusion.1"), plane("/device:GPU:0", 5, of_device)])
+    monkeypatch.setattr(profile, "ProfileData", types.SimpleNamespace(from_file=lambda path: trace))
+    assert profile.times_by_scope(iter([Path("a.xplane.pb")]), {"fusion.1": "mlp"}) == {"mlp": found}
