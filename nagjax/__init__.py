@@ -17,8 +17,8 @@ def load(path, *, devices=None):
 
 _MODULES = {"data", "generate", "interop", "layers", "linen", "measure", "mod", "model", "plan", "report"}
 _MODULES |= {"residual", "runs", "train"}
-_NOTEBOOK = {"fit", "log", "table", "plot", "depth_map", "dial"}
-_ELSEWHERE = {
+_CALLS = {
+    "load": "nagjax.interop.load",
     "answer": "nagjax.generate.chat",
     "complete": "nagjax.generate.sample",
     "Transformer": "nagjax.model.transformer",
@@ -36,6 +36,7 @@ _ELSEWHERE = {
     "probe": "nagjax.measure.probe",
     "diagnose": "nagjax.report.diagnosis",
 }
+_CALLS |= dict.fromkeys(("fit", "log", "table", "plot", "depth_map", "dial"), "nagjax.notebook")
 
 
 def __getattr__(name: str):
@@ -43,9 +44,8 @@ def __getattr__(name: str):
     for: `import nagjax` alone does not import jax."""
     import importlib.util
 
-    module = "nagjax.notebook" if name in _NOTEBOOK else _ELSEWHERE.get(name)
-    if module is not None:
-        return getattr(importlib.import_module(module), name)
+    if name in _CALLS:
+        return getattr(importlib.import_module(_CALLS[name]), name)
     if name.startswith("_"):
         raise AttributeError(f"nagjax has no {name!r}")
     if importlib.util.find_spec(f"nagjax.{name}"):
@@ -72,4 +72,4 @@ def _calls() -> list[str]:
     from pathlib import Path
 
     stub = Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8")
-    return sorted({"load", *_MODULES, *_NOTEBOOK, *_ELSEWHERE, *re.findall(r"^class (\w+)\(", stub, re.MULTILINE)})
+    return sorted({*_MODULES, *_CALLS, *re.findall(r"^class (\w+)\(", stub, re.MULTILINE)})

@@ -1,4 +1,4 @@
-# Written by python -m nagjax.residual.stubs
+# Written by python -m nagjax.stubs
 from typing import ClassVar
 
 from flax import nnx

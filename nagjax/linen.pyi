@@ -1,4 +1,4 @@
-# Written by python -m nagjax.residual.stubs
+# Written by python -m nagjax.stubs
 from nagjax.mod.linen import MixtureOfDepths as MixtureOfDepths
 from nagjax.residual.linen import LinenResidual as LinenResidual
 

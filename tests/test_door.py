@@ -10,7 +10,7 @@ import pytest
 import nagjax
 from nagjax.residual.module import Residual
 from nagjax.residual.registry import schemes
-from nagjax.residual.stubs import stubs
+from nagjax.stubs import stubs
 
 CHECK = "import sys, nagjax; sys.exit(any(name in sys.modules for name in ('jax', 'flax', 'numpy', 'optax')))"
 
@@ -42,7 +42,7 @@ def test_names():
 
 
 def test_the_stubs_are_what_would_be_written():
-    """If they differ, run python -m nagjax.residual.stubs."""
+    """If they differ, run python -m nagjax.stubs."""
     for path, text in stubs().items():
         assert path.read_text(encoding="utf-8") == text, path.name
     assert (Path(nagjax.__file__).parent / "py.typed").exists()

@@ -46,6 +46,7 @@ LINES = {
     "nagjax.processes": ["nagjax.json_reader"],
     "nagjax.demo": ["nagjax.generate", "nagjax.memory", "nagjax.options", "nagjax.processes"],
     "nagjax.sweep": ["nagjax.config_file", "nagjax.memory", "nagjax.processes", "nagjax.report"],
+    "nagjax.stubs": ["nagjax", "nagjax.residual"],
     "nagjax.cli": ["nagjax", "nagjax.config_file"],  # commands are imported when they are called
     "nagjax.commands": [
         "nagjax.cli",

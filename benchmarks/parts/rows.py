@@ -104,18 +104,8 @@ class Rows:
                 raise Unusable
         return left
 
-    @contextlib.contextmanager
-    def _limited(self, case: Case) -> Iterator[None]:
-        if self.limit is None:
-            yield
-            return
-        timer = threading.Timer(self.limit, self._end, [case])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _limited(self, case: Case) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.limit is None else alarm(self.limit, self._end, case)
 
     def _end(self, case: Case) -> None:
         error = f"took longer than {self.limit:g} s"
@@ -151,6 +141,18 @@ class Rows:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def alarm(seconds: float, act: Callable, *args) -> Iterator[None]:
+    """Calls `act(*args)` after so many seconds, unless the block has ended."""
+    timer = threading.Timer(seconds, act, args)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _device() -> str:

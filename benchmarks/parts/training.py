@@ -11,12 +11,11 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.parts.rows import Case, Options, Paused
+from benchmarks.parts.rows import Case, Options, Paused, alarm
 from nagjax.data import DataConfig, train_bpe
 from nagjax.data.stdlib import stdlib_documents
 from nagjax.errors import Preempted
@@ -45,7 +44,8 @@ def measure(scheme: str, steps: int, options: Options) -> dict:
         raise Paused
     folder = options.scratch / f"{scheme}-{steps}"
     config = _config(scheme, steps, options)
-    with _stop_at(options.deadline - SAVING_SECONDS):
+    left = options.deadline - SAVING_SECONDS - time.monotonic()
+    with alarm(max(left, 1.0), os.kill, os.getpid(), signal.SIGTERM):  # the trainer saves and ends
         try:
             train(config, folder)
         except Preempted:
@@ -79,17 +79,3 @@ def _tokenizer(options: Options, vocab: int) -> Path:
         text.write_text("\n".join(documents[:20] if options.rehearsal else documents), encoding="utf-8")
         train_bpe([str(text)], vocab, path)
     return path
-
-
-class _stop_at:
-    """Sends this process a SIGTERM at a time of `time.monotonic`: the trainer saves and ends."""
-
-    def __init__(self, when: float):
-        self._timer = threading.Timer(max(when - time.monotonic(), 1.0), os.kill, (os.getpid(), signal.SIGTERM))
-        self._timer.daemon = True
-
-    def __enter__(self):
-        self._timer.start()
-
-    def __exit__(self, *_):
-        self._timer.cancel()

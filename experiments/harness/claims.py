@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -22,34 +22,50 @@ class Decision:
     told: str
 
 
-class Claim(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """About one arm, whose `decide` says what became of it."""
+
     judged: str
 
     @property
     def named(self) -> tuple[str, ...]:
         """The arms it is about; all are in the recipe."""
+        return (self.judged,)
 
     @property
     def reference(self) -> str:
         """The arm that tables and figures show differences to."""
+        return self.judged
 
-    def decide(self, outcome: Outcome) -> Decision: ...
+    def decide(self, outcome: Outcome) -> Decision:
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class Lowest:
+class Against(Claim):
+    """About one arm and another, to which differences are shown."""
+
+    rival: str
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.judged, self.rival
+
+    @property
+    def reference(self) -> str:
+        return self.rival
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowest(Claim):
     """The judged arm's loss is below that of every rival at every shape."""
 
-    judged: str
     rivals: tuple[str, ...] = ()  # none: all other arms
 
     @property
     def named(self) -> tuple[str, ...]:
         return self.judged, *self.rivals
-
-    @property
-    def reference(self) -> str:
-        return self.judged
 
     def decide(self, outcome: Outcome) -> Decision:
         if self.judged not in outcome.arms:
@@ -64,23 +80,13 @@ class Lowest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lead:
+class Lead(Against):
     """The judged arm's lead over the rival grows (sign 1) or shrinks (-1) as the depth, or the tokens, double; with
     `ahead`, it is also there at every shape."""
 
-    judged: str
-    rival: str
     along: Literal["depth", "tokens"]
     sign: int = 1
     ahead: bool = False
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        return self.judged, self.rival
-
-    @property
-    def reference(self) -> str:
-        return self.rival
 
     def decide(self, outcome: Outcome) -> Decision:
         if not {self.judged, self.rival} <= set(outcome.arms):
@@ -138,20 +144,15 @@ class Lead:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matches:
+class Matches(Claim):
     """The arms' losses are at most `margin` (a share of it) above the judged one's, at every shape."""
 
-    judged: str  # what is to be matched
     arms: tuple[str, ...]
     margin: float
 
     @property
     def named(self) -> tuple[str, ...]:
         return self.judged, *self.arms
-
-    @property
-    def reference(self) -> str:
-        return self.judged
 
     def decide(self, outcome: Outcome) -> Decision:
         own = [arm for arm in self.arms if arm in outcome.arms]
@@ -169,22 +170,12 @@ class Matches:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wall:
+class Wall(Against):
     """Beyond a depth the judged arm is behind the rival by more than the margin, and up to it by less. To diverge is to
     be behind; that the rival does not is part of the claim."""
 
-    judged: str
-    rival: str
     beyond: int  # blocks
     margin: float  # nats
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        return self.judged, self.rival
-
-    @property
-    def reference(self) -> str:
-        return self.rival
 
     def decide(self, outcome: Outcome) -> Decision:
         if not {self.judged, self.rival} <= set(outcome.arms):
@@ -215,18 +206,8 @@ def _behind(gap: Gap, deep: bool) -> Interval | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Deeper:
+class Deeper(Claim):
     """The judged arm has a lower loss at every further shape than at the first one; the other arms stand beside it."""
-
-    judged: str
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        return (self.judged,)
-
-    @property
-    def reference(self) -> str:
-        return self.judged
 
     def decide(self, outcome: Outcome) -> Decision:
         first, *deeper = outcome.shapes

@@ -13,12 +13,13 @@ from experiments.harness.pages import write_pages
 from experiments.harness.recipe import HOME, Recipe, judged, load, names, planned
 from experiments.harness.results import Summary, write_plot, write_result, write_unfinished
 from experiments.harness.reuse import check_kept, done, reuse
-from experiments.harness.sweep import Shard, collect, work, work_in_processes
+from experiments.harness.sweep import collect, work, work_in_processes
 from nagjax.arguments import help_text, options_of
 from nagjax.arguments import parse as read
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
 from nagjax.options import taken
+from nagjax.sweep import taken as taken_by_shard
 
 SMOKE, DEFAULT = "smoke", "cpu"
 
@@ -88,7 +89,7 @@ def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
 def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summary | None:
     """Does the jobs, and when all are finished writes and prints the result; None while some are missing."""
     out = options.out or Path("runs") / f"{recipe.name}-{options.size}"
-    shard = Shard.parse(options.shard)
+    own = taken_by_shard(options.shard)
     if options.processes < 1:
         raise UserError("processes", options.processes, "give a number of at least 1")
     jobs = planned(recipe, settings)
@@ -105,18 +106,17 @@ def run(recipe: Recipe, options: Options, settings: Any, command: str) -> Summar
         return _keep(recipe, options, settings, command, home, out, done(jobs, out))
     check_kept(home, recipe.name, options.size, jobs)
     if options.processes == 1:
-        work(shard.take(jobs), out)
-    elif shard.count > 1:
+        work(jobs[own], out)
+    elif own.step > 1:
         raise UserError("processes", options.processes, "with --shard every task is one process")
     else:
         work_in_processes(recipe, settings, out, options.processes)
     records = collect(jobs, out)
     if records is None:
-        again = "the same command" + (" without --shard" if shard.count > 1 else "")
+        again = "the same command" + (" without --shard" if own.step > 1 else "")
         print(f"other jobs are not finished; {again} collects them ({out})")
         return None
-    floors = [record for record in records if "floor" in record.labels]
-    records = [record for record in records if "floor" not in record.labels]
+    records, floors = _apart(records)
     summary = judged(recipe, settings, records, floors)
     path = write_result(home, recipe.name, options.size, command, settings, records, summary, floors)
     plot = write_plot(home, recipe.name, options.size, recipe.draw, settings, records)
@@ -132,10 +132,13 @@ def _keep(
 ) -> None:
     if not records:
         raise UserError("keep", str(out), "no job is finished there: run it without --keep first")
-    floors = [record for record in records if "floor" in record.labels]
-    runs = [record for record in records if "floor" not in record.labels]
-    path = write_unfinished(home, recipe.name, options.size, command, settings, runs, floors)
+    path = write_unfinished(home, recipe.name, options.size, command, settings, *_apart(records))
     print(f"{len(records)} finished jobs: {path}")
+
+
+def _apart(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """The runs, and the floors under their losses."""
+    return tuple([record for record in records if ("floor" in record.labels) == floors] for floors in (False, True))
 
 
 def show(recipe: Recipe, summary: Summary) -> None:

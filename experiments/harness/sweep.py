@@ -6,6 +6,7 @@ system releases however the process ends. Machines of an array (SLURM, TPU slice
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import signal
 import subprocess
@@ -22,29 +23,6 @@ from experiments.harness.settings import from_json
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
 from nagjax.processes import end, on_sigterm, shared_cores
-from nagjax.sweep import taken
-
-try:
-    import fcntl
-except ImportError:  # Windows: no sharing between processes
-    fcntl = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """Every `count`-th job, from the `index`-th (0-based) on."""
-
-    index: int = 0
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> "Shard":
-        """From "i/n", i from 0 to n - 1. Raises UserError."""
-        every = taken(text)
-        return cls(every.start, every.step)
-
-    def take(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        return jobs[self.index :: self.count]
 
 
 def work(jobs: Sequence[Job], folder: Path) -> None:
@@ -123,7 +101,7 @@ def _brief(record: Record) -> str:
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[bool]:
     """Whether this process holds the folder now. A job of several hosts is nobody's alone: they all go through it."""
-    if fcntl is None or jax.process_count() > 1:
+    if jax.process_count() > 1:
         yield True
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from nagjax.layers.linear import linear, linears, linears_then
 from nagjax.layers.parameters import Scales, bias, gain, matrix
 from nagjax.layers.platform import on_gpu, on_one_cpu
 from nagjax.layers.rotary import turned, turns
-from nagjax.layers.where import Where, Window, causal_mask_by_key, seen_mask
+from nagjax.layers.where import Where, Window, seen_mask
 
 ALL = 2**30  # tokens: more than any context
 
@@ -161,12 +161,10 @@ class Attention(nnx.Module):
         spans: int,
     ) -> Float[Array, "B k D"]:
         """`_mixed` by `cpu.attention`, which says what bounded and spans are."""
-        if self.config.causal:
-            by_key = causal_mask_by_key(where, seen, self.window)
-        else:
-            by_key, spans = seen_mask(seen, where, causal=False), 1
-        masks = seen_mask(where, seen, self.window, self.config.causal), by_key
-        return linear(cpu.attention(q, k, v, *masks, bounded, spans), self.out, self.out_bias)
+        causal = self.config.causal
+        mask, by_key = (seen_mask(where, seen, self.window, causal, by_key) for by_key in (False, True))
+        mixed = cpu.attention(q, k, v, mask, by_key, bounded, spans if causal else 1)
+        return linear(mixed, self.out, self.out_bias)
 
     def _placed(self, where: Where, *parts: Float[Array, "B T _"]) -> tuple[Float[Array, "B T _ Dh"], ...]:
         q, k, v = map(self._split, parts)

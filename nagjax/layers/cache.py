@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from nagjax.layers.cpu import by_head
 from nagjax.layers.platform import on_one_cpu
 from nagjax.layers.softcap import softcap
-from nagjax.layers.where import Where, Window, causal_mask
+from nagjax.layers.where import Where, Window, seen_mask
 
 MASKED = -1e30
 
@@ -78,7 +78,7 @@ def attend_cached(
     keys, values = (x[known.layer] for x in (known.stored.keys, known.stored.values))
     if known.rows is not None:
         keys, values = keys[known.rows], values[known.rows]
-    return _mixed(grouped, keys, values, causal_mask(q_where, known.where, window), cap).reshape(q.shape)
+    return _mixed(grouped, keys, values, seen_mask(q_where, known.where, window), cap).reshape(q.shape)
 
 
 def _mixed(
@@ -111,6 +111,6 @@ def _row_by_row(
         at = (known.layer, places[row], 0, 0, 0)
         keys, values = (jax.lax.dynamic_slice(x, at, sizes)[0] for x in (known.stored.keys, known.stored.values))
         here, there = (jax.tree.map(lambda x: x[row][None], own) for own in (where, seen))
-        return done.at[row].set(_mixed(q[row][None, None], keys, values, causal_mask(here, there, window), cap)[0, 0])
+        return done.at[row].set(_mixed(q[row][None, None], keys, values, seen_mask(here, there, window), cap)[0, 0])
 
     return jax.lax.fori_loop(0, jnp.sum(live), one, jnp.zeros_like(q))

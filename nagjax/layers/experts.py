@@ -10,12 +10,11 @@ choices the first `experts` are experts and the rest run nothing: Mixture-of-Dep
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.branch import Update
@@ -26,7 +25,7 @@ from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.mlp import ACTIVATIONS
 from nagjax.layers.parameters import Scales, bias, matrix
 from nagjax.parameters import parameter
-from pallas_kernels.placement import current_placement
+from pallas_kernels.placement import current_placement, on_shards
 
 
 class Choices(NamedTuple):
@@ -119,15 +118,9 @@ def choose(
         weights = jnp.take_along_axis(scores, ids, axis=-1)
         if config.weights == "normalised":
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
-        return Choices(jnp.where(real[..., None], ids, scores.shape[-1]), weights)
+        return jnp.where(real[..., None], ids, scores.shape[-1]), weights
 
-    placement = current_placement()
-    if placement is None:
-        return own(scores, real, balance)
-    rows: Any = placement.rows
-    mesh: Any = placement.mesh
-    run = jax.shard_map(own, mesh=mesh, in_specs=(rows, rows, P()), out_specs=rows, check_vma=False)
-    return run(scores, real, balance)
+    return Choices(*on_shards(own, current_placement(), (2, 2, None), (2, 2))(scores, real, balance))
 
 
 def _matrices(

@@ -22,25 +22,16 @@ class Where(NamedTuple):
         return cls(jnp.ones((batch, tokens), jnp.int32), positions)
 
 
-def causal_mask_by_key(queries: Where, keys: Where, window: Window = None) -> Bool[Array, "B 1 Tk Tq"]:
-    """`causal_mask` with its last two axes swapped, in memory too."""
-    same = queries.segments[:, None, :] == keys.segments[:, :, None]
-    behind = queries.positions[:, None, :] - keys.positions[:, :, None]
-    near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-    return (same & near)[:, None]
-
-
-def causal_mask(queries: Where, keys: Where, window: Window = None) -> Bool[Array, "B 1 Tq Tk"]:
-    """True where the key is in the query's document, not after the query, and less than `window` tokens before it.
-    Padding sees padding, so that no row is empty."""
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    behind = queries.positions[:, :, None] - keys.positions[:, None, :]
-    near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-    return (same & near)[:, None]
-
-
-def seen_mask(queries: Where, keys: Where, window: Window = None, causal: bool = True) -> Bool[Array, "B 1 Tq Tk"]:
-    """`causal_mask`; or, without `causal`, True where the key is in the query's document, which may come after it."""
+def seen_mask(
+    queries: Where, keys: Where, window: Window = None, causal: bool = True, by_key: bool = False
+) -> Bool[Array, "B 1 Tq Tk"] | Bool[Array, "B 1 Tk Tq"]:
+    """True where the key is in the query's document and, if `causal`, not after the query and less than `window` tokens
+    before it. Padding sees padding, so that no row is empty. `by_key`: with the last two axes swapped, in memory too.
+    """
+    of_queries = lambda x: x[:, None, :] if by_key else x[:, :, None]  # noqa: E731
+    of_keys = lambda x: x[:, :, None] if by_key else x[:, None, :]  # noqa: E731
+    seen = of_queries(queries.segments) == of_keys(keys.segments)
     if causal:
-        return causal_mask(queries, keys, window)
-    return (queries.segments[:, :, None] == keys.segments[:, None, :])[:, None]
+        behind = of_queries(queries.positions) - of_keys(keys.positions)
+        seen &= behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    return seen[:, None]

@@ -1,5 +1,6 @@
 """Damage from leaving out a block. `s` is the block left out, `l` a later one."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -41,9 +42,4 @@ def contributing(damage: Float[np.ndarray, " L"]) -> float:
 
 def output_effect(logits: Float[Array, "*n V"], changed: Float[Array, "*n V"]) -> Float[Array, " *n"]:
     """`||softmax(z) - softmax(z')||_2`, in [0, sqrt 2] (arXiv:2505.13898)."""
-    return norm(_softmax(logits) - _softmax(changed))
-
-
-def _softmax(logits):
-    shifted = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-    return shifted / jnp.sum(shifted, axis=-1, keepdims=True)
+    return norm(jax.nn.softmax(logits) - jax.nn.softmax(changed))

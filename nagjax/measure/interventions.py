@@ -9,6 +9,7 @@ from nagjax.measure.damage import skip_effect
 from nagjax.measure.gradients import tap
 from nagjax.model.transformer import BlockCall, Intervention, Transformer
 from nagjax.residual import Boundary, Scheme, Stream
+from nagjax.residual.sublayer import kept
 
 
 def residual(scheme: Scheme, stream: Stream) -> Float[Array, "B T D"]:
@@ -94,7 +95,7 @@ def skipping(block: Int[Array, ""], before: int | None = None, local: bool = Fal
         skips = second if before is None else second & (jnp.arange(tokens) < before)
         place = call.layer.block_index
         run, skip = through(model, stream, call), past(model, stream, call)
-        after = jax.tree.map(lambda a, b: _where(skips & (place == block), a, b), skip, run)
+        after = jax.tree.map(kept(skips & (place == block)), skip, run)
         changed = residual(scheme, after) - h
         effect = skip_effect(changed[:batch], changed[batch:])
         if local:
@@ -112,7 +113,3 @@ def _behind(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> St
     layer = call.layer
     at = model.boundary(None, layer.entry, 0, layer.following[1], call.ctx.progress)
     return _rebuild(model, h, at)
-
-
-def _where(mask: Bool[Array, "B #T"], a: Array, b: Array) -> Array:
-    return jnp.where(mask.reshape(*mask.shape, *(1,) * (a.ndim - 2)), a, b)

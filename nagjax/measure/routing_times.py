@@ -36,8 +36,13 @@ class Routed:
     def __post_init__(self):
         check_fields(self)
 
+    @property
+    def slots(self) -> int:
+        """Tokens of each row that the model has room for."""
+        return self.context
+
     def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
-        return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.context, mod)
+        return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.slots, mod)
 
     @property
     def mod(self) -> ModConfig:

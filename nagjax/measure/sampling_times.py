@@ -18,14 +18,13 @@ from nagjax.generate.choose import Sampling
 from nagjax.generate.paths import paths
 from nagjax.generate.weights import narrow_model
 from nagjax.measure.routing_times import Routed, compared, told
-from nagjax.measure.step_times import blueprint_of, race, record
+from nagjax.measure.step_times import race, record
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.mod.routed import MoD
 from nagjax.ranges import Count
 from nagjax.runs.blueprint import ModelBlueprint, build_model
 from nagjax.runs.facts import run_facts
-from nagjax.train.state import Blueprint
 
 GREEDY = Sampling(np.float32(0.0), np.int32(0), np.float32(1.0), np.float32(0.0))
 
@@ -39,11 +38,8 @@ class SamplingTimes(Routed):
 
     @property
     def slots(self) -> int:
-        """Tokens of each row, those that are written with those that are read: the context of the model."""
+        """Tokens of each row, those that are written with those that are read."""
         return self.context + (self.steps if self.phase == "decode" else 0)
-
-    def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
-        return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.slots, mod)
 
 
 class Racer:

@@ -144,7 +144,7 @@ class MixtureOfDepths(nnx.Module):
         own = jax.tree.map(lambda all: all[i - 1], self.routing)
         cut = jnp.float32(0.0) if cut is None else cut
         ctx = ForwardContext(where, stream.progress, jnp.asarray(noise, jnp.uint32), causal)
-        result = self.rules.run(stream.rows, Site(branch, own, at, cut, self.rate), None, ctx)
+        (result,) = self.rules.run(stream.rows, (Site(branch, own, at, cut, self.rate),), None, ctx)
         return stream.replaced(result.stream), Routed(result.ran, result.notes["cut"], result.notes["loss"])
 
     def kept(self, tokens: int) -> int:

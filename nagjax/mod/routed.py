@@ -95,36 +95,23 @@ class MoD:
         own = self.config.routes(kind) and not (kind == "mlp" and self.config.unit == "block")
         return Routing(self.router, self.decider, width, rngs) if own else Nothing()
 
-    def run(self, stream: Stream, site: Site, cache: Cache, ctx: ForwardContext) -> Result:
-        """One sublayer: all tokens where its rate is 0, none where it is 1, else those the rule chooses."""
-        tokens = ctx.where.positions.shape[1]
-        if site.rate == 0.0:
-            return self._all(stream, site, cache, ctx)
-        if site.rate == 1.0:
-            return self._none(stream, site, cache, ctx)
-        if self.config.adaptive and not ctx.causal:
-            return self._by_threshold(stream, (site,), cache, ctx)[0]
-        if ctx.causal:
-            return self._decided(stream, (site,), cache, ctx)[0]
-        k = _capacity(site.rate, tokens, cache)
-        alike = k == tokens and not self.decider.learns(self.router)
-        return self._all(stream, site, cache, ctx) if alike else self._by_capacity(stream, (site,), ctx, k)[0]
-
-    def run_block(
-        self, stream: Stream, sites: tuple[Site, Site], cache: Cache, ctx: ForwardContext
-    ) -> tuple[Result, ...]:
-        """Attention and MLP of a block whose tokens are chosen once, in front of it; both have its rate."""
+    def run(self, stream: Stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
+        """Sublayers that run for the same tokens, which are chosen in front of the first: all where their rate is 0,
+        none where it is 1, else those the rule chooses."""
         tokens, rate = ctx.where.positions.shape[1], sites[0].rate
-        if ctx.causal and 0.0 < rate < 1.0:
-            return self._decided(stream, sites, cache, ctx)
-        if self.config.adaptive and 0.0 < rate < 1.0:
-            return self._by_threshold(stream, sites, cache, ctx)
-        k = tokens if rate in (0.0, 1.0) else _capacity(rate, tokens, cache)
-        if k < tokens or (0.0 < rate < 1.0 and self.decider.learns(self.router)):
-            return self._by_capacity(stream, sites, ctx, k)
-        whole = self._all if rate < 1.0 else self._none
-        first = whole(stream, sites[0], cache, ctx)
-        return first, whole(first.stream, sites[1], None, ctx)
+        if 0.0 < rate < 1.0:
+            if ctx.causal:
+                return self._decided(stream, sites, cache, ctx)
+            if self.config.adaptive:
+                return self._by_threshold(stream, sites, cache, ctx)
+            k = _capacity(rate, tokens, cache)
+            if k < tokens or self.decider.learns(self.router):
+                return self._by_capacity(stream, sites, ctx, k)
+        whole, results = self._none if rate == 1.0 else self._all, []
+        for site in sites:
+            results.append(whole(stream, site, cache, ctx))
+            stream, cache = results[-1].stream, None
+        return tuple(results)
 
     def room(self, rate: float) -> int:
         """Tokens that attention which sees selected ones holds of a context."""

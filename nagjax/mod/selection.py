@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.where import Where
-from pallas_kernels.placement import current_placement
+from pallas_kernels.placement import current_placement, on_shards
 
 
 class Chosen(NamedTuple):
@@ -29,13 +28,9 @@ def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
 
     def choose(ranked):
         values, indices = jax.lax.top_k(ranked, k)
-        return Chosen(jnp.sort(indices, axis=-1), values[:, -1])
+        return jnp.sort(indices, axis=-1), values[:, -1]
 
-    placement = current_placement()
-    if placement is None:
-        return choose(ranked)
-    rows = P(placement.rows[0])
-    return jax.shard_map(choose, mesh=placement.mesh, in_specs=rows, out_specs=rows, check_vma=False)(ranked)
+    return Chosen(*on_shards(choose, current_placement(), (1,), (1, 1))(ranked))
 
 
 def portions(count: int, parts: int) -> tuple[int, ...]:

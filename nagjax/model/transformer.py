@@ -212,12 +212,13 @@ class Transformer(nnx.Module):
                 forward = lambda x: update_by_token(feed, x, ctx.where.segments > 0, ctx.lossless)  # noqa: E731
                 return first, run(self.scheme, first.stream, forward, sites[1].at, ctx.pin)
         if self.config.mod.unit == "block":
-            first, second = self.mod.run_block(stream, sites, cache, ctx)
+            first, second = self.mod.run(stream, sites, cache, ctx)
             return first, second
         with jax.named_scope("attention"):
-            first = self.mod.run(stream, sites[0], cache, ctx)
+            (first,) = self.mod.run(stream, sites[:1], cache, ctx)
         with jax.named_scope("mlp"):
-            return first, self.mod.run(first.stream, sites[1], None, ctx)
+            (second,) = self.mod.run(first.stream, sites[1:], None, ctx)
+        return first, second
 
     def step(
         self,

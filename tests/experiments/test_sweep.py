@@ -15,7 +15,7 @@ from experiments.harness.rates import AtBest, Tuning
 from experiments.harness.recipe import load
 from experiments.harness.results import Summary, read_result, result_file, write_result
 from experiments.harness.searching import Confirmation
-from experiments.harness.sweep import Shard, collect, settings_from, work, work_in_processes
+from experiments.harness.sweep import collect, settings_from, work, work_in_processes
 from experiments.harness.timed import TimeMatched
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
@@ -23,6 +23,7 @@ from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, flatten
+from nagjax.sweep import taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _times(folder: Path, job: Count) -> int:
 
 def test_shards_share_and_finished_jobs_are_skipped(tmp_path):
     jobs = [Count(f"job{i}", i) for i in range(5)]
-    work(Shard.parse("1/2").take(jobs), tmp_path)
+    work(jobs[taken("1/2")], tmp_path)
     assert [_times(tmp_path, job) for job in jobs] == [0, 1, 0, 1, 0] and collect(jobs, tmp_path) is None
     work(jobs, tmp_path)
     work(jobs, tmp_path)
@@ -125,7 +126,7 @@ def test_what_an_old_record_did_otherwise_is_told(job, tmp_path):
 @pytest.mark.parametrize("text", ["2/2", "-1/2", "1", "a/b", "0/0"])
 def test_bad_shards(text):
     with pytest.raises(UserError, match="shard"):
-        Shard.parse(text)
+        taken(text)
 
 
 def test_result_files_come_back_whole(tmp_path):

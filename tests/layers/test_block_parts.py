@@ -16,7 +16,7 @@ from nagjax.layers.config import GATED, BlockConfig, OtherBlocks, RopeConfig
 from nagjax.layers.mlp import MLPS
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import frequencies, rotary
-from nagjax.layers.where import Where, causal_mask
+from nagjax.layers.where import Where, seen_mask
 from nagjax.residual import find_scheme
 from tests import tiny
 from tests.meshes import check_losses
@@ -107,7 +107,7 @@ def test_attention_limits_its_logits():
     q, known = np.asarray(module.queries(jnp.asarray(x), where), float), module.keys_values(jnp.asarray(x), where)
     k, v = (np.repeat(np.asarray(y, float), q.shape[2] // config.kv_heads, 2) for y in known)
     scores = 0.5 * np.tanh(np.einsum("bthd,bshd->bhts", q, k) * config.head_width**-0.5 / 0.5)
-    shares = np.where(np.asarray(causal_mask(where, where, 3)), np.exp(scores), 0.0)
+    shares = np.where(np.asarray(seen_mask(where, where, 3)), np.exp(scores), 0.0)
     mixed = np.einsum("bhts,bshd->bthd", shares / shares.sum(-1, keepdims=True), v).reshape(1, 6, -1)
     want = mixed @ np.asarray(module.out[...], float)
     assert_close(module(jnp.asarray(x), where)[0], want, terms=16, chain=4)
@@ -134,7 +134,7 @@ def test_other_blocks_see_and_turn_as_they_are_told(qk_norm):
 
 def test_a_window_hides_what_is_further_back_with_a_cache_too():
     where = Where.whole(1, 6)
-    seen = np.asarray(causal_mask(where, where, 3))[0, 0]
+    seen = np.asarray(seen_mask(where, where, 3))[0, 0]
     assert [list(np.flatnonzero(row)) for row in seen] == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
     config = tiny.model_config(block=BlockConfig(window=3))
     module = Attention(config, Scales(), nnx.Rngs(0))

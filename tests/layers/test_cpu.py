@@ -14,7 +14,7 @@ from nagjax.layers.mlp import SwiGLU
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.rotary import rotary, turns
-from nagjax.layers.where import Where, causal_mask, causal_mask_by_key
+from nagjax.layers.where import Where, seen_mask
 from nagjax.model.config import ModelConfig
 
 # Both sides are in float64: some ten operations deep over sums of at most 100 terms, 1e3 roundings at the very most.
@@ -96,7 +96,7 @@ def test_products():
 def test_attention(bounded, heads, keys, window):
     with jax.enable_x64(True):
         where = where_of(2, 9)
-        seen, by_key = (make(where, where, window) for make in (causal_mask, causal_mask_by_key))
+        seen, by_key = (seen_mask(where, where, window, by_key=by_key) for by_key in (False, True))
         q, k, v = draw((2, heads, 9, 4), (2, keys, 9, 4), (2, keys, 9, 4))
         mine = lambda q, k, v: cpu.attention(q, k, v, seen, by_key, bounded)  # noqa: E731
         compare(mine, functools.partial(plain_attention, seen=seen), (q, k, v), EXACT)
@@ -106,7 +106,7 @@ def test_attention(bounded, heads, keys, window):
 def test_attention_by_spans_is_that_of_the_whole_square(window):
     with jax.enable_x64(True):
         where = where_of(2, 12, documents=3)
-        seen, by_key = (make(where, where, window) for make in (causal_mask, causal_mask_by_key))
+        seen, by_key = (seen_mask(where, where, window, by_key=by_key) for by_key in (False, True))
         # padding sees padding, but not further on in the row
         seen, by_key = seen & jnp.tri(12, dtype=bool), by_key & jnp.tri(12, dtype=bool).T
         q, k, v = draw((2, 4, 12, 4), (2, 2, 12, 4), (2, 2, 12, 4))
@@ -119,7 +119,7 @@ def test_attention_by_spans_is_that_of_the_whole_square(window):
 def test_attention_subtracts_the_largest_score_where_scores_have_no_bound():
     where = Where.whole(1, 6)
     q, k, v = (100.0 * x for x in draw((1, 1, 6, 4), (1, 1, 6, 4), (1, 1, 6, 4), dtype=np.float32))
-    masks = causal_mask(where, where), causal_mask_by_key(where, where)
+    masks = seen_mask(where, where), seen_mask(where, where, by_key=True)
     value, back = jax.vjp(lambda q, k, v: cpu.attention(q, k, v, *masks, False), q, k, v)
     assert all(jnp.all(jnp.isfinite(leaf)) for leaf in (value, *back(value)))
 
@@ -137,7 +137,7 @@ def test_norm_and_rotation(scale):
 def test_masks_are_each_other_with_axes_swapped():
     queries, keys = where_of(2, 5), where_of(2, 8, documents=3)
     for window in (None, 2):
-        ours, theirs = causal_mask(queries, keys, window), causal_mask_by_key(queries, keys, window)
+        ours, theirs = seen_mask(queries, keys, window), seen_mask(queries, keys, window, by_key=True)
         np.testing.assert_array_equal(ours, theirs.swapaxes(2, 3))
 
 

@@ -167,7 +167,7 @@ def test_the_routers_gradient_against_finite_differences(name, router):
         )
         stream = model.scheme.open(embedding, at._replace(gate=None), model.ends)
         site = Site(own.branch, own.routing, at, jnp.float32(0.0), 0.5)
-        result = model.mod.run(stream, site, None, ForwardContext(where, jnp.float32(1.0), jnp.uint32(0), False))
+        (result,) = model.mod.run(stream, (site,), None, ForwardContext(where, jnp.float32(1.0), jnp.uint32(0), False))
         return jnp.sum(target * model.scheme.lanes(result.stream)[0]), result.ran
 
     weight = router["weight"]

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from nagjax.interop.families import Family, Inexpressible
-from nagjax.interop.families.common import need, only, read_rope, refuse, write_rope
+from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, check_blocks
 from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, biased, layer_norm, same, transposed
 from nagjax.layers.config import BlockConfig
@@ -16,24 +16,14 @@ from nagjax.residual.schemes.parallel import Parallel
 
 
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
-    depth, width, heads, hidden, vocab = need(
-        config, "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"
-    )
     activation = only(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh"), "gelu")
-    context = int(config.get("max_position_embeddings") or 2048)
-    base = config.get("rotary_emb_base", 10_000.0)
-    base, rope, share = read_rope(config, context, base)
+    sizes = read_sizes(config, 2048)
+    base, rope, share = read_rope(config, sizes["context"], config.get("rotary_emb_base", 10_000.0))
     model = ModelConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        hidden=hidden,
-        context=context,
-        vocab=vocab,
+        **sizes,
         mlp=ACTIVATIONS[activation],
         rope_base=base,
         qk_norm=False,
-        tied=bool(config.get("tie_word_embeddings", False)),
         block=BlockConfig(
             biases=("qkv", "out", "mlp") if config.get("attention_bias", True) else ("mlp",),
             rotated=config.get("rotary_pct", 0.25) if share is None else share,
@@ -91,21 +81,15 @@ def write(model: ModelConfig, scheme: Scheme) -> dict:
     check_blocks(model, ("gelu", "gelu_exact"))
     if "mlp" not in model.block.biases or len(model.block.biases) == 2:
         raise Inexpressible("block.biases", model.block.biases, "the MLP has them, qkv and out go together")
-    rope = write_rope(model)
-    return {
+    rope, sizes = write_rope(model), write_sizes(model)
+    del sizes["num_key_value_heads"]
+    return sizes | {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "intermediate_size": model.hidden,
-        "num_hidden_layers": model.depth,
-        "num_attention_heads": model.heads,
         "hidden_act": "gelu" if model.mlp == "gelu_exact" else "gelu_new",
-        "max_position_embeddings": model.context,
         "layer_norm_eps": scheme.epsilon,
         "use_parallel_residual": scheme.name == "parallel",
         "attention_bias": "qkv" in model.block.biases,
-        "tie_word_embeddings": model.tied,
         "rotary_emb_base": rope.pop("rope_theta"),
         "rotary_pct": model.block.rotated,
         **rope,

@@ -54,16 +54,10 @@ class Decider:
     def loss(
         self, logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]
     ) -> Float[Array, " B"]:
-        """Each sequence's, of a decider that is trained: cross-entropy against "was in the top k"."""
-        return cross_entropy(logits, chosen, real)
-
-
-def cross_entropy(
-    logits: Float[Array, "B T"], chosen: Bool[Array, "B T"], real: Bool[Array, "B T"]
-) -> Float[Array, " B"]:
-    """Mean binary cross-entropy in nats over each sequence's tokens that are no padding."""
-    losses = jax.nn.softplus(logits) - chosen * logits
-    return jnp.sum(losses * real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
+        """Each sequence's, of a decider that is trained: the mean binary cross-entropy in nats against "was in the top
+        k" over its tokens that are no padding."""
+        losses = jax.nn.softplus(logits) - chosen * logits
+        return jnp.sum(losses * real, axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
 
 
 @cache
