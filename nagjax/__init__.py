@@ -8,13 +8,6 @@
 __version__ = "0.1.0"
 
 
-def load(path, *, devices=None):
-    """The model in a folder: a run, an exported bundle, or a transformers model; see `nagjax.interop.load.load`."""
-    from nagjax.interop.load import load as load_model
-
-    return load_model(path, devices=devices)
-
-
 _MODULES = {"data", "generate", "interop", "layers", "linen", "measure", "mod", "model", "plan", "report"}
 _MODULES |= {"residual", "runs", "train"}
 _CALLS = {

@@ -94,7 +94,7 @@ def _on_tasks(
     asked = open_tasks(files, opened.tokenizer, opened.config.model.context, limit)
     with lock_of_report(run, "eval", "run"):
         found = {"results": {task.name: {} for task in asked.tasks}}
-        for name, value in asked.score(opened.blueprint, opened.params, opened.mod, opened.step).items():
+        for name, value in asked.score(opened).items():
             task, _, metric = name.rpartition("/")
             found["results"][task][metric] = value
         if others:

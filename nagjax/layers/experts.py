@@ -22,7 +22,7 @@ from nagjax.layers.config import GATED, MoEConfig
 from nagjax.layers.dispatch import Products, run_experts
 from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linear, linears_then
-from nagjax.layers.mlp import ACTIVATIONS
+from nagjax.layers.mlp import opened
 from nagjax.layers.parameters import Scales, bias, matrix
 from nagjax.parameters import parameter
 from pallas_kernels.placement import current_placement, on_shards
@@ -79,20 +79,16 @@ class Experts(nnx.Module):
             )
         if self.shared_up is not None and self.shared_down is not None:
             with jax.named_scope("shared"):
-                up, gate, extra = (self.shared_up, None), self.shared_gate, extra_columns(x)
-                if gate is None:
-                    opened = linears_then(functools.partial(self._activation, None), x, up, extra=extra)
-                else:
-                    opened = linears_then(self._activation, x, (gate, None), up, extra=extra)
-                done = done + linear(opened, self.shared_down, None)
+                maps = [(weight, None) for weight in (self.shared_gate, self.shared_up) if weight is not None]
+                inner = linears_then(functools.partial(opened, self.kind), x, *maps, extra=extra_columns(x))
+                done = done + linear(inner, self.shared_down, None)
         ran = None
         if config.skips and not config.shared:
             ran = jnp.any(chosen.ids < config.experts, axis=-1) | ~real
         return Update(done, None, ran, self._notes(logits, scores, chosen.ids, real, dropped))
 
     def _activation(self, gate: Array | None, up: Array) -> Array:
-        opening = ACTIVATIONS[self.kind]
-        return opening(up) if gate is None else opening(gate) * up
+        return opened(self.kind, up) if gate is None else opened(self.kind, gate, up)
 
     def _notes(self, logits, scores, ids, real, dropped) -> dict[str, Float[Array, "B ..."]]:
         counted = real.astype(jnp.float32)

@@ -18,7 +18,7 @@ from nagjax.layers.embedding import Embedding, Head, head_std, unembed
 from nagjax.layers.experts import Experts
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.lora import adapted, adapters
-from nagjax.layers.mlp import MLPS
+from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales, restart
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
@@ -97,7 +97,8 @@ class Block(nnx.Module):
         if config.moe.experts:
             mlp = Experts(config.width, config.moe, config.mlp, scales(second), rngs)
         else:
-            mlp = MLPS[config.mlp](config.width, config.hidden or 0, scales(second), rngs, "mlp" in config.block.biases)
+            biases = "mlp" in config.block.biases
+            mlp = MLP(config.mlp, config.width, config.hidden or 0, scales(second), rngs, biases)
         attention = (CompressedAttention if config.block.cca else Attention)(config, scales(first), rngs)
         _restart(config, scheme, attention, mlp)
         self.attention = Sublayer("attention", attention, mod, config, first, rngs)

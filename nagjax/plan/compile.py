@@ -1,6 +1,7 @@
 """Plans one run: starts a compiler process with a time limit, and adds bounds and advice to its result."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.files import read_json
 from nagjax.plan.advice import advise
-from nagjax.plan.order import choose, encoded, mesh_shape, options
+from nagjax.plan.order import choose, mesh_shape, options
 from nagjax.plan.roofline import Roofline, throughput
 from nagjax.plan.topology import Topology, require
 from nagjax.runs.config import RunConfig, to_dict
@@ -38,7 +39,7 @@ def plan(
     shape = mesh_shape(config, topology)
     require(topology.chip)
     explicit, choices = choose(config, topology)
-    found = run_worker(encoded(to_dict(explicit), topology, alternatives=True), seconds)
+    found = run_worker(json.dumps({"topology": topology.name, "config": to_dict(explicit)}), seconds)
     chip, tokens = topology.chip, config.train.batch * config.model.context
     result = {
         "topology": topology.name,

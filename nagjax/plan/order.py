@@ -1,7 +1,6 @@
 """The order to a compiler process: a run's config with every default resolved for its platform."""
 
 import dataclasses
-import json
 import math
 import shlex
 from pathlib import Path
@@ -142,8 +141,3 @@ def _flag(name: str, value: object) -> str:
         return f"--{name}" if value else f"--{group}{dot}no-{field}"
     values = value if isinstance(value, tuple | list) else (value,)
     return " ".join([f"--{name}", *(shlex.quote(str(own)) for own in values)])
-
-
-def encoded(config: dict, topology: Topology, alternatives: bool) -> str:
-    """The order in the form that a compiler process reads."""
-    return json.dumps({"topology": topology.name, "config": config, "alternatives": alternatives})

@@ -34,7 +34,7 @@ OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|(?i:out of memory)")
 UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> dict:
+def compile_step(config: RunConfig, topology: Topology) -> dict:
     """Figures of the compiled step, per device. If it does not fit into the chip's memory, `needed` says how much it
     would take instead of the compiler's figures."""
     devices = topology.devices()
@@ -60,7 +60,7 @@ def compile_step(config: RunConfig, topology: Topology, alternatives: bool) -> d
         else:
             result |= _measured(compiled, memory, topology)
         result["seconds_to_compile"] = round(time.perf_counter() - began, 1)
-    if alternatives and not result["fits"]:
+    if not result["fits"]:
         with tracing_for(topology.chip.platform):
             result["saved_by_remat"] = _saved_by_remat(config, devices)
     result["peak_rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -138,7 +138,7 @@ def main() -> None:
     order = parse_json(sys.stdin.read())
     config = from_dict(RunConfig, order["config"])
     try:
-        result = compile_step(config, parse_topology(order["topology"]), order["alternatives"])
+        result = compile_step(config, parse_topology(order["topology"]))
     except Exception as error:  # every failure of a compiler is an answer
         result = {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
     Path(sys.argv[1]).write_text(json.dumps(result))

@@ -9,7 +9,7 @@ from pathlib import Path
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.report.labels import count, listing, number, rate, run_labels
-from nagjax.runs.config import RunConfig, TrainConfig, from_dict, to_dict
+from nagjax.runs.config import RunConfig, TrainConfig, completed, flatten
 from nagjax.runs.identity import read_id, start_of
 from nagjax.runs.log import Evaluation, Run
 
@@ -114,9 +114,9 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
 
 def _fair_fields(run: Run) -> dict[str, str]:
-    fields = {
-        **_flatten("data", _whole(DataConfig, run.config.get("data", {}))),
-        **_flatten("model", _whole(RunConfig, {name: run.config[name] for name in ("scheme", "model")})["model"]),
+    model = completed(RunConfig, {name: run.config[name] for name in ("scheme", "model")})["model"]
+    parts = flatten({"data": completed(DataConfig, run.config.get("data", {})), "model": model})
+    fields = {name: json.dumps(value) for name, value in parts.items()} | {
         "start": _start(run),
         "tokens trained": f"{run.last_eval.tokens:,}",
         "judged": "by top-k, which looks at later tokens" if run.looks_ahead else "as sampled",
@@ -134,21 +134,6 @@ def _start(run: Run) -> str:
         with contextlib.suppress(UserError):
             known = read_id(Path(path))
     return f"run {known}" if known else json.dumps(path)
-
-
-def _whole(cls: type, values: dict) -> dict:
-    """The values with the fields that they lack; as they are where this version cannot read them: of a later one, say,
-    or of a scheme registered elsewhere."""
-    try:
-        return to_dict(from_dict(cls, values))
-    except UserError:
-        return values
-
-
-def _flatten(prefix: str, value: object) -> dict[str, str]:
-    if isinstance(value, dict):
-        return {k: v for key, inner in value.items() for k, v in _flatten(f"{prefix}.{key}", inner).items()}
-    return {prefix: json.dumps(value)}
 
 
 def _spread(runs: Sequence[Run]) -> str:

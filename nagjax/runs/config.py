@@ -218,6 +218,15 @@ def _scheme_class(name: str) -> "type[Scheme]":
         raise UserError(error.field, error.value, f"{error.fix}; {own} nagjax/residual/schemes/") from None
 
 
+def completed(cls: type, values: dict) -> dict:
+    """The values with the defaults of what was no option yet when they were written; as they are where this version
+    cannot read them: of a later one, changed by hand, or of a scheme registered elsewhere."""
+    try:
+        return to_dict(from_dict(cls, values))
+    except UserError:
+        return values
+
+
 def flatten(values: dict, prefix: str = "") -> dict:
     """Nested config values by dotted name."""
     flat = {}

@@ -14,7 +14,7 @@ from nagjax.data import Dataset
 from nagjax.errors import UserError
 from nagjax.files import has_file, read_bytes, read_json, write_bytes, write_json, write_text
 from nagjax.json_reader import parse_json
-from nagjax.runs.config import RunConfig, from_dict, to_dict
+from nagjax.runs.config import RunConfig, completed, from_dict, to_dict
 from nagjax.runs.identity import (
     corpus_identity,
     found_run,
@@ -162,16 +162,8 @@ def _remove_left(folder: Path) -> None:
 
 def refuse_other_run(folder: Path, config: RunConfig, corpus: dict) -> None:
     """Raises UserError where the run in `folder` is not of this config and this corpus (its `corpus_identity`)."""
-    refuse_other_settings(folder, _completed(_read(folder / CONFIG)), to_dict(config))
+    refuse_other_settings(folder, completed(RunConfig, _read(folder / CONFIG)), to_dict(config))
     refuse_other_corpus(folder, _read(folder / CORPUS), corpus)
-
-
-def _completed(values: dict) -> dict:
-    """A config.json with the defaults of what was no option yet when it was written."""
-    try:
-        return to_dict(from_dict(RunConfig, values))
-    except UserError:
-        return values  # of a later version, or changed by hand: the fields that differ are named
 
 
 def read_config(folder: Path) -> RunConfig:

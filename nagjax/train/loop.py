@@ -116,7 +116,7 @@ def train(
         def tell(record: dict[str, Any]) -> None:
             if callback is not None:
                 log.pause()
-                callback(record, loop.opened(folder))
+                callback(record, loop.opened())
 
         check = lock.check if jax.process_count() == 1 else None  # several hosts learn of it by their steps' ballots
         with closing(together(lambda: Writers(*logged, tell, check))) as writers:
@@ -201,11 +201,11 @@ class Loop:
         """Goes on from this state."""
         self.state, self.done, self.owed = state, done, owed
 
-    def opened(self, folder: Path) -> OpenRun:
+    def opened(self) -> OpenRun:
         """The run as it is now, with the weights that evaluations take. Nothing is copied, so it serves until the next
         step, which takes their memory; and a record of kind `train` is read a step late, when `step` is one further."""
         state = self.state
-        return OpenRun(folder, self.blueprint, self.done, state.weights, state.mod, self.tokenizer)
+        return OpenRun(self.lock.folder, self.blueprint, self.done, state.weights, state.mod, self.tokenizer)
 
     def _ballot(self) -> Ballot:
         return Ballot(self.stopper.signal, self.clock.overdue(), self.checkpoints.failed, self.lock.lost)
@@ -254,8 +254,7 @@ class Loop:
         due = self.done == self.config.steps or self.done % (self.config.tasks_every or 1) == 0
         if not (self.tasks and due):
             return {}
-        state = self.state
-        return self.tasks.score(self.blueprint, state.weights, state.mod, self.done, watch=self.stopper.watch)
+        return self.tasks.score(self.opened(), watch=self.stopper.watch)
 
     def _save(self, score: float | None) -> None:
         if self.done == 0:

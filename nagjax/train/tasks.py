@@ -22,7 +22,6 @@ from nagjax.data import Tokenizer
 from nagjax.errors import UserError
 from nagjax.json_reader import LONGEST_LINE, build, parse_json
 from nagjax.ranges import Natural
-from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.opening import OpenRun, beginning_of
 from nagjax.train.score import continuation_scores
 
@@ -113,21 +112,11 @@ class Tasks:
 
     tasks: tuple[Task, ...]
     pairs: tuple[Pair, ...]  # of all tasks, one behind the other
-    tokenizer: Tokenizer
 
-    def score(
-        self,
-        blueprint: ModelBlueprint,
-        params: Tree,
-        mod: dict,
-        step: int,
-        *,
-        watch: Callable[[Iterable[int]], Iterable[int]] = iter,
-    ) -> dict[str, float]:
+    def score(self, run: OpenRun, *, watch: Callable[[Iterable[int]], Iterable[int]] = iter) -> dict[str, float]:
         """What a model makes of all tasks, `TASK/METRIC`, in batches of as many rows as the run processes at once (see
         `continuation_scores`)."""
-        run = OpenRun(Path(), blueprint, step, params, mod, self.tokenizer)  # nothing is read from its folder
-        train = blueprint.config.train
+        train = run.config.train
         scores = continuation_scores(run, self.pairs, batch=train.batch // train.accumulate, watch=watch)
         found, first = {}, 0
         for task in self.tasks:
@@ -181,7 +170,7 @@ def open_tasks(names: Sequence[str], tokenizer: Tokenizer, context: int, limit: 
             f"a choice has {longest} tokens, the model's context is {context}: leave it out, or use a longer --context"
         )
         raise UserError("tasks", ", ".join(names), fix)
-    return Tasks(tuple(tasks), tuple(pairs), tokenizer)
+    return Tasks(tuple(tasks), tuple(pairs))
 
 
 def encode_pairs(tokenizer: Tokenizer, texts: Sequence[tuple[str, str]]) -> list[Pair]:

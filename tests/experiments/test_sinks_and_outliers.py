@@ -19,7 +19,7 @@ from experiments.sinks_and_outliers import (
     weights,
 )
 from nagjax.layers.branch import Update
-from nagjax.layers.mlp import SwiGLU
+from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.measure.cuts import Cutter
@@ -102,7 +102,7 @@ def test_only_reading_is_rounded():
 def test_gates_read_what_is_not_rounded():
     scheme, noise = find_scheme("nag")(ramp=0.0), np.random.default_rng(0)
     stream = NAGStream(jnp.asarray(noise.standard_normal((2, 64, 8)), jnp.float32), jnp.zeros((2, 64)))
-    gate, branch = scheme.gate(8, SublayerIndex(1, 2), nnx.Rngs(0)), SwiGLU(8, 12, Scales(), nnx.Rngs(1))
+    gate, branch = scheme.gate(8, SublayerIndex(1, 2), nnx.Rngs(0)), MLP("swiglu", 8, 12, Scales(), nnx.Rngs(1))
     at = Boundary(gate, None, jnp.int32(1), jnp.int32(2), jnp.float32(1.0), 2)
     for kind in range(len(KINDS)):
         with tracing_for("cpu"):

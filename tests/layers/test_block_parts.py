@@ -13,7 +13,7 @@ from nagjax.layers.attend import attend
 from nagjax.layers.attention import Attention
 from nagjax.layers.cache import CachedLayer, KVCache
 from nagjax.layers.config import GATED, BlockConfig, OtherBlocks, RopeConfig
-from nagjax.layers.mlp import MLPS
+from nagjax.layers.mlp import ACTIVATIONS, MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.rotary import frequencies, rotary
 from nagjax.layers.where import Where, seen_mask
@@ -32,13 +32,13 @@ def shaken(module):
 def test_defaults_add_no_parameters():
     names = set(nnx.to_pure_dict(nnx.state(Attention(tiny.model_config(), Scales(), nnx.Rngs(0)))))
     assert names == {"query", "key", "value", "out"}
-    assert set(nnx.to_pure_dict(nnx.state(MLPS["swiglu"](8, 16, Scales(), nnx.Rngs(0))))) == {"gate", "up", "down"}
+    assert set(nnx.to_pure_dict(nnx.state(MLP("swiglu", 8, 16, Scales(), nnx.Rngs(0))))) == {"gate", "up", "down"}
 
 
 def test_biases_are_added_where_asked():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16)), jnp.float32)
-    for kind in MLPS:
-        module = shaken(MLPS[kind](16, 24, Scales(), nnx.Rngs(0), True))
+    for kind in ACTIVATIONS:
+        module = shaken(MLP(kind, 16, 24, Scales(), nnx.Rngs(0), True))
         up = x @ module.up[...] + module.up_bias[...]
         if kind in GATED:
             opening = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}[kind]

@@ -10,7 +10,7 @@ from flax import nnx
 
 from nagjax.layers import cpu
 from nagjax.layers.attention import Attention, unit_rms
-from nagjax.layers.mlp import SwiGLU
+from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.rotary import rotary, turns
@@ -168,7 +168,7 @@ def test_the_attention_branch_is_the_same_on_every_platform(options):
 
 
 def jaxpr_of_swiglu(platform: str) -> str:
-    mlp, (x,) = SwiGLU(8, 24, Scales(), nnx.Rngs(0)), draw((2, 4, 8), dtype=np.float32)
+    mlp, (x,) = MLP("swiglu", 8, 24, Scales(), nnx.Rngs(0)), draw((2, 4, 8), dtype=np.float32)
     with tracing_for(platform):
         return str(jax.make_jaxpr(jax.grad(lambda x: jnp.sum(mlp(x))))(x))
 

@@ -13,7 +13,7 @@ from nagjax.errors import UserError
 from nagjax.layers.balance import auxiliary_loss, balance_of, moved_biases
 from nagjax.layers.config import MoEConfig
 from nagjax.layers.experts import Experts
-from nagjax.layers.mlp import SwiGLU
+from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.ragged import ragged_product
@@ -164,7 +164,7 @@ def test_the_start_has_one_mlps_variance(shared):
     x = np.random.default_rng(0).standard_normal((1, 512, 128)).astype(np.float32)
     scales = Scales(output=0.3, inner=0.5)
     got = Experts(128, config, "swiglu", scales, nnx.Rngs(0))(jnp.asarray(x))
-    want = SwiGLU(128, 256 * (2 + shared), scales, nnx.Rngs(1))(jnp.asarray(x))
+    want = MLP("swiglu", 128, 256 * (2 + shared), scales, nnx.Rngs(1))(jnp.asarray(x))
     assert float(np.std(got)) == pytest.approx(float(np.std(want)), rel=0.2)  # chosen weights are not quite alike
 
 

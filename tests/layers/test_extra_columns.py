@@ -17,7 +17,7 @@ from nagjax.layers.config import BlockConfig, MoEConfig
 from nagjax.layers.experts import Experts
 from nagjax.layers.extra_columns import ExtraColumns, extra_columns, offering
 from nagjax.layers.int8 import Quantized, quantized
-from nagjax.layers.mlp import MLPS
+from nagjax.layers.mlp import ACTIVATIONS, MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.where import Where
@@ -32,10 +32,10 @@ BATCH, TOKENS, WIDTH, HIDDEN, GATES = 2, 64, 8, 12, 4  # more rows than any bran
 NAG = find_scheme("nag")(directions=GATES, ramp=0.0)
 COMPUTED = {  # branches that have their first weights side by side
     "cpu": ("attention", "cca", "swiglu"),
-    "gpu": ("attention", "experts", *MLPS),
+    "gpu": ("attention", "experts", *ACTIVATIONS),
     "tpu": (),
 }
-KINDS = ("attention", "cca", "experts", *MLPS)
+KINDS = ("attention", "cca", "experts", *ACTIVATIONS)
 CASES = [(kind, platform) for platform, kinds in COMPUTED.items() for kind in kinds]
 
 
@@ -51,7 +51,7 @@ def make(kind: str, **changes):
     if kind == "experts":
         config = MoEConfig(3, 2, shared=1, hidden=HIDDEN)
         return Experts(WIDTH, config, "swiglu", Scales(), nnx.Rngs(0)), lambda own, x: own(x)
-    return MLPS[kind](WIDTH, HIDDEN, Scales(), nnx.Rngs(0), **changes), lambda own, x: own(x)
+    return MLP(kind, WIDTH, HIDDEN, Scales(), nnx.Rngs(0), **changes), lambda own, x: own(x)
 
 
 def step(kind: str, platform: str, dtype: str = "float32", stream: str = "float32"):

@@ -12,7 +12,7 @@ from flax import nnx
 from nagjax.layers.config import BlockConfig
 from nagjax.layers.linear import linears_then
 from nagjax.layers.lora import LowRank, summed
-from nagjax.layers.mlp import MLPS
+from nagjax.layers.mlp import ACTIVATIONS, MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import joins_products, tracing_for
 from nagjax.model.config import ModelConfig
@@ -34,7 +34,7 @@ def compare(mine, plain):
 
 def branch(kind: str, biases: bool = False, rows: int = ROWS):
     """An MLP's graph, parameters and input."""
-    mlp = MLPS[kind](WIDTH, HIDDEN, Scales(), nnx.Rngs(0), biases)
+    mlp = MLP(kind, WIDTH, HIDDEN, Scales(), nnx.Rngs(0), biases)
     graph, state = nnx.split(mlp)
     state = jax.tree.map(lambda x: x + 0.1, state)  # biases start at 0
     return graph, state, draw((1, rows, WIDTH), dtype=np.float32)[0]
@@ -57,7 +57,7 @@ def products(platform: str, graph, state, x) -> list[str]:
 
 
 @pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("kind", MLPS)
+@pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_an_mlp_is_the_same_on_every_platform(kind, biases):
     mine, other = (gradients(platform, *branch(kind, biases)) for platform in ("cpu", "gpu"))
     compare(other, mine)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from nagjax.layers.attention import Where
 from nagjax.layers.embedding import Embedding, Head, unembed
-from nagjax.layers.mlp import GELU, SwiGLU
+from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales, matrix
 from tests import tiny
 from tests.tolerance import assert_close
@@ -21,13 +21,13 @@ def wide(parameter):
 
 
 def test_swiglu():
-    mlp = SwiGLU(8, 12, Scales(), nnx.Rngs(0))
+    mlp = MLP("swiglu", 8, 12, Scales(), nnx.Rngs(0))
     gate, up = X @ wide(mlp.gate), X @ wide(mlp.up)
     assert_close(mlp(X), (gate / (1 + np.exp(-gate)) * up) @ wide(mlp.down), terms=48, chain=3)
 
 
 def test_gelu():
-    mlp = GELU(8, 12, Scales(), nnx.Rngs(0))
+    mlp = MLP("gelu", 8, 12, Scales(), nnx.Rngs(0))
     up = X @ wide(mlp.up)
     exact = 0.5 * up * (1 + np.vectorize(math.erf)(up / np.sqrt(2)))
     np.testing.assert_allclose(mlp(X), exact @ wide(mlp.down), atol=5e-3)  # the tanh form is within 5e-4 of it

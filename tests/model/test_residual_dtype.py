@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nagjax.layers.mlp import SwiGLU
+from nagjax.layers.mlp import MLP
 from nagjax.mod.config import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.plan.saved import saved_bytes
@@ -20,8 +20,8 @@ MIXED = {"dtype": "bfloat16", "residual_dtype": "float32"}
 @pytest.mark.parametrize("name", sorted(schemes()))
 def test_the_stream_is_float32_and_branches_are_not(name, monkeypatch):
     read = []
-    compute = SwiGLU.__call__
-    monkeypatch.setattr(SwiGLU, "__call__", lambda self, x: read.append(x.dtype) or compute(self, x))
+    compute = MLP.__call__
+    monkeypatch.setattr(MLP, "__call__", lambda self, x: read.append(x.dtype) or compute(self, x))
 
     def around(model, stream, call):
         assert {leaf.dtype for leaf in jax.tree.leaves(stream) if leaf.ndim > 2} == {jnp.dtype("float32")}

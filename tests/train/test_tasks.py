@@ -169,7 +169,7 @@ def test_on_eight_devices(mesh, with_tasks, questions, tmp_path):
     assert records(plain, "train", "eval") == records(spread, "train", "eval")
     jax.tree.map(np.testing.assert_array_equal, state_of(config, plain), state_of(config, spread))
     run = open_run(spread)
-    one = open_tasks([questions], run.tokenizer, 16).score(run.blueprint, run.params, run.mod, run.step)
+    one = open_tasks([questions], run.tokenizer, 16).score(run)
     logged = records(spread, "tasks")[-1]
     assert {name: logged[name] for name in one} == {
         name: close_to(score, terms=64, chain=24) for name, score in one.items()
