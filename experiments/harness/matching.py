@@ -7,27 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
+from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.measure.step_times import Racer, race
-from nagjax.runs.config import MeshConfig, RunConfig
+from nagjax.runs.config import MeshConfig, OptimizerConfig, RunConfig, TrainConfig
 from nagjax.runs.facts import model_costs, parameters_by_part
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.facts import resolve as with_vocabulary
 from nagjax.train.state import Blueprint
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(256)
 def blueprint_of(config: RunConfig) -> Blueprint:
     return Blueprint.of(with_vocabulary(config), make_mesh(MeshConfig(data=1), jax.devices()[:1]))
 
 
 def parameters(config: RunConfig) -> int:
-    return sum(parameters_by_part(blueprint_of(config)).values())
+    return sum(parameters_by_part(blueprint_of(_counted(config))).values())
 
 
 def train_flops_per_token(config: RunConfig) -> float:
     """Forward and backward pass, with what Mixture-of-Depths skips left out."""
-    return model_costs(blueprint_of(config)).train
+    return model_costs(blueprint_of(_counted(config))).train
+
+
+def _counted(config: RunConfig) -> RunConfig:
+    """A config that runs of one model share, whatever their rates, seeds, steps and order of the text."""
+    data = dataclasses.replace(config.data, seed=DataConfig().seed)
+    return dataclasses.replace(config, optimizer=OptimizerConfig(), train=TrainConfig(), data=data)
 
 
 def train_flops(config: RunConfig) -> float:

@@ -1,5 +1,6 @@
 """The corpus every machine has: the running interpreter's own library, as source code."""
 
+import functools
 import os
 import shutil
 import sys
@@ -46,9 +47,14 @@ def stdlib_documents(root: str | os.PathLike | None = None) -> list[str]:
     """The library's modules, each once, ordered by the SHA-256 of their text.
 
     That order is the same for any file system and scatters neighbouring modules, so the first documents of
-    either split are a fair sample. Line ends become "\\n". Raises UserError where the sources are not there.
+    either split are a fair sample. Line ends become "\\n". They are read once in a process. Raises UserError where the
+    sources are not there.
     """
-    root = str(root or sysconfig.get_paths()["stdlib"])
+    return list(_read(str(root or sysconfig.get_paths()["stdlib"])))
+
+
+@functools.lru_cache(1)
+def _read(root: str) -> tuple[str, ...]:
     by_hash = {}
     for folder, inside, files in os.walk(root):
         inside[:] = [name for name in inside if name not in _SKIPPED_FOLDERS]
@@ -64,7 +70,12 @@ def stdlib_documents(root: str | os.PathLike | None = None) -> list[str]:
     if not by_hash:
         fix = f"the standard library's sources are not in {root}; prepare a corpus and give its folder"
         raise UserError("path", STDLIB, fix)
-    return [by_hash[digest] for digest in sorted(by_hash)]
+    return tuple(by_hash[digest] for digest in sorted(by_hash))
+
+
+@functools.lru_cache(1)
+def _content(texts: tuple[str, ...]) -> str:
+    return sha256(b"".join(sha256(text.encode()).digest() for text in texts)).hexdigest()
 
 
 def training_documents() -> list[str]:
@@ -87,7 +98,7 @@ def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
     that folder cannot be written, or its files are damaged, the tokens are made again in memory.
     """
     texts = stdlib_documents()
-    content = sha256(b"".join(sha256(text.encode()).digest() for text in texts)).hexdigest()
+    content = _content(tuple(texts))
     identity = sha256(f"{content} {VALIDATION} {tokenizer.fingerprint}".encode()).hexdigest()
     version = "{}.{}.{}".format(*sys.version_info[:3])
     folder = cache_root() / f"stdlib-{version}-{tokenizer.fingerprint[:16]}-{content[:16]}"
