@@ -17,15 +17,15 @@ PARTIAL = ".partial"
 LARGEST = 1 << 30  # bytes of a file that is read as a whole
 
 
-def inside(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Path:
-    """The file or folder that `path` leads to, which is not there, or lies under `root` (default: its own folder).
+def inside(path: str | os.PathLike) -> Path:
+    """The file or folder that `path` leads to, which is not there, or lies in its own folder.
 
-    `root` itself may be a link: it is what the user named. So may the links of a Hugging Face cache be, from
+    That folder itself may be a link: it is what the user named. So may the links of a Hugging Face cache be, from
     `snapshots/REVISION` to the `blobs` beside it. Raises UserError naming a link that leads elsewhere or nowhere, and
     what is neither file nor folder (a pipe would be waited for without end).
     """
     path = Path(path)
-    folder = Path(path.parent if root is None else root).resolve()
+    folder = path.parent.resolve()
     try:
         found = path.resolve()
     except (OSError, RuntimeError):
@@ -45,24 +45,24 @@ def inside(path: str | os.PathLike, root: str | os.PathLike | None = None) -> Pa
     return found
 
 
-def has_file(path: str | os.PathLike, root: str | os.PathLike | None = None) -> bool:
+def has_file(path: str | os.PathLike) -> bool:
     """Whether there is such a file to read. Raises UserError as `inside` does."""
-    return inside(path, root).is_file()
+    return inside(path).is_file()
 
 
-def read_bytes(path: str | os.PathLike, root: str | os.PathLike | None = None, *, largest: int = LARGEST) -> bytes:
+def read_bytes(path: str | os.PathLike, *, largest: int = LARGEST) -> bytes:
     """Raises OSError, and UserError as `inside` does and for a file of more than `largest` bytes."""
-    with inside(path, root).open("rb") as file:
+    with inside(path).open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise UserError("file", str(path), f"has more than {largest:,} bytes: it is not what its name says")
     return content
 
 
-def read_json(path: str | os.PathLike, root: str | os.PathLike | None = None, **limits):
+def read_json(path: str | os.PathLike, **limits):
     """The JSON value in a file, within the limits of `json_reader.read`. Raises OSError, ValueError as that does, and
     UserError as `inside` does."""
-    with inside(path, root).open("rb") as file:
+    with inside(path).open("rb") as file:
         return json_reader.read(file, **limits)
 
 
@@ -117,11 +117,11 @@ def naming_folder(folder: Path, field: str) -> Iterator[None]:
         raise UserError(field, str(folder), fix) from None
 
 
-def check_writable(folder: str | os.PathLike, field: str = "out") -> None:
+def check_writable(folder: str | os.PathLike) -> None:
     """Makes the folder, if need be, and a file in it that is gone again: before work whose results go there. Raises
     UserError where that cannot be."""
     folder = Path(folder)
-    with naming_folder(folder, field):
+    with naming_folder(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / partial_name("probe")
         os.close(create(probe))

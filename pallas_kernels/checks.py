@@ -84,12 +84,12 @@ _checking: ContextVar[bool] = ContextVar("check_indices", default=False)
 
 
 @contextlib.contextmanager
-def checking_indices(on: bool = True) -> Iterator[None]:
+def checking_indices() -> Iterator[None]:
     """Check the indices of row ops traced inside: ValueError at once, or (inside jit) when the program runs.
 
     Without this check, indices that are out of range or repeated have undefined results.
     """
-    token = _checking.set(on)
+    token = _checking.set(True)
     try:
         yield
     finally:
