@@ -113,13 +113,24 @@ def test_a_terminal_that_closes_ends_it_with_everything_saved(corpus, tmp_path):
             pass
         return run.poll() is None
 
-    wait_for_steps(out, alive)
-    os.close(terminal)
-    assert run.wait(timeout=120) == 0
+    try:
+        wait_for_steps(out, alive)
+        os.close(terminal)
+        assert run.wait(timeout=120) == 0
+    finally:
+        run.kill()
     assert steps_saved(out / "checkpoints") == [last_step(out)]
 
 
-ON_A_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+ON_A_TERMINAL = """
+import os
+import signal
+import sys
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as if these tests were not under nohup
+os.login_tty(0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 STUCK = """
 import ctypes
 import signal
