@@ -17,13 +17,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.parts.rows import REHEARSAL  # noqa: E402
+from benchmarks.parts.rows import REHEARSAL, note_end  # noqa: E402
 from benchmarks.parts.worker import FINISHED, LEFT, PARTS  # noqa: E402
 
 CUDA_PACKAGES = ("cu13", "cuda_nvcc")  # in which jax looks for its compiler
@@ -59,26 +60,27 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
         before = written.stat().st_size if written.exists() else 0
         command = [sys.executable, "-m", "benchmarks.parts.worker", part, str(out), str(scratch), str(seconds)]
         try:
-            own = environment(part, scratch)
-            run = subprocess.run([*command, *["rehearse"] * rehearse], env=own, timeout=seconds + GRACE)
+            run = subprocess.run([*command, *["rehearse"] * rehearse], env=environment(part), timeout=seconds + GRACE)
         except subprocess.TimeoutExpired:
+            note_end(written, stopped=True)
             print(f"{part}: killed, as it had not ended {GRACE:g} s after its time", flush=True)
             return False
         if run.returncode in (FINISHED, LEFT):
             return run.returncode == FINISHED
+        note_end(written, stopped=run.returncode == 0)  # 0: a training, before its first step
         if not written.exists() or written.stat().st_size == before:
             print(f"{part}: ended with exit code {run.returncode} before its first case", flush=True)
             return False
     return False
 
 
-def environment(part: str, scratch: Path) -> dict[str, str]:
+def environment(part: str) -> dict[str, str]:
     """Of the part's process. Parts share what they compile. PyTorch's peers need memory of the same device; all else
     gets nearly all of it at once, or what one step has freed in pieces is too small for the next one. Where kernels are
     launched as graphs the profiler does not know of which operation each is (openxla/xprof#3070)."""
     own = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     if "JAX_COMPILATION_CACHE_DIR" not in own:
-        own |= {"JAX_COMPILATION_CACHE_DIR": str(scratch.resolve() / "programs")}
+        own["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir(), "nagjax-device-programs"))
         own.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if "CUDA_ROOT" not in own and (root := compilers_root()):
         own["CUDA_ROOT"] = root

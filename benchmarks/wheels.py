@@ -7,8 +7,10 @@ has the command. Versions are those of constraints.txt. Make it anew after a cha
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,10 +31,13 @@ def main() -> None:
     given = parser.parse_args()
     platforms = [f"--platform=manylinux{version}_x86_64" for version in PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]
-    command += ["--python-version", given.python, *platforms, "-c", str(ROOT / "constraints.txt"), "-d", str(given.out)]
-    for old in given.out.glob("*.whl"):  # two versions of one package cannot be installed
-        old.unlink()
-    subprocess.run([*command, *PACKAGES], check=True)
+    command += ["--python-version", given.python, *platforms, "-c", str(ROOT / "constraints.txt")]
+    if commit() is None:
+        raise SystemExit(f"{ROOT} is no git checkout: the results could not say what they were measured with")
+    with tempfile.TemporaryDirectory() as made:
+        subprocess.run([*command, "-d", made, *PACKAGES], check=True)
+        shutil.rmtree(given.out, ignore_errors=True)  # two versions of one package cannot be installed
+        shutil.copytree(made, given.out)
     (given.out / COMMIT).write_text(f"{commit()}\n")
     size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
     print(f"{given.out}: {len(list(given.out.glob('*.whl')))} wheels, {size / 2**20:.0f} MiB")

@@ -18,7 +18,7 @@ LARGEST = 1 << 30  # bytes of a file that is read as a whole
 
 
 def inside(path: str | os.PathLike) -> Path:
-    """The file or folder that `path` leads to, which is not there, or lies in its own folder.
+    """The file or folder that `path` leads to, which is not there yet, or lies in the folder that `path` names.
 
     That folder itself may be a link: it is what the user named. So may the links of a Hugging Face cache be, from
     `snapshots/REVISION` to the `blobs` beside it. Raises UserError naming a link that leads elsewhere or nowhere, and

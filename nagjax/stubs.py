@@ -1,4 +1,5 @@
-"""Writes the stubs that tell editors and type checkers about the modules made from schemes.
+"""Writes the stubs that tell editors and type checkers what `nagjax` and `nagjax.linen` have: calls, packages, and the
+modules made from schemes.
 
 python -m nagjax.stubs        # writes nagjax/__init__.pyi and nagjax/linen.pyi
 """

@@ -103,8 +103,8 @@ def on_shards(
         outs = fn(*args)
         return tuple(jax.lax.psum(o, used) if n is None and used else o for o, n in zip(outs, out_lead, strict=True))
 
-    # This shard_map is never transposed (forward and backward each have their own), so replication types are of
-    # no use here, and Pallas interpreters do not support them.
+    # No replicated argument of this shard_map is differentiated (an op's forward and backward each have their own), so
+    # replication types are of no use here, and Pallas interpreters do not support them.
     return jax.shard_map(per_shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 

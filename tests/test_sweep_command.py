@@ -87,7 +87,7 @@ def test_ranges_that_are_none(text):
 
 def test_shards():
     assert [*range(7)][taken("1/3")] == [1, 4]
-    for text in ("3/3", "-1/3", "1", "a/b"):
+    for text in ("3/3", "-1/3", "1", "a/b", "0/0"):
         with pytest.raises(UserError, match="shard"):
             taken(text)
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
 TRIES = 2  # a case that was begun so often and never finished is passed over
-ENDINGS = 3  # so are all cases of an implementation that has ended the process so often
+ENDINGS = 3  # so are all cases of a kernel that has ended the process so often
+COMPILED_BY_XLA = ("reference", "xla")  # whose shapes have nothing to do with each other
 AGAIN = 4  # exit code of a process that can measure nothing more
 REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
 
@@ -60,16 +61,13 @@ class Rows:
     def run(self, cases: Iterable[Case]) -> int:
         """Measures what is not there yet, until the time is up. Returns how many cases are left. Raises Unusable after
         a case behind which nothing computes any more."""
-        finished, endings, times = self._known()
-        by_implementation = Counter[str | None]()
-        for key, count in endings.items():
-            by_implementation[json.loads(key).get("implementation")] += count
+        finished, begun, ended, times = self._known()
         left, started = 0, False
         for case in cases:
             key = json.dumps(case.name, sort_keys=True)
             if key in finished:
                 continue
-            if error := _hopeless(endings[key], case.name.get("implementation"), by_implementation):
+            if error := _hopeless(begun[key], case.name.get("implementation"), ended):
                 self._append({"case": case.name, "error": error})
                 print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
                 continue
@@ -95,12 +93,15 @@ class Rows:
                 from pallas_kernels.bench import in_one_line
 
                 outcome = {"error": in_one_line(error)}
-            times[_kind(case.name)] = taken = round(time.monotonic() - began, 2)
+            taken = round(time.monotonic() - began, 2)
+            if "result" in outcome:
+                times.pop(_kind(case.name), None)
+                times[_kind(case.name)] = taken
             gc.collect()  # what an error's traceback keeps on the device
-            ended = "error" in outcome and not usable()
-            self._append({"case": case.name, **outcome, "seconds": taken} | ({"ended": True} if ended else {}))
+            works = "result" in outcome or usable()
+            self._append({"case": case.name, **outcome, "seconds": taken} | ({} if works else {"ended": True}))
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
-            if ended:
+            if not works:
                 raise Unusable
         return left
 
@@ -109,14 +110,14 @@ class Rows:
 
     def _end(self, case: Case) -> None:
         error = f"took longer than {self.limit:g} s"
-        self._append({"case": case.name, "error": error})
+        self._append({"case": case.name, "error": error, "ended": True})
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
 
-    def _known(self) -> tuple[set[str], Counter[str], dict[str, float]]:
-        """The cases that are finished, how often each has ended its process, and the latest time of each kind, the kind
-        measured last at the end."""
-        finished, endings, times = set(), Counter[str](), {}
+    def _known(self) -> tuple[set[str], Counter[str], Counter[str | None], dict[str, float]]:
+        """The cases that are finished, how often each was begun without an end, how often an implementation has ended
+        its process, and the latest time of each kind, the kind measured last at the end."""
+        finished, begun, ended, times = set(), Counter[str](), Counter[str | None](), {}
         devices = {row["origin"].get("device") for row in self.lines if "origin" in row} - {None}
         other = devices - {_device()} if devices else set()
         where = None
@@ -124,17 +125,17 @@ class Rows:
             where = row["origin"].get("device") if "origin" in row else where
             if "case" in row and where not in other:
                 key, kind = json.dumps(row["case"], sort_keys=True), _kind(row["case"])
-                if "seconds" in row:
+                if "result" in row and "seconds" in row:
                     times.pop(kind, None)
                     times[kind] = row["seconds"]
+                ended[row["case"].get("implementation")] += "ended" in row
                 if "begun" in row:
-                    endings[key] += 1
+                    begun[key] += 1
                 elif "paused" in row:
-                    endings[key] = 0
-                else:
-                    endings[key] -= "seconds" in row and "ended" not in row
+                    begun[key] = 0
+                elif "result" in row or "error" in row:
                     finished.add(key)
-        return finished, endings, times
+        return finished, begun, ended, times
 
     def _append(self, row: dict) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -171,11 +172,20 @@ def usable() -> bool:
         return False
 
 
-def _hopeless(endings: int, implementation: str | None, by_implementation: Counter[str | None]) -> str | None:
+def note_end(path: Path, stopped: bool) -> None:
+    """Of the process that wrote the part's file and has ended: in the middle of a case, because it was `stopped`, after
+    which the case goes on, or by itself."""
+    last = next(reversed(read(path)), {})
+    if "begun" in last:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"case": last["case"], "paused" if stopped else "ended": True}) + "\n")
+
+
+def _hopeless(begun: int, implementation: str | None, ended: Counter[str | None]) -> str | None:
     """Why a case is passed over: each try costs a start of the process."""
-    if endings >= TRIES:
+    if begun >= TRIES:
         return f"ended the process {TRIES} times"
-    if implementation and by_implementation[implementation] >= ENDINGS:
+    if implementation not in (None, *COMPILED_BY_XLA) and ended[implementation] >= ENDINGS:
         return f"{implementation} ended the process {ENDINGS} times"
     return None
 

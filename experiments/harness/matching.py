@@ -17,7 +17,7 @@ from nagjax.train.facts import resolve as with_vocabulary
 from nagjax.train.state import Blueprint
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(64)
 def blueprint_of(config: RunConfig) -> Blueprint:
     return Blueprint.of(with_vocabulary(config), make_mesh(MeshConfig(data=1), jax.devices()[:1]))
 
@@ -32,7 +32,7 @@ def train_flops_per_token(config: RunConfig) -> float:
 
 
 def _counted(config: RunConfig) -> RunConfig:
-    """A config that runs of one model share, whatever their rates, seeds, steps and order of the text."""
+    """A config that runs of one model share, however they are trained, and in whatever order of the text."""
     data = dataclasses.replace(config.data, seed=DataConfig().seed)
     return dataclasses.replace(config, optimizer=OptimizerConfig(), train=TrainConfig(), data=data)
 

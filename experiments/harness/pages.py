@@ -223,11 +223,11 @@ def _legend(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def log_entries(name: str, log: str) -> list[tuple[str, str]]:
-    """Title and text of the log's entries whose text names the recipe first, or its result files."""
+    """Title and text of the log's entries that name the recipe first, or whose text names its result files."""
     found = []
     for entry in re.split(r"^## ", log, flags=re.MULTILINE)[1:]:
         title, _, text = entry.partition("\n")
-        named = re.findall(r"`(\w+)[ `.]", text)
+        named = re.findall(r"`(\w+)[ `.]", entry)
         if (named and named[0] == name) or f"results/{name}." in text:
             found.append((title.strip(), text.strip()))
     return found

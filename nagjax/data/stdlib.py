@@ -47,8 +47,8 @@ def stdlib_documents(root: str | os.PathLike | None = None) -> list[str]:
     """The library's modules, each once, ordered by the SHA-256 of their text.
 
     That order is the same for any file system and scatters neighbouring modules, so the first documents of
-    either split are a fair sample. Line ends become "\\n". They are read once in a process. Raises UserError where the
-    sources are not there.
+    either split are a fair sample. Line ends become "\\n". A process reads them once and keeps them (9 MiB). Raises
+    UserError where the sources are not there.
     """
     return list(_read(str(root or sysconfig.get_paths()["stdlib"])))
 

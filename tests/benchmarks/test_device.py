@@ -1,6 +1,5 @@
 """The measurements for an accelerator, rehearsed on this machine; their file format; the tables made of them."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from benchmarks import device, device_tables
 from benchmarks.parts import kernels, rows, steps, worker
-from benchmarks.parts.rows import Case, Options, Paused, Rows, Unusable, measured
+from benchmarks.parts.rows import Case, Options, Paused, Rows, Unusable, measured, note_end
 from pallas_kernels import origin
 from pallas_kernels.ops import all_ops
 
@@ -101,13 +100,22 @@ def test_an_implementation_that_ends_process_after_process_is_passed_over(tmp_pa
         return case(number, outcome)._replace(name={"implementation": implementation, "number": number})
 
     good, bad = [of("xla", 0, 1), of("mosaic", 1, 2)], [of("mosaic", number, KeyboardInterrupt()) for number in (2, 3)]
-    sticky = of("mosaic", 4, ValueError("illegal address"))
+    sticky, killed = of("mosaic", 4, ValueError("illegal address")), of("mosaic", 6, KeyboardInterrupt())
     for _ in range(rows.TRIES):
         with pytest.raises(KeyboardInterrupt):
             Rows("part", tmp_path, later).run([*good, *bad, sticky])
+        note_end(tmp_path / "part.jsonl", stopped=False)
+    with pytest.raises(KeyboardInterrupt):
+        Rows("part", tmp_path, later).run([killed])
+    note_end(tmp_path / "part.jsonl", stopped=True)
+    note_end(tmp_path / "part.jsonl", stopped=False)  # between cases nobody is to blame
+    assert Rows("part", tmp_path, later).run([killed._replace(measure=lambda: {"value": 7})]) == 0
     monkeypatch.setattr(rows, "usable", lambda: False)
     with pytest.raises(Unusable):
         Rows("part", tmp_path, later).run([*good, bad[0], sticky])
+    for number in (7, 8, 9):
+        with pytest.raises(Unusable):
+            Rows("part", tmp_path, later).run([of("xla", number, ValueError("no"))])
     monkeypatch.undo()
     assert Rows("part", tmp_path, later).run([*good, *bad, sticky, of("mosaic", 5, 5), of("xla", 5, 6)]) == 0
     found = {
@@ -116,6 +124,7 @@ def test_an_implementation_that_ends_process_after_process_is_passed_over(tmp_pa
     assert found["xla", 0] == {"value": 1} and found["xla", 5] == {"value": 6} and found["mosaic", 1] == {"value": 2}
     assert found["mosaic", 2] == "ended the process 2 times" and found["mosaic", 4] == "ValueError: illegal address"
     assert found["mosaic", 3] == found["mosaic", 5] == "mosaic ended the process 3 times"
+    assert found["mosaic", 6] == {"value": 7}
 
 
 def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path):
@@ -173,12 +182,12 @@ def test_what_does_not_fit_into_the_device_is_not_compiled(monkeypatch):
     assert first[: 2 * len(steps.SCHEMES)] == ["350M"] * len(steps.SCHEMES) + ["1B"] * len(steps.SCHEMES)
 
 
-def test_the_environment_of_a_part(monkeypatch, tmp_path):
-    environment = functools.partial(device.environment, scratch=tmp_path)
+def test_the_environment_of_a_part(monkeypatch):
+    environment = device.environment
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
     assert environment("steps")["JAX_COMPILATION_CACHE_DIR"] == "mine"
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    assert environment("steps")["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "programs")
+    assert environment("steps")["JAX_COMPILATION_CACHE_DIR"] == environment("profile")["JAX_COMPILATION_CACHE_DIR"]
     monkeypatch.setenv("XLA_FLAGS", "--xla_a")
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
@@ -199,13 +208,13 @@ def test_where_the_compilers_libraries_are(monkeypatch, tmp_path):
     (cuda / "bin" / "nvcc").touch(0o755)
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(cuda / "bin"))
-    assert "CUDA_ROOT" not in device.environment("values", tmp_path)
+    assert "CUDA_ROOT" not in device.environment("values")
     found = types.SimpleNamespace(submodule_search_locations=[str(packages)])
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: found)
-    assert device.environment("values", tmp_path)["CUDA_ROOT"] == str(cuda)
+    assert device.environment("values")["CUDA_ROOT"] == str(cuda)
     (packages / "cu13" / "bin").mkdir()
     (packages / "cu13" / "bin" / "ptxas").touch()
-    assert "CUDA_ROOT" not in device.environment("values", tmp_path)
+    assert "CUDA_ROOT" not in device.environment("values")
 
 
 def test_kernels_are_measured_one_by_one_against_the_reference(monkeypatch):
@@ -245,6 +254,13 @@ def test_no_case_is_begun_that_would_end_later_by_the_times_in_the_file(tmp_path
     soon = time.monotonic() + 60
     assert Rows("part", tmp_path, soon).run([step("1B", "lns"), step("350M", "lns"), step("7B", "lns")]) == 1
     assert [row["case"]["size"] for row in measured(tmp_path / "part.jsonl")[4:]] == ["350M", "7B"]
+    slow = [{"case": step("7B", "nag").name, "result": {}, "seconds": 300.0}]
+    slow += [{"case": step("7B", "review").name, "error": "out of memory", "seconds": 0.1}]
+    with (tmp_path / "part.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in slow)
+    new = Case({"size": "new"}, lambda: {})
+    assert Rows("part", tmp_path, soon).run([step("7B", "lns"), step("7B", "plain"), new]) == 2
+    assert Rows("part", tmp_path, soon).run([step("350M", "rezero"), new]) == 0
     assert Rows("part", tmp_path, soon).run([step("1B", "lns")._replace(resumes=True)]) == 0
 
 

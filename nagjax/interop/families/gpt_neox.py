@@ -20,7 +20,7 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     sizes = read_sizes(config, 2048)
     base, rope, share = read_rope(config, sizes["context"], config.get("rotary_emb_base", 10_000.0))
     model = ModelConfig(
-        **sizes,
+        **sizes | {"kv_heads": sizes["heads"]},
         mlp=ACTIVATIONS[activation],
         rope_base=base,
         qk_norm=False,
