@@ -264,6 +264,21 @@ def test_no_case_is_begun_that_would_end_later_by_the_times_in_the_file(tmp_path
     assert Rows("part", tmp_path, soon).run([step("1B", "lns")._replace(resumes=True)]) == 0
 
 
+def test_the_table_of_kernels_has_those_that_failed(tmp_path):
+    shape = {"op": "nag_update", "rows": 64, "width": 96, "dtype": "float32"}
+    passes = {"forward": {"us": 2.0, "of_copy": 0.5, "vs_reference": 0.25}, "forward+backward": {"us": 5.0}}
+    lines = [{"origin": ORIGIN}, {"case": shape | {"implementation": "mosaic_gpu"}, "error": "RuntimeError: no"}]
+    lines += [{"case": shape | {"implementation": "xla"}, "result": {"implementations": {"xla": passes}}}]
+    lines += [{"case": shape | {"peers": True}, "error": "ImportError: torch"}]
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "kernels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert device_tables.render("kernels", tmp_path).splitlines()[4:] == [
+        "| nag_update | 64 x 96 float32 | mosaic_gpu | failed | - | - | - |",
+        "| nag_update | 64 x 96 float32 | xla | forward | 2.0 | 50% | 0.25 |",
+        "| nag_update | 64 x 96 float32 | peers | failed | - | - | - |",
+    ]
+
+
 def test_a_case_that_ended_the_process_counts_as_failed_where_it_was_begun(tmp_path):
     """Also where all others of the file were measured at another commit, and where it is the only one."""
     lines = [{"origin": ORIGIN}, *[{"case": {"case": "a"}, "begun": True}] * rows.TRIES]
