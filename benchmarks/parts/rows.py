@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import gc
 import json
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
 TRIES = 2  # a case that was begun so often and never finished is passed over
 ENDINGS = 3  # so are all cases of a kernel that has ended the process so often
+AHEAD = 8  # programs that are compiled before they are needed, where a part lets them
 COMPILED_BY_XLA = ("reference", "xla")  # whose shapes have nothing to do with each other
 AGAIN = 4  # exit code of a process that can measure nothing more
 REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
@@ -25,8 +27,9 @@ class Case(NamedTuple):
     """What is measured: values that name it, and the function that returns its figures (JSON values)."""
 
     name: dict[str, Any]
-    measure: Callable[[], dict[str, Any]]
+    measure: Callable[..., dict[str, Any]]
     resumes: bool = False  # it ends by itself at the deadline, and the next call goes on from there
+    compile: Callable[[], Any] | None = None  # what `measure` is given, made ahead by other threads
 
 
 class Options(NamedTuple):
@@ -63,10 +66,10 @@ class Rows:
         a case behind which nothing computes any more."""
         finished, begun, ended, times = self._known()
         left, started = 0, False
-        for case in cases:
+        wanted = [case for case in cases if json.dumps(case.name, sort_keys=True) not in finished]
+        compiled = Compiled(wanted, 0 if ended.total() else AHEAD)  # or nobody knows whose compilation ends the process
+        for case in wanted:
             key = json.dumps(case.name, sort_keys=True)
-            if key in finished:
-                continue
             if error := _hopeless(begun[key], case.name.get("implementation"), ended):
                 self._append({"case": case.name, "error": error})
                 print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
@@ -84,7 +87,7 @@ class Rows:
             began = time.monotonic()
             try:
                 with self._limited(case):
-                    outcome = {"result": case.measure()}
+                    outcome = {"result": case.measure(*compiled.of(case))}
             except Paused:
                 self._append({"case": case.name, "paused": True})
                 left += 1
@@ -103,6 +106,7 @@ class Rows:
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
             if not works:
                 raise Unusable
+        compiled.pool.shutdown(wait=False, cancel_futures=True)
         return left
 
     def _limited(self, case: Case) -> contextlib.AbstractContextManager[None]:
@@ -142,6 +146,27 @@ class Rows:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+class Compiled:
+    """What the cases that come next are given, made by as many threads: compilers work outside of Python's lock."""
+
+    def __init__(self, cases: list[Case], ahead: int):
+        self.ahead, self.pool = ahead, concurrent.futures.ThreadPoolExecutor(max(ahead, 1))
+        self.left, self.made = [case for case in cases if case.compile], {}
+
+    def of(self, case: Case) -> tuple[Any, ...]:
+        """The arguments of `case.measure`; the cases before it are passed over. Raises what making them raised."""
+        if case.compile is None:
+            return ()
+        if not self.ahead:
+            return (case.compile(),)
+        self.left = self.left[self.left.index(case) :]
+        for each in self.left[: self.ahead]:
+            if id(each) not in self.made:
+                self.made[id(each)] = self.pool.submit(each.compile)
+        self.left = self.left[1:]
+        return (self.made.pop(id(case)).result(),)
 
 
 @contextlib.contextmanager

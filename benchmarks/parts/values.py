@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +36,25 @@ def cases(options: Options) -> Iterator[Case]:
             for implementation in op.implementations:
                 if runs_here(op, implementation, of):
                     case = {"op": name, "implementation": implementation, "rows": rows, "width": width, "dtype": dtype}
-                    yield Case(case, functools.partial(measure, op, implementation, rows, width, dtype))
+                    program = functools.partial(compiled, op, implementation, rows, width, dtype)
+                    yield Case(case, functools.partial(measure, op, rows, width, dtype), compile=program)
 
 
-def measure(op: Op, implementation: str, rows: int, width: int, dtype: str) -> dict:
+def compiled(op: Op, implementation: str, rows: int, width: int, dtype: str) -> jax.stages.Compiled:
+    """Outputs and gradients, of arguments and cotangents."""
+    of = sample(op.name, rows, width, dtype)
+    forward = functools.partial(run, op, implementation, **of.constants)
+    program = jax.jit(functools.partial(with_gradients, forward))
+    return program.lower(of.args, jax.eval_shape(forward, *of.args)).compile()
+
+
+def measure(op: Op, rows: int, width: int, dtype: str, program: Callable[[tuple, tuple], list[jax.Array]]) -> dict:
     """`worst`: the greatest error of any result in units of what is allowed for it; `errors`: of each result.
 
     Raises FloatingPointError for a result that is not finite.
     """
     args, cotangents, exact = _known(op, rows, width, dtype)
-    forward = functools.partial(run, op, implementation, **sample(op.name, rows, width, dtype).constants)
-    found = jax.device_get(jax.jit(functools.partial(with_gradients, forward))(args, cotangents))
-    errors = judged(op, found, exact, rows, width, dtype)
+    errors = judged(op, jax.device_get(program(args, cotangents)), exact, rows, width, dtype)
     return {"worst": max(errors), "errors": errors}
 
 

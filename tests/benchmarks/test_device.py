@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -125,6 +126,38 @@ def test_an_implementation_that_ends_process_after_process_is_passed_over(tmp_pa
     assert found["mosaic", 2] == "ended the process 2 times" and found["mosaic", 4] == "ValueError: illegal address"
     assert found["mosaic", 3] == found["mosaic", 5] == "mosaic ended the process 3 times"
     assert found["mosaic", 6] == {"value": 7}
+
+
+def test_programs_are_compiled_ahead_by_other_threads_until_one_ends_a_process(tmp_path):
+    """Their errors are those of their cases, and what is finished is not compiled."""
+    later, here = time.monotonic() + 60, threading.get_ident()
+    both_began, threads = threading.Barrier(2, timeout=30), {}
+
+    def compiling(number):
+        def compile():
+            threads[number] = threading.get_ident()
+            if threads[number] != here and number in (1, 2):
+                both_began.wait()
+            if number == 3:
+                raise ValueError("no program")
+            return number
+
+        return case(number, 0)._replace(measure=lambda made: {"value": made}, compile=compile)
+
+    cases = [compiling(0), case("plain", "p"), *map(compiling, (1, 2, 3, 4))]
+    assert Rows("part", tmp_path, later).run(cases[:1]) == 0
+    threads.clear()
+    assert Rows("part", tmp_path, later).run(cases) == 0
+    found = {
+        row["case"]["case"]: row.get("error") or row["result"]["value"] for row in measured(tmp_path / "part.jsonl")
+    }
+    assert found == {0: 0, "plain": "p", 1: 1, 2: 2, 3: "ValueError: no program", 4: 4}
+    assert here not in threads.values() and 0 not in threads
+    with (tmp_path / "part.jsonl").open("a") as file:
+        file.write('{"case": {"case": "x"}, "begun": true}\n')
+    note_end(tmp_path / "part.jsonl", stopped=False)
+    assert Rows("part", tmp_path, later).run([compiling(5), compiling(6)]) == 0
+    assert threads[5] == threads[6] == here
 
 
 def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path):

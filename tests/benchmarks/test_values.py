@@ -49,7 +49,8 @@ def by(name, place, implementation="xla"):
 )
 def test_correct_programs_pass_and_outputs_a_few_ulps_off_do_not(name, place):
     for implementation in ("reference", "xla"):
-        found = values.measure(all_ops()[name], implementation, *place)
+        op = all_ops()[name]
+        found = values.measure(op, *place, values.compiled(op, implementation, *place))
         assert found["worst"] <= 1.0, (implementation, found["errors"])
     found = by(name, place)
     far = 5 if place[-1] == "bfloat16" else 5 * math.sqrt(place[1])  # what a sum over the row may be off by
