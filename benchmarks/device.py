@@ -62,7 +62,6 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
         try:
             run = subprocess.run([*command, *["rehearse"] * rehearse], env=environment(part), timeout=seconds + GRACE)
         except subprocess.TimeoutExpired:
-            note_end(written, stopped=True)
             print(f"{part}: killed, as it had not ended {GRACE:g} s after its time", flush=True)
             return False
         if run.returncode in (FINISHED, LEFT):
