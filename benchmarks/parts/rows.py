@@ -198,8 +198,8 @@ def usable() -> bool:
 
 
 def note_end(path: Path, stopped: bool) -> None:
-    """Notes in a part's file that the process which wrote it ended in the middle of a case: `stopped`, and the case goes
-    on at the next start, or by itself. (One that was killed from outside leaves a case that was begun.)"""
+    """Notes in a part's file that the process which wrote it ended in the middle of a case: `stopped`, and the case
+    goes on at the next start, or by itself. One that was killed from outside leaves a case that was begun."""
     last = next(reversed(read(path)), {})
     if "begun" in last:
         with path.open("a", encoding="utf-8") as file:
