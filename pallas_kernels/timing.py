@@ -15,6 +15,7 @@ ROTATE_BYTES = 512 * 2**20
 MOST_SETS = 8
 MOST_CALLS = 64  # of the function in a program
 PROGRAM_SECONDS = 3e-4  # that a program takes at least, many times what the host takes to start it
+ROUND_SECONDS = 0.02
 WARM_SECONDS = 0.1  # in which a device that was idle reaches its clock
 
 
@@ -27,8 +28,8 @@ def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotat
     """Median time of one `fn(*args)` on the device.
 
     One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, over and over
-    until it takes PROGRAM_SECONDS, and is queued often enough (20 ms of work) that the device never waits for the host.
-    Barriers between the calls prevent fusion and overlap. With `rotate` = 0 (a CPU) `fn` is called once in a program.
+    until it takes PROGRAM_SECONDS, and is `queued`. Barriers between the calls prevent fusion and overlap. With
+    `rotate` = 0 (a CPU) `fn` is called once in a program.
     """
     first = make_args(jax.random.key(0))
     sets = max(1, min(MOST_SETS, math.ceil(rotate / size((first, jax.eval_shape(fn, *first))))))
@@ -51,15 +52,24 @@ def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotat
         return time.perf_counter() - start
 
     run(1)  # compiles
-    if rotate:
-        began = time.perf_counter()
-        while time.perf_counter() - began < WARM_SECONDS:
-            each = run(2) / 2
-        if each < PROGRAM_SECONDS:
-            args *= min(math.ceil(PROGRAM_SECONDS / each), MOST_CALLS // sets)
-            run(1)
-    times = max(1, math.ceil(0.02 / run(2) * 2))
-    return statistics.median(run(times) for _ in range(repeats)) / (times * len(args)) * 1e6
+    if rotate and (each := warmed(run)) < PROGRAM_SECONDS:
+        args *= min(math.ceil(PROGRAM_SECONDS / each), MOST_CALLS // sets)
+        run(1)
+    return queued(run, repeats) / len(args) * 1e6
+
+
+def warmed(run: Callable[[int], float]) -> float:
+    """Seconds of a program of which `run(times)` says how long so many take, when the device has reached its clock."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < WARM_SECONDS:
+        each = run(2) / 2
+    return each
+
+
+def queued(run: Callable[[int], float], repeats: int) -> float:
+    """Median seconds of the same, queued so often (ROUND_SECONDS of work) that the device never waits for the host."""
+    times = max(1, math.ceil(ROUND_SECONDS / run(2) * 2))
+    return statistics.median(run(times) for _ in range(repeats)) / times
 
 
 def copy_bandwidth(*, rotate: int, repeats: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -19,12 +18,11 @@ from pallas_kernels.bench import arrays, bandwidth, runs_here, timed
 from pallas_kernels.dispatch import REFERENCE, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth
+from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, queued
 
 WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple behind all ops at 1024
 ROWS = 16384
 REPEATS = 10
-ROUND_SECONDS = 0.02
 FIRST = ("nag_update_modulated", "nag_update", "add_rms_norm", "review_update")
 IN_PLACE = ("put_rows", "nag_update_rows")
 _references: dict[tuple[str, tuple[int, int, str]], dict[str, float]] = {}  # microseconds by pass, of this process
@@ -45,7 +43,8 @@ def cases(options: Options) -> Iterator[Case]:
 def _of_width(ops: tuple[str, ...], shape: tuple[int, int, str]) -> Iterator[Case]:
     named = dict(zip(("rows", "width", "dtype"), shape, strict=True))
     for name in ops:
-        here = [i for i in all_ops()[name].implementations if runs_here(all_ops()[name], i, sample(name, *shape))]
+        op, of = all_ops()[name], sample(name, *shape)
+        here = [implementation for implementation in op.implementations if runs_here(op, implementation, of)]
         for implementation in (REFERENCE, *here):
             case = {"op": name, "implementation": implementation, **named}
             yield Case(case, functools.partial(measure, name, implementation, shape))
@@ -96,21 +95,16 @@ def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
     def program(streams, rest):
         return [run(op, implementation, stream, *rest, **of.constants)[0] for stream in streams]
 
-    def seconds(streams, times):
+    def seconds(times: int) -> float:
+        nonlocal streams
         began = time.perf_counter()
         for _ in range(times):
             streams = program(streams, rest)
         jax.block_until_ready(streams)
-        return streams, (time.perf_counter() - began) / times
+        return time.perf_counter() - began
 
-    streams, _ = seconds(streams, 1)  # compiles
-    streams, once = seconds(streams, 2)
-    times = max(1, int(ROUND_SECONDS / once))
-    found = []
-    for _ in range(REPEATS):
-        streams, each = seconds(streams, times)
-        found.append(each / count * 1e6)
-    return {"implementations": {implementation: {"forward": {"us": statistics.median(found)}}}}
+    seconds(1)  # compiles
+    return {"implementations": {implementation: {"forward": {"us": queued(seconds, REPEATS) / count * 1e6}}}}
 
 
 @functools.cache

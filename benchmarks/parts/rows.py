@@ -57,20 +57,16 @@ class Rows:
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self.deadline, self.limit = folder / f"{part}.jsonl", deadline, limit
         self.lines = read(self.path)
-        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
-            with self.path.open("a", encoding="utf-8") as file:  # a half-written line must not take in the next one
-                file.write("\n")
 
     def run(self, cases: Iterable[Case]) -> int:
         """Measures what is not there yet, until the time is up. Returns how many cases are left. Raises Unusable after
         a case behind which nothing computes any more."""
         finished, begun, ended, times = self._known()
         left, started = 0, False
-        wanted = [case for case in cases if json.dumps(case.name, sort_keys=True) not in finished]
+        wanted = [case for case in cases if _key(case.name) not in finished]
         compiled = Compiled(wanted, 0 if ended.total() else AHEAD)  # or nobody knows whose compilation ends the process
-        for case in wanted:
-            key = json.dumps(case.name, sort_keys=True)
-            if error := _hopeless(begun[key], case.name.get("implementation"), ended):
+        for number, case in enumerate(wanted):
+            if error := _hopeless(begun[_key(case.name)], case.name.get("implementation"), ended):
                 self._append({"case": case.name, "error": error})
                 print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
                 continue
@@ -87,7 +83,7 @@ class Rows:
             began = time.monotonic()
             try:
                 with self._limited(case):
-                    outcome = {"result": case.measure(*compiled.of(case))}
+                    outcome = {"result": case.measure(*compiled.of(number))}
             except Paused:
                 self._append({"case": case.name, "paused": True})
                 left += 1
@@ -128,7 +124,7 @@ class Rows:
         for row in self.lines:
             where = row["origin"].get("device") if "origin" in row else where
             if "case" in row and where not in other:
-                key, kind = json.dumps(row["case"], sort_keys=True), _kind(row["case"])
+                key, kind = _key(row["case"]), _kind(row["case"])
                 if "result" in row and "seconds" in row:
                     times.pop(kind, None)
                     times[kind] = row["seconds"]
@@ -142,31 +138,27 @@ class Rows:
         return finished, begun, ended, times
 
     def _append(self, row: dict) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, row)
 
 
 class Compiled:
     """What the cases that come next are given, made by as many threads: compilers work outside of Python's lock."""
 
     def __init__(self, cases: list[Case], ahead: int):
-        self.ahead, self.pool = ahead, concurrent.futures.ThreadPoolExecutor(max(ahead, 1))
-        self.left, self.made = [case for case in cases if case.compile], {}
+        self.cases, self.ahead, self.made = cases, ahead, {}
+        self.pool = concurrent.futures.ThreadPoolExecutor(max(ahead, 1))
 
-    def of(self, case: Case) -> tuple[Any, ...]:
-        """The arguments of `case.measure`; the cases before it are passed over. Raises what making them raised."""
-        if case.compile is None:
+    def of(self, number: int) -> tuple[Any, ...]:
+        """The arguments of this case's `measure`. Raises what making them raised."""
+        own = self.cases[number].compile
+        if own is None:
             return ()
         if not self.ahead:
-            return (case.compile(),)
-        self.left = self.left[self.left.index(case) :]
-        for each in self.left[: self.ahead]:
-            if id(each) not in self.made:
-                self.made[id(each)] = self.pool.submit(each.compile)
-        self.left = self.left[1:]
-        return (self.made.pop(id(case)).result(),)
+            return (own(),)
+        for i, case in enumerate(self.cases[number : number + self.ahead], number):
+            if case.compile and i not in self.made:
+                self.made[i] = self.pool.submit(case.compile)
+        return (self.made.pop(number).result(),)
 
 
 @contextlib.contextmanager
@@ -202,8 +194,18 @@ def note_end(path: Path, stopped: bool) -> None:
     goes on at the next start, or by itself. One that was killed from outside leaves a case that was begun."""
     last = next(reversed(read(path)), {})
     if "begun" in last:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"case": last["case"], "paused" if stopped else "ended": True}) + "\n")
+        append(path, {"case": last["case"], "paused" if stopped else "ended": True})
+
+
+def append(path: Path, row: dict) -> None:
+    """Writes a line to the disk, apart from a half-written one that it may stand behind."""
+    with path.open("a+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            file.write(b"" if file.read(1) == b"\n" else b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _hopeless(begun: int, implementation: str | None, ended: Counter[str | None]) -> str | None:
@@ -215,10 +217,14 @@ def _hopeless(begun: int, implementation: str | None, ended: Counter[str | None]
     return None
 
 
+def _key(name: dict[str, Any]) -> str:
+    return json.dumps(name, sort_keys=True)
+
+
 def _kind(name: dict[str, Any]) -> str:
     """Cases that differ in these alone take about the same time."""
     alike = ("op", "implementation", "scheme", "kernels")
-    return json.dumps({of: None if of in alike else value for of, value in name.items()}, sort_keys=True)
+    return _key({of: None if of in alike else value for of, value in name.items()})
 
 
 def read(path: Path) -> list[dict]:
@@ -237,7 +243,7 @@ def measured(path: Path) -> list[dict]:
     found, where, begun = [], None, {}
     for row in read(path):
         where = row.get("origin", where)
-        key = json.dumps(row.get("case"), sort_keys=True)
+        key = _key(row.get("case"))
         if "begun" in row:
             begun[key] = where
         elif "result" in row or "error" in row:

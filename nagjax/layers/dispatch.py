@@ -28,7 +28,7 @@ from pallas_kernels.placement import current_placement
 
 EXPERT, TENSOR = "expert", "tensor"  # mesh axes over which experts and their hidden features are split
 
-Activation = Callable[[Array | None, Array], Array]
+Activation = Callable[..., Array]  # of the products with gate, where there is one, and up
 
 
 class Products(NamedTuple):
@@ -119,8 +119,8 @@ def _dropless(x, ids, weights, matrices: Matrices, activation: Activation) -> Fl
     sizes = jnp.bincount(flat, length=experts + 1)[:experts].astype(jnp.int32)
     rows = x.reshape(-1, x.shape[-1])[order // choices]
     product = lambda rows, weight: ragged_product(rows, weight, sizes)  # noqa: E731
-    gate = None if matrices.gate is None else product(rows, matrices.gate)
-    done = product(activation(gate, product(rows, matrices.up)), matrices.down)
+    inner = activation(*(product(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
+    done = product(inner, matrices.down)
     back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
     pairs = done[back].reshape(*ids.shape, x.shape[-1])
     weights = jnp.where(ids < experts, weights, 0.0)
@@ -142,8 +142,8 @@ def _by_capacity(x, ids, weights, matrices: Matrices, activation: Activation, ho
     if how.by_expert:
         rows = jax.lax.all_to_all(rows, how.by_expert, split_axis=1, concat_axis=0, tiled=True)
     product = lambda rows, weight: jnp.einsum("becm,emn->becn", rows, weight)  # noqa: E731
-    gate = None if matrices.gate is None else product(rows, matrices.gate)
-    done = product(activation(gate, product(rows, matrices.up)), matrices.down)
+    inner = activation(*(product(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
+    done = product(inner, matrices.down)
     if how.by_feature:
         done = jax.lax.psum(done, how.by_feature)
     if how.by_expert:

@@ -71,24 +71,20 @@ class Experts(nnx.Module):
             logits = x.astype(jnp.float32) @ self.router[...]
             scores = jax.nn.softmax(logits) if config.score == "softmax" else jax.nn.sigmoid(logits)
             chosen = choose(scores, real, None if self.balance is None else self.balance[...], self.config)
+        activation = functools.partial(opened, self.kind)
         products = Products(self.gate, self.up, self.down, x.dtype)
         with jax.named_scope("experts"):
             room = None if lossless or config.dispatch == "dropless" else config.capacity
-            done, dropped = run_experts(
-                x, chosen.ids, chosen.weights, products, self._activation, room, scores.shape[-1]
-            )
+            done, dropped = run_experts(x, chosen.ids, chosen.weights, products, activation, room, scores.shape[-1])
         if self.shared_up is not None and self.shared_down is not None:
             with jax.named_scope("shared"):
                 maps = [(weight, None) for weight in (self.shared_gate, self.shared_up) if weight is not None]
-                inner = linears_then(functools.partial(opened, self.kind), x, *maps, extra=extra_columns(x))
+                inner = linears_then(activation, x, *maps, extra=extra_columns(x))
                 done = done + linear(inner, self.shared_down, None)
         ran = None
         if config.skips and not config.shared:
             ran = jnp.any(chosen.ids < config.experts, axis=-1) | ~real
         return Update(done, None, ran, self._notes(logits, scores, chosen.ids, real, dropped))
-
-    def _activation(self, gate: Array | None, up: Array) -> Array:
-        return opened(self.kind, up) if gate is None else opened(self.kind, gate, up)
 
     def _notes(self, logits, scores, ids, real, dropped) -> dict[str, Float[Array, "B ..."]]:
         counted = real.astype(jnp.float32)
