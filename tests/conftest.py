@@ -26,7 +26,7 @@ os.environ["XLA_FLAGS"] = " ".join(given.split() + [f"{k}={v}" for k, v in FLAGS
 own_programs = None if PROGRAMS in os.environ else tempfile.mkdtemp(prefix="nagjax-programs-")
 if own_programs:
     os.environ[PROGRAMS] = own_programs
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax  # noqa: E402
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from pallas_kernels.aot.cases import Case, cases
-from pallas_kernels.aot.report import facts, inserted, markdown
+from pallas_kernels.aot.report import facts, inserted, markdown, outdated
 from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
 from pallas_kernels.aot.targets import TARGETS, Target, missing
 from pallas_kernels.ops import all_ops
@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--readme", type=Path, help="rewrite the tables of this page")
+    parser.add_argument("--check", type=Path, help="a problem where this page's tables have other figures")
     options = parser.parse_args(arguments)
     if options.readme:
         inserted(options.readme.read_text(), {})  # a page without marks is refused before an hour of compiling
@@ -61,12 +62,15 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n" + markdown(results) + "\n\n" + facts(results))
     if options.readme:
         options.readme.write_text(inserted(options.readme.read_text(), results))
+    stale = outdated(options.check.read_text(), results) if options.check else []
+    if stale:
+        print("\n".join([f"{options.check} has other figures (write them with --readme):", *stale]))
     if options.json:
         records = [{"target": t, "case": c.label} | r for (t, c), r in results.items()]
         options.json.write_text(json.dumps(records, indent=1) + "\n")
     if not compiled:
         print("nothing could be compiled")
-    return 1 if not compiled or any(r["problems"] for r in results.values()) else 0
+    return int(not compiled or bool(stale) or any(r["problems"] for r in results.values()))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pallas_kernels.aot.cases import COMPARED, FACTS, FACTS_OF, TABLE, Case
 from pallas_kernels.aot.targets import TARGETS
@@ -23,14 +23,40 @@ SHOWN = ("v5e", "h200")
 def inserted(page: str, results: Mapping[tuple[str, Case], dict]) -> str:
     """The page with both tables between their marks, of the chips that it shows. Raises ValueError for a page without
     the marks."""
-    shown = {key: result for key, result in results.items() if key[0] in SHOWN}
-    for name, table in {"bytes": markdown(shown), "facts": facts(shown)}.items():
+    for name, table in _tables(results).items():
         mark = f"<!-- aot: {name} -->\n"
         if page.count(mark) != 1:
             raise ValueError(f"the page has {page.count(mark)} marks {mark.strip()}; accepted: one")
         before, after = page.split(mark)
         page = before + mark + table + "\n" + after[after.index("<!-- end -->") :]
     return page
+
+
+def outdated(page: str, results: Mapping[tuple[str, Case], dict]) -> list[str]:
+    """Lines of what was compiled whose figures the page has otherwise, by more than 2% and 2 units, or lacks."""
+    lines = [line for table in _tables(results).values() for line in table.splitlines()[2:]]
+    known = {_name(line): _figures(line) for line in page.splitlines() if line.startswith("| ")}
+    return [line for line in lines if not _alike(_figures(line), known.get(_name(line), []))]
+
+
+def _tables(results: Mapping[tuple[str, Case], dict]) -> dict[str, str]:
+    shown = {key: result for key, result in results.items() if key[0] in SHOWN}
+    return {"bytes": markdown(shown), "facts": facts(shown)}
+
+
+def _name(line: str) -> tuple[str, ...]:
+    return tuple(line.split(" | ")[:3])
+
+
+def _figures(line: str) -> list[str]:
+    return line.strip(" |").split(" | ")[3:]
+
+
+def _alike(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    def close(a, b):
+        return a == b or ("-" not in (a, b) and math.isclose(float(a), float(b), rel_tol=0.02, abs_tol=2))
+
+    return len(ours) == len(theirs) and all(map(close, ours, theirs))
 
 
 def markdown(results: Mapping[tuple[str, Case], dict]) -> str:

@@ -9,7 +9,7 @@ from pallas_kernels.aot import cases as listing
 from pallas_kernels.aot import ptx
 from pallas_kernels.aot.__main__ import main
 from pallas_kernels.aot.cases import EDGES, TABLE, Case, cases, measure, program
-from pallas_kernels.aot.report import facts, inserted, markdown, resident
+from pallas_kernels.aot.report import facts, inserted, markdown, outdated, resident
 from pallas_kernels.aot.step import training_step
 from pallas_kernels.aot.targets import TARGETS, abstract_mesh, missing
 from pallas_kernels.dispatch import choose
@@ -134,3 +134,10 @@ def test_facts_of_the_assembler_by_backend():
     page = "before\n<!-- aot: bytes -->\nold\n<!-- end -->\n<!-- aot: facts -->\nold\n<!-- end -->\nafter\n"
     assert inserted(page, results) == page.replace("old", markdown({}), 1).replace("old", facts(results))
     assert facts(results) != facts({})
+
+
+def test_figures_that_a_page_has_otherwise_are_outdated():
+    results = {("h200", Case("add_rms_norm", "pallas_triton", "backward", *TABLE[0])): {"registers": 64, "spilled": 0}}
+    (line,) = facts(results).splitlines()[2:]
+    assert outdated(line, results) == [] and outdated(line.replace("| 64 |", "| 65 |"), results) == []
+    assert outdated(line.replace("| 64 |", "| 70 |"), results) == [line] and outdated("a page", results) == [line]
