@@ -11,12 +11,13 @@ FAULTS ?= 240
 MUTATIONS ?= 2000
 NO_PYTHON = nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12
 
+PIP = $(1)/bin/python -m pip install -q --disable-pip-version-check --no-compile
 ifneq ($(shell command -v uv 2>/dev/null),)
   MAKE_VENV = uv venv -q --allow-existing --python $(PYTHON) $(1)
   INSTALL   = uv pip install -q --python $(1)/bin/python
 else
   MAKE_VENV = $(PYTHON) -m venv $(1)
-  INSTALL   = $(1)/bin/python -m pip install -q --disable-pip-version-check --no-compile
+  INSTALL   = $(PIP)
 endif
 
 .PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch bench-decode torture fuzz models notebooks docs lint clean
@@ -155,7 +156,7 @@ $(VENV)/.notebooks: $(VENV)/.dev
 # Plain pip: PyTorch is fetched once, for this Python; PIP_EXTRA_INDEX_URL may name an index without CUDA.
 .venv-torch/.torch: constraints-torch.txt
 	$(PYTHON_TORCH) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install -q --disable-pip-version-check --no-compile -c constraints-torch.txt torch transformers
+	$(call PIP,.venv-torch) -c constraints-torch.txt torch transformers
 	@touch $@
 
 .venv-eval/.eval: pyproject.toml constraints.txt

@@ -31,17 +31,9 @@ WAYS = {  # what is patched to get the plain formulas
     "separate": {f"nagjax.layers.{name}.on_gpu": lambda: False for name in ("linear", "attention")},
     "joined": {},
 }
-CHIPS = {  # the policies and ways of each; the compiler for TPUs takes minutes
-    "h200x8": (REMATS, tuple(WAYS)),
-    "v5e:2x2": (REMATS, ("separate",)),
-    "v5e:4x4": (REMATS, ("separate",)),
-}
+CHIPS = {"h200x8": tuple(WAYS), "v5e:2x2": ("separate",), "v5e:4x4": ("separate",)}  # the ways of each
 CASES = [
-    (chip, remat, way, scheme)
-    for chip, (remats, ways) in CHIPS.items()
-    for remat in remats
-    for way in ways
-    for scheme in SCHEMES
+    (chip, remat, way, scheme) for chip, ways in CHIPS.items() for remat in REMATS for way in ways for scheme in SCHEMES
 ]
 
 

@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--readme", type=Path, help="rewrite the tables of this page")
     parser.add_argument("--check", type=Path, help="a problem where this page's tables have other figures")
     options = parser.parse_args(arguments)
-    if options.readme:
-        inserted(options.readme.read_text(), {})  # a page without marks is refused before an hour of compiling
+    for page in filter(None, (options.readme, options.check)):
+        inserted(page.read_text(), {})  # a page without marks is refused before an hour of compiling
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_platforms", "cpu")  # the workers have the compilers

@@ -35,8 +35,8 @@ def inserted(page: str, results: Mapping[tuple[str, Case], dict]) -> str:
 def outdated(page: str, results: Mapping[tuple[str, Case], dict]) -> list[str]:
     """Lines of what was compiled whose figures the page has otherwise, by more than 2% and 2 units, or lacks."""
     lines = [line for table in _tables(results).values() for line in table.splitlines()[2:]]
-    known = {_name(line): _figures(line) for line in page.splitlines() if line.startswith("| ")}
-    return [line for line in lines if not _alike(_figures(line), known.get(_name(line), []))]
+    known = {tuple(cells[:3]): cells[3:] for cells in map(_cells, page.splitlines())}
+    return [line for line in lines if not _alike(_cells(line)[3:], known.get(tuple(_cells(line)[:3]), []))]
 
 
 def _tables(results: Mapping[tuple[str, Case], dict]) -> dict[str, str]:
@@ -44,12 +44,8 @@ def _tables(results: Mapping[tuple[str, Case], dict]) -> dict[str, str]:
     return {"bytes": markdown(shown), "facts": facts(shown)}
 
 
-def _name(line: str) -> tuple[str, ...]:
-    return tuple(line.split(" | ")[:3])
-
-
-def _figures(line: str) -> list[str]:
-    return line.strip(" |").split(" | ")[3:]
+def _cells(line: str) -> list[str]:
+    return line.strip(" |").split(" | ")
 
 
 def _alike(ours: Sequence[str], theirs: Sequence[str]) -> bool:

@@ -104,6 +104,8 @@ def test_bad_options_are_refused_before_anything_is_compiled(tmp_path, capsys):
     (tmp_path / "page.md").write_text("no marks")
     with pytest.raises(ValueError, match="the page has 0 marks <!-- aot: bytes -->"):
         main(["--readme", str(tmp_path / "page.md")])
+    with pytest.raises(ValueError, match="the page has 0 marks <!-- aot: bytes -->"):
+        main(["--check", str(tmp_path / "page.md")])
 
 
 def test_what_is_missing_is_said(monkeypatch):
