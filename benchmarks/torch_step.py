@@ -1,6 +1,6 @@
 """The training step of nagjax's plain model in PyTorch, as a peer to be timed beside it: see benchmarks/step.py.
 
-Pre-norm with RMSNorm, SwiGLU, rotary positions, unit-RMS queries and keys, AdamW with clipping, float32, the start
+Pre-norm with RMSNorm, SwiGLU, rotary positions, unit-RMS queries and keys, AdamW with clipping, float32, the initial
 values of the same sizes, attention by PyTorch's own kernel. Simpler than nagjax's step in two ways: a row is one
 document, and no step is judged before it is taken.
 

@@ -15,7 +15,7 @@ Time: smoke 13 s; cpu about 50 min with --processes 2; h200 and paper not measur
 Command: python -m experiments.curse_of_depth --processes 2
 
 As in the source: Adam without weight decay or clipping, a cosine to 10%, SwiGLU, no QK-norm. Not as there: parameters
-and optimizer are float32; start values are the library's (matrices of variance 1/fan-in, an embedding of unit scale;
+and optimizer are float32; initial values are the library's (matrices of variance 1/fan-in, an embedding of unit scale;
 there 0.02 for all); documents are packed (there one per sequence); the corpus is whatever is given; the learning rate
 is tuned for every arm, around that of the source or, at the small sizes, around the scheme's default (there one for
 all). Where the factor stands elsewhere: `experiments.harness.placements`. Variance: over the residual's features, mean

@@ -17,9 +17,9 @@ With h_l the residual in front of block l, of tokens inside documents: turn arcc
 successive updates h_l+1 - h_l; ||h_l||; angle to the end arccos cos(h_l, h_L); progress
 <h_l - h_0, h_L - h_0> / ||h_L - h_0||^2; and early exits: the loss where the last block reads h_l. Middle blocks are
 the middle half; the exponent over all blocks but the first and the last stands beside it, and so does that of the
-same models before their training, which is what their start values alone would say. Intervals are Student's over seeds;
-a claim about an angle is met within 20 degrees at every depth, that about the exponent within a quarter. Models trained
-here have their schemes' default rates, untuned, and decide nothing.
+same models before their training, which is what their initial values alone would say. Intervals are Student's over
+seeds; a claim about an angle is met within 20 degrees at every depth, that about the exponent within a quarter. Models
+trained here have their schemes' default rates, untuned, and decide nothing.
 
 `--runs FOLDER ...` looks at these models instead of training any: runs, or what `nagjax import` reads; intervals are
 then over batches of text, and decide nothing either: they say nothing about other models of the same sizes.

@@ -67,7 +67,7 @@ def packed_batch(seed: int = 0, batch: int = BATCH, tokens: int = TOKENS, vocab:
 def trained(scheme: Scheme, mesh: tuple[int, ...] = (1,), steps: int = 3) -> tuple[np.ndarray, int]:
     """Loss and gradient norm [steps, 2] of a few steps on a mesh, and how many programs were compiled for them.
 
-    They begin on one device and are moved: that start values are the same on any mesh is tested on its own.
+    They begin on one device and are moved: that initial values are the same on any mesh is tested on its own.
     """
     state = start(scheme)
     bp = blueprint(run_config(scheme), *mesh)
@@ -86,14 +86,14 @@ def step_of(scheme: Scheme, mesh: tuple[int, ...]):
 
 @functools.cache
 def start(scheme: Scheme):
-    """A state away from the start values, where some gradients are zero but for rounding."""
+    """A state away from the initial values, where some gradients are zero but for rounding."""
     state = jax.device_get(created(scheme))
     return state._replace(params=jax.device_get(moved(state.params)))
 
 
 @functools.cache
 def created(scheme: Scheme):
-    """Start values from small programs that all schemes share; the one that creates a run costs as much as a step."""
+    """Initial values from small programs that all schemes share; the one that creates a run costs as much as a step."""
     return fresh(blueprint(run_config(scheme)))
 
 
@@ -103,7 +103,7 @@ def fresh(bp: Blueprint):
 
 
 def moved(params, size: float = 0.05, seed: int = 0):
-    """Parameters away from their start values, so that none is special."""
+    """Parameters away from their initial values, so that none is special."""
     noise = np.random.default_rng(seed)
     move = lambda x: np.asarray(x) + np.float32(size) * noise.standard_normal(x.shape).astype(x.dtype)  # noqa: E731
     return jax.device_put(jax.tree.map(move, params))

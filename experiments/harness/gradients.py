@@ -30,7 +30,7 @@ class ReviewConvex(Review):
 
 
 def gradients(folder: Path) -> dict:
-    """Gradient norms of the first and the last block's branches, with the start values and with the trained ones."""
+    """Gradient norms of the first and the last block's branches, with the initial values and with the trained ones."""
     run = open_run(folder)
     batch = next(iter(Evaluator(run.blueprint).batches(1)))
 

@@ -51,7 +51,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training run; the seed is that of its start values and of its data order. `after` measures the run's folder
+    """A training run; the seed is that of its initial values and of its data order. `after` measures the run's folder
     once it is trained; a dataclass where it has options."""
 
     name: str
@@ -75,7 +75,7 @@ class Training:
 
 
 def seeded(config: RunConfig, seed: int) -> RunConfig:
-    """The config with this seed for start values and data order."""
+    """The config with this seed for initial values and data order."""
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, seed=seed),

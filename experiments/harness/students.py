@@ -2,7 +2,7 @@
 
     x <- rms(x);   l times: the kind's step with f(x) = W2 relu(W1 x + b1)^2;   x <- rms(x)
 
-`rms` has no gain. Start values are those of torch's Linear: everything uniform in +-1/sqrt(fan in).
+`rms` has no gain. Initial values are those of torch's Linear: everything uniform in +-1/sqrt(fan in).
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -51,7 +51,7 @@ class Kind(Protocol):
     rates: Any  # learning rates of the parameters, relative to the matrices': one, or a tree of them
 
     def start(self, key: Array, depth: int) -> Any:
-        """Start values of so many blocks."""
+        """Initial values of so many blocks."""
 
     def states(self, blocks: Any, x: Float[Array, "B D"]) -> Float[Array, "B D"]:
         """Final normalised states."""

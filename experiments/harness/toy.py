@@ -2,7 +2,7 @@
 
     x <- rms(x);   l times: x <- x + W2 relu(W1 rms(x) + b1)^2;   x <- rms(x);   logits = W x / T
 
-Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970, with the start values of its released code.
+Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970, with the initial values of its released code.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@
     update = softmax(rotary(q / rms(q)) rotary(beta k / rms(k))^T / sqrt(Dh)) v W_out
 
 Figliolia et al. 2025, arXiv:2510.04476 (with grouped queries: CCGQA). Both convolutions reach one token back; before a
-document's first token stand zeros. beta is a learned factor per key head. Start values, which are ours: a_0 = 0 and
+document's first token stand zeros. beta is a learned factor per key head. Initial values, which are ours: a_0 = 0 and
 a_1 = 1, biases 0, beta 1, B of standard deviation 1 / sqrt(2 Dh).
 
 Numerics: as of `Attention`. A query or a key depends on the tokens right before its own, so that the branch runs for

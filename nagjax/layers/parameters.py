@@ -34,7 +34,7 @@ def table(
 
 
 def restart(module: nnx.Module, std: Callable[[tuple[str | None, ...]], float]) -> None:
-    """Start values of a module's matrices [..., in, out] as if `matrix` drew them with this standard deviation, given
+    """Initial values of a module's matrices [..., in, out] as if `matrix` drew them with this standard deviation, given
     their axes, times `scale`, in place."""
     for leaf in jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
         facts = leaf.get_metadata()

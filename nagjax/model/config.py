@@ -36,9 +36,9 @@ class ModelConfig:
     token_types: Annotated[Natural, HIDDEN] = 0  # kinds of tokens with an embedding of their own (BERT's sentences)
     # of a head with a linear map, the MLP's activation and LayerNorm before the table: the norm's epsilon
     head_epsilon: Annotated[Fraction | None, HIDDEN] = None
-    # how start values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
+    # how initial values and learning rates follow width and depth; nagjax/model/parametrization.py has the table
     parametrization: Literal["standard", "mup", "completep"] = "standard"
-    base_width: Count = 64  # mup and completep: the width that --lr and start values are for
+    base_width: Count = 64  # mup and completep: the width that --lr and initial values are for
     # standard deviation of the first matrices and tables, which a scheme may scale; None: matrices 1 / sqrt(inputs)
     init_std: Positive | None = None
     # dtype of the computation; auto: float32 on CPU, else bfloat16

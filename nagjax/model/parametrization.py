@@ -1,24 +1,24 @@
-"""How start values, learning rates, decay and epsilon follow a model's width and depth: the one table of them.
+"""How initial values, learning rates, decay and epsilon follow a model's width and depth: the one table of them.
 
 m is width / base_width. n is depth / base_depth and a the exponent, both of the scheme `completep`, which also weights
 every update by n^-a. At m = n = 1 a model is the same under every parametrization. `standard` leaves all of it at 1;
 its default peak learning rate, of every role, is proportional to 1/width. Below is muP; CompleteP is muP times the
 power of n.
 
-                start values   learning rate        AdamW's epsilon
-    embedding   s              s                    1 / (m s)
-    head        m^-1/2         1 / m                1
-    matrix      1              1 / m     n^(a-1)    1 / m     n^-a
-    vector      1              1         n^(a-1)    1 / m     n^-a
+                initial values   learning rate        AdamW's epsilon
+    embedding   s                s                    1 / (m s)
+    head        m^-1/2           1 / m                1
+    matrix      1                1 / m     n^(a-1)    1 / m     n^-a
+    vector      1                1         n^(a-1)    1 / m     n^-a
 
 `matrix` is what sums over the features of the residual or of a branch: hidden matrices, and what a gate reads the
 residual with; `vector` is every gain, bias and other gate parameter, and what sums over one head's features. The powers
-of n are for what lies in the blocks: before the first and behind the last one (the head's norm) there are none. Start
-values are relative to the rules of `standard`, where matrices and head already start at 1/sqrt(width); under `init_std`
-that root comes on top. s is what the scheme's own rule makes of its embedding between the two widths: 1 for most,
-m^-1/2 for NAG, which reads only the direction. Weight decay is divided by the learning rate's power of m, so that rate
-times decay is the same at every width. All singular values of Muon's update are the same, not only a few large: its
-rate goes with m^-1/2, and the update's spectral norm is the same at every width.
+of n are for what lies in the blocks: before the first and behind the last one (the head's norm) there are none.
+Initial values are relative to the rules of `standard`, where matrices and head already start at 1/sqrt(width); under
+`init_std` that root comes on top. s is what the scheme's own rule makes of its embedding between the two widths: 1 for
+most, m^-1/2 for NAG, which reads only the direction. Weight decay is divided by the learning rate's power of m, so that
+rate times decay is the same at every width. All singular values of Muon's update are the same, not only a few large:
+its rate goes with m^-1/2, and the update's spectral norm is the same at every width.
 
 muP: Yang et al. 2022, arXiv:2203.03466, Table 3 (no multipliers: exports and decoding need not know of it); Muon's
 rate: Yang, Simon & Bernstein 2023, arXiv:2310.17813. CompleteP: Dey et al. 2025, arXiv:2505.01618, Table 1, and the
@@ -84,7 +84,7 @@ class Parametrization:
 
     @property
     def root(self) -> float:
-        """m^-1/2: of the head's start values, and of `init_std`, which does not follow the width by itself."""
+        """m^-1/2: of the head's initial values, and of `init_std`, which does not follow the width by itself."""
         return self.m**-0.5
 
     def start(self, axes: tuple[str | None, ...]) -> float:

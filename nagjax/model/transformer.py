@@ -384,7 +384,7 @@ class Transformer(nnx.Module):
 
 
 def _restart(config: ModelConfig, scheme: Scheme, *parts: nnx.Module) -> None:
-    """Start values of the parts' matrices by `init_std`, if there is one."""
+    """Initial values of the parts' matrices by `init_std`, if there is one."""
     if config.init_std is not None:
         own, std = Parametrization.of(config, scheme), config.init_std
         for part in parts:

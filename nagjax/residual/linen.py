@@ -92,7 +92,7 @@ class LinenResidual(nn.Module):
 
 
 def nnx_residual(linen: LinenResidual, key: jax.Array) -> Residual:
-    """The nnx module with start values of its own; from the fields alone, which need no bound module."""
+    """The nnx module with initial values of its own; from the fields alone, which need no bound module."""
     make: Any = module_of(linen.Scheme)
     std, rngs = linen.embedding_std, nnx.Rngs(params=key)
     return make(linen.width, linen.sublayers, rngs=rngs, embedding_std=std, **linen.options)

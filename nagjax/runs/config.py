@@ -86,7 +86,7 @@ class TrainConfig:
     steps: Count = 300  # updates of the parameters
     batch: Count = 16  # sequences per step, over all devices
     accumulate: Count = 1  # the batch goes through in this many parts
-    seed: Seed = 0  # seed of the start values; the data order has its own, data.seed
+    seed: Seed = 0  # seed of the initial values; the data order has its own, data.seed
     z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
     # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
     loss_chunk: Count | None = None

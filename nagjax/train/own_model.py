@@ -310,7 +310,7 @@ def _say_what_is_missing(scheme: Scheme, module: Any, known: dict[Path, Known]) 
         factors = [(float(scheme.output_scale(place)), float(scheme.inner_scale(place))) for place in places]
         if any(factor != 1.0 for pair in factors for factor in pair):
             last = f"output {factors[-1][0]:.3g}, inner {factors[-1][1]:.3g}"
-            fix = "scale your branches' start values by nagjax.start_factors(residual, i)"
+            fix = "scale your branches' initial values by nagjax.start_factors(residual, i)"
             also = " (or turn them off: scaled_start=False)" if "scaled_start" in dataclasses.asdict(scheme) else ""
             say(f"{scheme.name} has start factors for its branches (of the last: {last}): {fix}{also}")
     if scheme.constrains and not isinstance(module, Transformer):

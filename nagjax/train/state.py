@@ -102,7 +102,7 @@ class Blueprint(ModelBlueprint):
 
     def create(self, given: Tree | None = None) -> TrainState:
         """A fresh state; each shard is made on its own device. `given`: values of some parameters, whose memory becomes
-        the state's; only the others get start values."""
+        the state's; only the others get initial values."""
         seed = self.config.train.seed
 
         def make(given: Tree) -> TrainState:

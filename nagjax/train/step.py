@@ -124,7 +124,7 @@ def _averaged(state: TrainState, cuts: dict[str, Cuts | Pool], mod: ModConfig) -
 
 def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any:
     """The average after a step, of which `done` good ones lie behind: it keeps min(decay, (1 + done) / (10 + done)), so
-    that the start values are soon forgotten; Tarvainen and Valpola 2017, arXiv:1703.01780."""
+    that the initial values are soon forgotten; Tarvainen and Valpola 2017, arXiv:1703.01780."""
     steps = done.astype(jnp.float32)
     kept = jnp.minimum(decay, (1.0 + steps) / (10.0 + steps))
     return jax.tree.map(lambda old, new: old + (1.0 - kept) * (new - old), average, params)

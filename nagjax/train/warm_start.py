@@ -65,10 +65,10 @@ def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
 
 
 def begin(blueprint: Blueprint) -> TrainState:
-    """The state before the first step: start values, or the parameters of the run in `config.start`."""
+    """The state before the first step: initial values, or the parameters of the run in `config.start`."""
     if not blueprint.config.start:
         return blueprint.create()
     folder = Path(blueprint.config.start)
     config = dataclasses.replace(read_config(folder), mesh=blueprint.config.mesh)
     _, params, _, mod = read_weights(folder, config, blueprint.mesh)
-    return blueprint.create(params)._replace(mod=mod)  # adapters have start values of their own
+    return blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own

@@ -31,7 +31,7 @@ EPSILON = 64 * np.finfo(np.float32).eps  # sums of at most 24 products, some ten
 
 
 def drawn(config: ModelConfig, seed: int = 0) -> CompressedAttention:
-    """Every parameter away from its start value."""
+    """Every parameter away from its initial value."""
     module = CompressedAttention(config, Scales(), nnx.Rngs(seed))
     for i, leaf in enumerate(jax.tree.leaves(nnx.state(module), is_leaf=lambda own: isinstance(own, nnx.Variable))):
         leaf[...] = leaf[...] + 0.3 * jax.random.normal(jax.random.key(i), leaf.shape)

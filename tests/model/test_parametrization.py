@@ -1,4 +1,4 @@
-"""The table of muP and CompleteP: factors, start values, refusals, and steps of the optimizers that follow it."""
+"""The table of muP and CompleteP: factors, initial values, refusals, and steps of the optimizers that follow it."""
 
 import dataclasses
 
@@ -91,7 +91,7 @@ def test_default_rates_are_those_of_the_base():
 
 
 def spread(scheme=PLAIN, **model) -> dict[str, float]:
-    """Standard deviations of start values, by the names of their parameters."""
+    """Standard deviations of initial values, by the names of their parameters."""
     config = tiny.run_config(scheme, **{"vocab": 64} | model)
     leaves = jax.tree_util.tree_leaves_with_path(jax.jit(lambda: tiny.blueprint(config).init_params(0))())
     return {"/".join(str(key.key) for key in path): float(jnp.std(leaf)) for path, leaf in leaves}

@@ -48,7 +48,7 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    """`hosts(runs, schemes)`: two processes take a few steps of each scheme (given with its start values), and go
+    """`hosts(runs, schemes)`: two processes take a few steps of each scheme (given with its initial values), and go
     through the runs, each with what its own `faults[index]` does to it; returns their exit codes, what they noted, and
     what they printed."""
 

@@ -1,7 +1,7 @@
 """One host, as a process, through several runs: `python host.py JOB`, a pickled dict of `hosts`, `log`, `schemes` and
 `runs`.
 
-Of each scheme (with its start values) a few steps are taken on all devices of both hosts, and their losses noted.
+Of each scheme (with its initial values) a few steps are taken on all devices of both hosts, and their losses noted.
 
 Each run has `config`, `out` and what is done to it on this host: `nan` or `nonsense` (number of a batch made NaN, or of
 targets that never occur), `at` and `signal` (sent to itself: after that many steps, or evaluated batches in all, or as

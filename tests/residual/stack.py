@@ -20,7 +20,7 @@ class Stack(NamedTuple):
 
 
 def build(scheme: Scheme, *, width: int, sublayers: int, moved: float = 0.2, seed: int = 0) -> Stack:
-    """Start values, each moved by normal noise of standard deviation `moved`, so that none is special."""
+    """Initial values, each moved by normal noise of standard deviation `moved`, so that none is special."""
     rngs = nnx.Rngs(seed)
     stack = Stack(
         scheme,

@@ -1,4 +1,4 @@
-"""The baselines of one stream and fixed constants: their equations in float64, their start values, their limits."""
+"""The baselines of one stream and fixed constants: their equations in float64, their initial values, their limits."""
 
 import jax
 import jax.numpy as jnp

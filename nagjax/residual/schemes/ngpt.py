@@ -61,7 +61,7 @@ class NGPT(Direct):
     router: ClassVar[str] = "random"
     scale_free: ClassVar[bool] = True
 
-    start: Annotated[float, Range(gt=0, le=1)] = 0.05  # start value of alpha, the share of the way to the update
+    start: Annotated[float, Range(gt=0, le=1)] = 0.05  # initial value of alpha, the share of the way to the update
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scaled((width,), ("embed",), width)

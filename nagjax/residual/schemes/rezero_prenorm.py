@@ -29,7 +29,7 @@ class ReZeroPreNorm(PreNorm):
     name: ClassVar[str] = "rezero_prenorm"
     title: ClassVar[str] = "ReZero, pre-norm"
 
-    start: NonNegative = 0.0  # start value of the gates
+    start: NonNegative = 0.0  # initial value of the gates
 
     def entry(self, width: int, rngs: nnx.Rngs) -> nnx.Module:
         return Nothing()

@@ -30,7 +30,7 @@ class SkipInit(PreNorm):
     name: ClassVar[str] = "skip_init"
     title: ClassVar[str] = "SkipInit"
 
-    start: NonNegative | None = None  # start value of the factors; None: 1/sqrt(number of blocks)
+    start: NonNegative | None = None  # initial value of the factors; None: 1/sqrt(number of blocks)
 
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Scalar(sublayer.blocks**-0.5 if self.start is None else self.start)
