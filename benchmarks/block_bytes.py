@@ -93,7 +93,7 @@ def _of_blocks(cost) -> bool:
 
 
 def texts(results: list[dict]) -> dict[str, str]:
-    head = ("chip", "`--remat`", "products of one input", "NAG, MB", "plain, MB", "NAG / plain")
+    head = ("chip", "`--remat`", "matmuls of one input", "NAG, MB", "plain, MB", "NAG / plain")
     found = {tuple(one["case"]): one["moved"] / 1e6 for one in results}
     rows = []
     for chip, remat, way, scheme in CASES:

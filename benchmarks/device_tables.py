@@ -94,7 +94,7 @@ def attention(rows: list[dict]) -> str:
 
 
 def experts(rows: list[dict]) -> str:
-    """Time and the worst error of the products of dropless experts and their gradients."""
+    """Time and the worst error of the matmuls of dropless experts and their gradients."""
     return _compared(rows, {"rows x experts x m x n": _shape})
 
 

@@ -12,13 +12,13 @@ LINE = 120
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """One implementation: FLOPs of its products (None where a kernel does not tell), bytes moved, bytes it needs
-    besides its operands and results, and the least milliseconds that products and bytes take on its chip."""
+    """One implementation: FLOPs of its matmuls (None where a kernel does not tell), bytes moved, bytes it needs
+    besides its operands and results, and the least milliseconds that matmuls and bytes take on its chip."""
 
     flops: float | None
     moved: float
     temporary: int
-    products: float
+    matmuls: float
     memory: float
 
     @classmethod
@@ -29,7 +29,7 @@ class Figures:
     @property
     def least(self) -> float:
         """Milliseconds that it takes at least."""
-        return max(self.products, self.memory)
+        return max(self.matmuls, self.memory)
 
 
 def choices(found: dict[tuple[str, str, str], Figures]) -> str:
@@ -44,34 +44,34 @@ def choices(found: dict[tuple[str, str, str], Figures]) -> str:
     splash, scores, masked, packed = (found["attention", tpu, name] for name in names)
     xla, hopper, triton = (found["attention", gpu, name] for name in ("xla", "tokamax mosaic_gpu", "tokamax triton"))
     items = {
-        "Head: nagjax's chunks.": f"tokamax computes the logits a second time for the gradient, four products where "
+        "Head: nagjax's chunks.": f"tokamax computes the logits a second time for the gradient, four matmuls where "
         f"the chunks need three, because the gradient of each chunk is made while its logits are there. That is "
-        f"{more / 1e12:.1f} TFLOP more, {theirs.products - own.products:.0f} ms of a v5e, for which the bytes saved do "
-        f"not pay, as the products are the bound there: at least {own.least:.1f} ms for the chunks and "
+        f"{more / 1e12:.1f} TFLOP more, {theirs.matmuls - own.matmuls:.0f} ms of a v5e, for which the bytes saved do "
+        f"not pay, as the matmuls are the bound there: at least {own.least:.1f} ms for the chunks and "
         f"{theirs.least:.1f} ms for tokamax's; on an H200 {here.least:.1f} ms and {there.least:.1f} ms.",
-        "Experts on a TPU: JAX's.": f"{jax.flops / 1e12:.2f} TFLOP take a v5e {jax.products:.1f} ms, and "
-        f"{jax.moved / 1e9:.2f} GB {jax.memory:.1f} ms, so the products are the bound, with tokamax's "
+        "Experts on a TPU: JAX's.": f"{jax.flops / 1e12:.2f} TFLOP take a v5e {jax.matmuls:.1f} ms, and "
+        f"{jax.moved / 1e9:.2f} GB {jax.memory:.1f} ms, so the matmuls are the bound, with tokamax's "
         f"{mosaic.moved / 1e9:.2f} GB as well, and JAX's needs no package. Its {mebibytes(jax.temporary)} of temporary "
         f"memory, against {mebibytes(mosaic.temporary)}, is a masked gradient of the result and a turned copy of the "
-        f"matrices, of one product at a time. With 16 times as many rows and matrices it would be "
+        f"matrices, of one matmul at a time. With 16 times as many rows and matrices it would be "
         f"{16 * jax.temporary / 2**30:.1f} GiB, which may decide what fits.",
-        "Experts on a GPU: tokamax's Triton kernels where it is installed.": f"JAX's ragged product has an instruction "
-        f"on a TPU. For NVIDIA's GPUs XLA expands it to products with all matrices, {dense.flops / grouped.flops:.0f} "
-        f"times the work here, and as many times as there are experts: {dense.products:.1f} ms of an H200 instead of "
-        f"{grouped.products:.1f} ms.",
+        "Experts on a GPU: tokamax's Triton kernels where it is installed.": f"JAX's ragged matmul has an instruction "
+        f"on a TPU. For NVIDIA's GPUs XLA expands it to matmuls with all matrices, {dense.flops / grouped.flops:.0f} "
+        f"times the work here, and as many times as there are experts: {dense.matmuls:.1f} ms of an H200 instead of "
+        f"{grouped.matmuls:.1f} ms.",
         "Attention on a TPU: JAX's splash kernels.": f"XLA's writes all scores: {scores.moved / 1e9:.1f} GB, "
         f"{scores.memory:.1f} ms of a v5e, where splash attention moves {splash.moved / 1e9:.2f} GB and the "
-        f"products are the bound, {splash.products:.1f} ms. tokamax's public kernels take documents only as a mask of "
+        f"matmuls are the bound, {splash.matmuls:.1f} ms. tokamax's public kernels take documents only as a mask of "
         f"all queries and keys, which is in memory ({mebibytes(masked.temporary)} against "
         f"{mebibytes(splash.temporary)}). Its splash kernels take documents and give all gradients in "
-        f"one kernel, seven products where JAX's need nine: "
-        f"{packed.products:.1f} ms of a v5e, or less, because they leave out blocks between documents, with "
+        f"one kernel, seven matmuls where JAX's need nine: "
+        f"{packed.matmuls:.1f} ms of a v5e, or less, because they leave out blocks between documents, with "
         f"{mebibytes(packed.temporary)}. tokamax calls them experimental, and no device has compared the two.",
         "Attention on a GPU: cuDNN's, or, where its mask is large, tokamax's.": f"XLA's moves "
         f"{xla.moved / 1e9:.1f} GB, {xla.memory:.1f} ms of an H200; tokamax's {hopper.moved / 1e9:.2f} GB on "
         f"Hopper, and {triton.moved / 1e9:.2f} GB by its Triton kernels, whose backward pass has a mask "
-        f"({mebibytes(triton.temporary)} of temporary memory against {mebibytes(hopper.temporary)}), so the products "
-        f"are the bound, {hopper.products:.1f} ms. cuDNN's cannot be compiled without a GPU.",
+        f"({mebibytes(triton.temporary)} of temporary memory against {mebibytes(hopper.temporary)}), so the matmuls "
+        f"are the bound, {hopper.matmuls:.1f} ms. cuDNN's cannot be compiled without a GPU.",
     }
     return "\n".join(paragraph(f"- **{name}** {text}", indent="  ") for name, text in items.items())
 

@@ -1,6 +1,6 @@
 """Where a library's kernels would take the place of our own operations: what each moves, as compiled.
 
-`python -m benchmarks.library_kernels` (or `make plans`) compiles the head's loss, the products of dropless experts and
+`python -m benchmarks.library_kernels` (or `make plans`) compiles the head's loss, the matmuls of dropless experts and
 attention, forward and backward, for chips that are not there: ours, JAX's, and tokamax's. What
 benchmarks/results/library_kernels.json lacks is compiled; then the table of docs/memory.md is written, and under it
 what follows from the figures (`benchmarks.library_choices`).
@@ -70,9 +70,9 @@ def head(implementation: str) -> tuple[Callable, list]:
 
 
 def experts(implementation: str) -> tuple[Callable, list]:
-    """One product of 16,384 sorted rows with their experts' matrices, and both gradients."""
+    """One matmul of 16,384 sorted rows with their experts' matrices, and both gradients."""
 
-    def product(rows, matrices, sizes):
+    def matmul(rows, matrices, sizes):
         if implementation == "own":
             return ragged.ragged_product(rows, matrices, sizes)
         if implementation == "jax":
@@ -84,7 +84,7 @@ def experts(implementation: str) -> tuple[Callable, list]:
         return tokamax.ragged_dot(rows, matrices, sizes, implementation=name, preferred_element_type=rows.dtype)
 
     def run(rows, matrices, sizes, cotangent):
-        value, back = jax.vjp(lambda *given: product(*given, sizes), rows, matrices)
+        value, back = jax.vjp(lambda *given: matmul(*given, sizes), rows, matrices)
         return value, back(cotangent)
 
     shapes = [((ROWS, WIDTH), jnp.bfloat16), ((EXPERTS, WIDTH, HIDDEN), jnp.bfloat16), ((EXPERTS,), jnp.int32)]
@@ -128,7 +128,7 @@ def attention(implementation: str) -> tuple[Callable, list]:
 
 
 def measured(operation: str, chip: str, implementation: str) -> dict:
-    """FLOPs of matrix products (None where a kernel does not tell), bytes of main memory, temporary bytes."""
+    """FLOPs of matmuls (None where a kernel does not tell), bytes of main memory, temporary bytes."""
     from tokamax.config import cross_compile
 
     topology = parse(chip)
@@ -144,7 +144,7 @@ def measured(operation: str, chip: str, implementation: str) -> dict:
 
 
 def texts(results: list[dict]) -> dict[str, str]:
-    head = ("operation", "chip", "implementation", "matrix products", "main memory", "temporary")
+    head = ("operation", "chip", "implementation", "matmuls", "main memory", "temporary")
     rows = []
     for one in results:
         flops = "" if one["flops"] is None else f"{one['flops'] / 1e12:.2f} TFLOP"
@@ -157,7 +157,7 @@ def texts(results: list[dict]) -> dict[str, str]:
 def shapes() -> str:
     """What was compiled, in words."""
     return paragraph(
-        f"The head has {TOKENS:,} tokens, {WIDTH:,} features and {VOCAB:,} entries. Experts are one product of "
+        f"The head has {TOKENS:,} tokens, {WIDTH:,} features and {VOCAB:,} entries. Experts are one matmul of "
         f"{ROWS:,} rows with {EXPERTS} matrices of {WIDTH:,} x {HIDDEN:,}. Attention is causal within packed "
         f"documents, {SEQUENCES} x {CONTEXT:,} tokens, with {HEADS} heads of queries on {KEY_HEADS} of keys, of "
         f"{FEATURES} features."

@@ -57,7 +57,7 @@ def measured(topology: str, options: str) -> dict:
 def texts(results: list[dict]) -> dict[str, str]:
     found = {tuple(one["case"]): one for one in results}
     said = f"Each row is `nagjax plan {COMMON}` with the options in its last column:\n\n"
-    step = "peak, matrix products, main memory moved, at the bound, options".split(", ")
+    step = "peak, matmuls, main memory moved, at the bound, options".split(", ")
     chunks = [_row(found[case], f"{found[case]['chunk']:,}") for case in HEAD if case in found]
     ways = [_row(found[case], *_way(found[case])) for case in ATTENTION if case in found]
     return {

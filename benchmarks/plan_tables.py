@@ -49,7 +49,7 @@ def remat(results: Iterable[dict]) -> str:
     """A table with one line per remat policy: what it keeps, and what it recomputes."""
     results = list(results)
     least = min((r["flops"] for r in results if "flops" in r), default=1.0)
-    head = "policy, saved for the backward pass, peak of capacity, matrix products, moved, step at least"
+    head = "policy, saved for the backward pass, peak of capacity, matmuls, moved, step at least"
     rows = []
     for result in results:
         saved, on_host = (result["memory"].get(name) for name in ("saved", "saved_on_host"))

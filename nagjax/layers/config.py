@@ -102,7 +102,7 @@ class MoEConfig:
     score: Literal["softmax", "sigmoid"] = "softmax"  # an expert's score, made of the router's logits
     # weights of the chosen experts' outputs: their scores over the sum of these, or as they are
     weights: Literal["normalised", "score"] = "normalised"
-    # dropless: ragged products that run every choice; capacity: each expert has room for so many tokens
+    # dropless: ragged matmuls that run every choice; capacity: each expert has room for so many tokens
     dispatch: Literal["dropless", "capacity"] = "dropless"
     # an expert's room, relative to an equal share of a sequence's choices; sampling drops nothing
     capacity: Positive = 1.25

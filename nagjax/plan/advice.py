@@ -9,7 +9,7 @@ from nagjax.plan.units import gigabytes
 from nagjax.runs.config import from_dict
 from nagjax.train.distributed.mesh import check_experts, check_sequence
 
-AGAIN = {"dots": "everything but matrix products", "block": "every block"}
+AGAIN = {"dots": "everything but matmuls", "block": "every block"}
 
 
 def advise(result: dict) -> list[str]:

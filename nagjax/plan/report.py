@@ -70,7 +70,7 @@ def _memory(memory: dict) -> dict[str, str]:
 
 def _step(result: dict) -> dict[str, str]:
     rows = {
-        "matrix products": scaled(result["flops"], "FLOP"),
+        "matmuls": scaled(result["flops"], "FLOP"),
         "main memory": scaled(result["moved"], "B"),
         "arithmetic intensity": f"{result['intensity']:.0f} FLOP/B",
         "sent to others": scaled(result["sent"], "B"),

@@ -60,16 +60,16 @@ def test_a_head_in_chunks_needs_no_more_for_more_tokens():
 
 
 def test_the_choices_of_kernels_follow_from_their_figures():
-    """Where the page says that the products are the bound, and that one implementation is faster than another."""
+    """Where the page says that the matmuls are the bound, and that one implementation is faster than another."""
     found = {tuple(one["case"]): Figures.of(one) for one in results("library_kernels")}
     bound = [("head", "v5e:2x2", "own"), ("experts", "v5e:2x2", "jax"), ("attention", "v5e:2x2", "splash")]
     bound += [("attention", "h200x1", f"tokamax {name}") for name in ("mosaic_gpu", "triton")]
-    assert all(found[case].products > found[case].memory for case in bound)
+    assert all(found[case].matmuls > found[case].memory for case in bound)
     for chip in ("v5e:2x2", "h200x1"):
         assert found["head", chip, "own"].least < found["head", chip, "tokamax chunked_xla"].least
-    assert found["experts", "v5e:2x2", "tokamax mosaic_tpu"].memory < found["experts", "v5e:2x2", "jax"].products
+    assert found["experts", "v5e:2x2", "tokamax mosaic_tpu"].memory < found["experts", "v5e:2x2", "jax"].matmuls
     nine, seven = (found["attention", "v5e:2x2", name] for name in ("splash", "tokamax splash"))
-    assert seven.products < nine.products < found["attention", "v5e:2x2", "xla"].least
+    assert seven.matmuls < nine.matmuls < found["attention", "v5e:2x2", "xla"].least
 
 
 def test_without_a_library_a_gpu_does_the_work_of_all_experts():
