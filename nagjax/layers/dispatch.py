@@ -1,6 +1,6 @@
-"""Tokens to their experts and back: dropless by ragged products, or by capacity.
+"""Tokens to their experts and back: dropless by ragged matmuls, or by capacity.
 
-Dropless: all (token, choice) pairs are sorted by expert, and one ragged product multiplies every stretch with its own
+Dropless: all (token, choice) pairs are sorted by expert, and one ragged matmul multiplies every stretch with its own
 matrix; nothing is dropped or padded. Capacity: each expert has room for `ceil(capacity * A T / n)` tokens of every
 sequence, so that its products are ordinary ones, batched; a choice that finds no room counts for nothing. Room goes to
 the earlier tokens of the sequence, so that what a token gets depends on no later one.
