@@ -74,10 +74,10 @@ def experts(implementation: str) -> tuple[Callable, list]:
 
     def matmul(rows, matrices, sizes):
         if implementation == "own":
-            return ragged.ragged_product(rows, matrices, sizes)
+            return ragged.ragged_matmul(rows, matrices, sizes)
         if implementation == "jax":
             with mock.patch.object(ragged, "usable", lambda: False):
-                return ragged.ragged_product(rows, matrices, sizes)
+                return ragged.ragged_matmul(rows, matrices, sizes)
         import tokamax
 
         name = implementation.partition(" ")[2]

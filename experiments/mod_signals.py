@@ -126,10 +126,10 @@ class Skipped:
         search = text[:SEARCHED]
         known = [signals.worth(s.gains) for s in (*seen[:SEARCHED], *there)]
         found = {
-            "angle": signals.points(signals.turned(), RATES, search, held_out, products=signals.gate),
-            "scaled": signals.points(scaled, RATES, search, held_out, products=signals.gate),
-            "learned": signals.points(learned, RATES, search, held_out, products=run.config.model.width),
-            "first": signals.points(first, RATES, search, held_out, products=run.config.model.width),
+            "angle": signals.points(signals.turned(), RATES, search, held_out, multiply_adds=signals.gate),
+            "scaled": signals.points(scaled, RATES, search, held_out, multiply_adds=signals.gate),
+            "learned": signals.points(learned, RATES, search, held_out, multiply_adds=run.config.model.width),
+            "first": signals.points(first, RATES, search, held_out, multiply_adds=run.config.model.width),
             "oracle": signals.points(signals.nothing(), RATES, search, held_out, known=known),
             "sublayers": [signals.without(signals.least(seen, count), held_out) for count in signals.counts(RATES[-1])],
             "random": [signals.others(np.full(signals.shape, 1.0 - rate), held_out) for rate in RATES],

@@ -46,7 +46,7 @@ def measure(shape: tuple[int, int, int, int], implementation: str) -> dict:
         return out, *pull(pulled.astype(out.dtype))
 
     exact = in_float32(functools.partial(both, ragged._in_blocks), rows, matrices, pulled)
-    program = jax.jit(functools.partial(both, ragged.ragged_product))
+    program = jax.jit(functools.partial(both, ragged.ragged_matmul))
     with mock.patch.object(ragged, "usable", lambda: False) if implementation == "xla" else contextlib.nullcontext():
         found = jax.block_until_ready(program(rows, matrices, pulled))
     errors = {f"error_{x}": error(a, b) for x, a, b in zip(("out", "drows", "dmatrices"), found, exact, strict=True)}

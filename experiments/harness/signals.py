@@ -178,16 +178,16 @@ class Signals:
         return cut
 
     def points(
-        self, signal: Signal, rates, text, held_out, *, known=None, products: float = 0.0
+        self, signal: Signal, rates, text, held_out, *, known=None, multiply_adds: float = 0.0
     ) -> list[tuple[Point, Float[np.ndarray, "L 2"]]]:
-        """Skipped at these rates, and the shares of the tokens that ran. A score is made by `products` multiply-adds;
+        """Skipped at these rates, and the shares of the tokens that ran. A score takes so many multiply-adds;
         those of a tangent are the update's, too, where the token runs.
 
         `known`: of the batches of `text`, and then of `held_out`."""
         ours, theirs = (known[: len(text)], known[len(text) :]) if known else (None, None)
         cuts = [self.threshold(signal, rate, text, ours) for rate in rates]
         shared = self.gate if signal.turns.any() else 0
-        return [self._point(self.score(signal, cut, held_out, theirs), products, shared) for cut in cuts]
+        return [self._point(self.score(signal, cut, held_out, theirs), multiply_adds, shared) for cut in cuts]
 
     def without(self, gone: Float[np.ndarray, "L 2"], held_out) -> tuple[Point, Float[np.ndarray, "L 2"]]:
         """All tokens skip the sublayers that are 1, and no others."""
@@ -200,12 +200,12 @@ class Signals:
         return self._point(self.score(self.nothing()._replace(offsets=ran - 1.0), 0.0, held_out, known))
 
     def _point(
-        self, found: Sequence[Scored], products: float = 0.0, shared: float = 0.0
+        self, found: Sequence[Scored], multiply_adds: float = 0.0, shared: float = 0.0
     ) -> tuple[Point, Float[np.ndarray, "L 2"]]:
         """`shared`: of a score's multiply-adds, those that an update needs as well."""
         ran = np.mean([s.ran for s in found], axis=0)
         nats, correct, count = (sum(float(getattr(s, name)) for s in found) for name in ("nats", "correct", "count"))
-        flops = self.flops(ran) + 2 * (ran.size * products - float(ran.sum()) * shared)
+        flops = self.flops(ran) + 2 * (ran.size * multiply_adds - float(ran.sum()) * shared)
         return Point(float(1.0 - ran.mean()), flops, nats / count, float(correct / count)), ran
 
 

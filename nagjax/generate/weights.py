@@ -14,7 +14,7 @@ from nagjax.model.transformer import Transformer
 from nagjax.runs.opening import OpenRun
 
 Weights = Literal["full", "int8"]
-MATRICES = {name for names in GROUPS.values() for name in names}  # those of plain products: no router, no convolution
+MATRICES = {name for names in GROUPS.values() for name in names}  # those of plain matmuls: no router, no convolution
 
 _matrix = jax.jit(quantized)
 _table = jax.jit(lambda scheme, table: quantized(scheme.head_rows(table), over=-1), static_argnums=0)

@@ -88,7 +88,7 @@ def _mixed(
     mask: Bool[Array, "B 1 T S"],
     cap: float | None,
 ) -> Float[Array, "B T K G Dh"]:
-    """Softmax in float32. The queries of all heads that share a key are rows of one product: XLA:CPU has a library for
+    """Softmax in float32. The queries of all heads that share a key are rows of one matmul: XLA:CPU has a library for
     that, but works through `btkgd,bksd->bkgts` element by element, in bfloat16 thirty times as long."""
     batch, tokens, heads, shared, width = q.shape
     rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, heads, shared * tokens, width)

@@ -1,6 +1,6 @@
 """The two branches as XLA:CPU runs them fastest, each with its own backward pass.
 
-Why this exists: XLA:CPU turns every matrix product into a library call and everything between two products into loops.
+Why this exists: XLA:CPU turns every matmul into a library call and everything between two matmuls into loops.
 A loop whose result two others read is repeated in both, with its exponentials; an operand whose memory layout the
 library does not take is transposed by a copy; and what the backward pass needs is copied into and out of arrays stacked
 over depth. Here each exponential is computed once per pass, the head axis comes first from the first loop on, and as
@@ -19,20 +19,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 once = jax.lax.optimization_barrier  # the value is computed once, however many read it
-FEW = 256  # rows of x for which to copy weights side by side costs more than one product saves
+FEW = 256  # rows of x for which to copy weights side by side costs more than one matmul saves
 FEW_TRAINED = 64  # the same where a backward pass follows, which needs the copy, too
 
 
-def _product(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
+def _matmul(x: Float[Array, "B T m"], weight: Float[Array, "m n"]) -> Float[Array, "B T n"]:
     return jax.lax.dot_general(x, weight, (((2,), (0,)), ((), ())))
 
 
-def _product_with_all(x: Float[Array, "B T m"], weights, few: int) -> Float[Array, "B T n"]:
-    """`x W` for each of the weights, side by side: one product, but of fewer than `few` rows, as in sampling, one for
+def _matmul_with_all(x: Float[Array, "B T m"], weights, few: int) -> Float[Array, "B T n"]:
+    """`x W` for each of the weights, side by side: one matmul, but of fewer than `few` rows, as in sampling, one for
     each."""
     if math.prod(x.shape[:-1]) < few:
-        return _joined([_product(x, weight) for weight in weights])
-    return _product(x, _joined(weights))
+        return _joined([_matmul(x, weight) for weight in weights])
+    return _matmul(x, _joined(weights))
 
 
 def _back(dy: Float[Array, "B T n"], weight: Float[Array, "m n"]) -> Float[Array, "B T m"]:
@@ -45,22 +45,22 @@ def _weight_gradient(x: Float[Array, "B T m"], dy: Float[Array, "B T n"]) -> Flo
 
 
 @jax.custom_vjp
-def products(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
-    """`x W` for each of the weights, of many rows as one product with all of them."""
-    return _parts(_product_with_all(x, weights, FEW), weights)
+def matmuls(x: Float[Array, "B T m"], *weights: Float[Array, "m _"]) -> tuple[Float[Array, "B T _"], ...]:
+    """`x W` for each of the weights, of many rows as one matmul with all of them."""
+    return _parts(_matmul_with_all(x, weights, FEW), weights)
 
 
-def _products_forward(x, *weights):
-    return _parts(_product_with_all(x, weights, FEW_TRAINED), weights), (x, weights)
+def _matmuls_forward(x, *weights):
+    return _parts(_matmul_with_all(x, weights, FEW_TRAINED), weights), (x, weights)
 
 
-def _products_backward(kept, d_parts):
+def _matmuls_backward(kept, d_parts):
     x, weights = kept
     d = _joined(once(d_parts))
     return _back(d, _joined(weights)), *_parts(_weight_gradient(x, d), weights)
 
 
-products.defvjp(_products_forward, _products_backward)
+matmuls.defvjp(_matmuls_forward, _matmuls_backward)
 
 
 def _joined(arrays):
@@ -88,9 +88,9 @@ def _swiglu_forward(x, gate, up, down, *others):
 
 
 def _swiglu(x, gate, up, down, others, few: int):
-    every = once(_product_with_all(x, (gate, up, *others), few))
+    every = once(_matmul_with_all(x, (gate, up, *others), few))
     a, b, *more = _parts(every, (gate, up, *others))
-    return (_product(a * jax.nn.sigmoid(a) * b, down), *more), (x, every, gate, up, down, others)
+    return (_matmul(a * jax.nn.sigmoid(a) * b, down), *more), (x, every, gate, up, down, others)
 
 
 def _swiglu_backward(kept, cotangents):

@@ -2,13 +2,13 @@
 
 Dropless: all (token, choice) pairs are sorted by expert, and one ragged matmul multiplies every stretch with its own
 matrix; nothing is dropped or padded. Capacity: each expert has room for `ceil(capacity * A T / n)` tokens of every
-sequence, so that its products are ordinary ones, batched; a choice that finds no room counts for nothing. Room goes to
+sequence, so that its matmuls are ordinary ones, batched; a choice that finds no room counts for nothing. Room goes to
 the earlier tokens of the sequence, so that what a token gets depends on no later one.
 
 On a mesh each device dispatches its own tokens, under `shard_map`. Over the `expert` axis, which splits the batch and
 the experts, devices exchange rows: by capacity in two all-to-alls; dropless, where a device cannot know how many rows
 it will be sent, all rows are gathered, each device runs its own experts on them, and the sums are scattered back.
-Numerics: products in x's dtype, weighed and summed over the choices in float32.
+Numerics: matmuls in x's dtype, weighed and summed over the choices in float32.
 """
 
 import functools
@@ -18,34 +18,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.int8 import Quantized
-from nagjax.layers.ragged import ragged_product
+from nagjax.layers.ragged import ragged_matmul
 from pallas_kernels.placement import current_placement
 
 EXPERT, TENSOR = "expert", "tensor"  # mesh axes over which experts and their hidden features are split
 
-Activation = Callable[..., Array]  # of the products with gate, where there is one, and up
-
-
-class Products(NamedTuple):
-    """The experts' matrices [E, D, F], [E, D, F], [E, F, D] (gate None without one), and the dtype to compute in."""
-
-    gate: nnx.Param | None
-    up: nnx.Param
-    down: nnx.Param
-    dtype: Any
-
-    def cast(self) -> "Matrices":
-        cast = lambda weight: weight[...].astype(self.dtype)  # noqa: E731
-        return Matrices(None if self.gate is None else cast(self.gate), cast(self.up), cast(self.down))
+Activation = Callable[..., Array]  # of the rows' values by gate, where there is one, and up
 
 
 class Matrices(NamedTuple):
-    """The same as arrays; on a device of a mesh, its part of them."""
+    """The experts', in the dtype to compute in; on a device of a mesh, its part of them."""
 
     gate: Float[Array, "E D F"] | Quantized | None
     up: Float[Array, "E D F"] | Quantized
@@ -66,7 +52,7 @@ def run_experts(
     x: Float[Array, "B T D"],
     ids: Int[Array, "B T A"],
     weights: Float[Array, "B T A"],
-    products: Products,
+    matrices: Matrices,
     activation: Activation,
     capacity: float | None,
     choices: int,
@@ -75,21 +61,21 @@ def run_experts(
 
     An id of E or more is no expert. `choices` is the number n of what tokens choose among, for the capacity.
     """
-    experts, tokens = products.up.shape[0], x.shape[1]
+    experts, tokens = matrices.up.shape[0], x.shape[1]
     room = None if capacity is None else min(math.ceil(capacity * ids.shape[-1] * tokens / choices), tokens)
-    placement, given = current_placement(), (x, ids, weights, products.cast())
+    placement, given = current_placement(), (x, ids, weights, matrices)
     if placement is None:
         return _on_device(*given, activation=activation, how=Dispatch(room, experts))
     mesh: Any = placement.mesh
     splits = lambda axis, size: axis if mesh.shape.get(axis, 1) > 1 and size % mesh.shape[axis] == 0 else None  # noqa: E731
-    how = Dispatch(room, experts, splits(EXPERT, experts), splits(TENSOR, products.up.shape[-1]))
+    how = Dispatch(room, experts, splits(EXPERT, experts), splits(TENSOR, matrices.up.shape[-1]))
     inward: Any = P(how.by_expert, None, how.by_feature)
     outward: Any = P(how.by_expert, how.by_feature, None)
     rows: Any = placement.rows
     body = functools.partial(_on_device, activation=activation, how=how)
-    matrices = Matrices(None if products.gate is None else inward, inward, outward)
+    specs = Matrices(None if matrices.gate is None else inward, inward, outward)
     run = jax.shard_map(
-        body, mesh=mesh, in_specs=(rows, rows, rows, matrices), out_specs=(rows, P(rows[0])), check_vma=False
+        body, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=(rows, P(rows[0])), check_vma=False
     )
     return run(*given)
 
@@ -118,9 +104,9 @@ def _dropless(x, ids, weights, matrices: Matrices, activation: Activation) -> Fl
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=experts + 1)[:experts].astype(jnp.int32)
     rows = x.reshape(-1, x.shape[-1])[order // choices]
-    product = lambda rows, weight: ragged_product(rows, weight, sizes)  # noqa: E731
-    inner = activation(*(product(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
-    done = product(inner, matrices.down)
+    matmul = lambda rows, weight: ragged_matmul(rows, weight, sizes)  # noqa: E731
+    inner = activation(*(matmul(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
+    done = matmul(inner, matrices.down)
     back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
     pairs = done[back].reshape(*ids.shape, x.shape[-1])
     weights = jnp.where(ids < experts, weights, 0.0)
@@ -141,9 +127,9 @@ def _by_capacity(x, ids, weights, matrices: Matrices, activation: Activation, ho
     rows = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))[at, source].reshape(batch, how.experts, room, x.shape[-1])
     if how.by_expert:
         rows = jax.lax.all_to_all(rows, how.by_expert, split_axis=1, concat_axis=0, tiled=True)
-    product = lambda rows, weight: jnp.einsum("becm,emn->becn", rows, weight)  # noqa: E731
-    inner = activation(*(product(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
-    done = product(inner, matrices.down)
+    matmul = lambda rows, weight: jnp.einsum("becm,emn->becn", rows, weight)  # noqa: E731
+    inner = activation(*(matmul(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
+    done = matmul(inner, matrices.down)
     if how.by_feature:
         done = jax.lax.psum(done, how.by_feature)
     if how.by_expert:

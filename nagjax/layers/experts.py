@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.layers.branch import Update
 from nagjax.layers.config import GATED, MoEConfig
-from nagjax.layers.dispatch import Products, run_experts
+from nagjax.layers.dispatch import Matrices, run_experts
 from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.mlp import opened
@@ -72,10 +72,11 @@ class Experts(nnx.Module):
             scores = jax.nn.softmax(logits) if config.score == "softmax" else jax.nn.sigmoid(logits)
             chosen = choose(scores, real, None if self.balance is None else self.balance[...], self.config)
         activation = functools.partial(opened, self.kind)
-        products = Products(self.gate, self.up, self.down, x.dtype)
+        cast = lambda weight: weight[...].astype(x.dtype)  # noqa: E731
+        matrices = Matrices(None if self.gate is None else cast(self.gate), cast(self.up), cast(self.down))
         with jax.named_scope("experts"):
             room = None if lossless or config.dispatch == "dropless" else config.capacity
-            done, dropped = run_experts(x, chosen.ids, chosen.weights, products, activation, room, scores.shape[-1])
+            done, dropped = run_experts(x, chosen.ids, chosen.weights, matrices, activation, room, scores.shape[-1])
         if self.shared_up is not None and self.shared_down is not None:
             with jax.named_scope("shared"):
                 maps = [(weight, None) for weight in (self.shared_gate, self.shared_up) if weight is not None]

@@ -1,7 +1,7 @@
-"""Extra columns of a branch's first product, for the residual scheme around it.
+"""Extra columns of a branch's first matmul, for the residual scheme around it.
 
 A scheme may need a projection of the rows that its branch projects, too: NAG's modulator does. As a few more columns of
-the branch's first product it costs less than as a product of its own, forward and backward. The sublayer offers them to
+the branch's first matmul it costs less than as a matmul of its own, forward and backward. The sublayer offers them to
 its branch; a branch that has its first weights side by side may compute them, and where none does the scheme will.
 """
 
@@ -36,7 +36,7 @@ def offering(extra: ExtraColumns | None) -> Generator[None]:
 
 
 def extra_columns(x: Array) -> ExtraColumns | None:
-    """What a product of x may compute, too. None for any other array than the scheme's, such as x in another dtype; if
+    """What a matmul of x may compute, too. None for any other array than the scheme's, such as x in another dtype; if
     it is computed already; and inside a transformation such as vmap that closes over x, which it could not leave."""
     extra = _offered.get()
     if extra is None or extra.product is not None:

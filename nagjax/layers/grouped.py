@@ -1,7 +1,7 @@
-"""Products of rows in groups on NVIDIA GPUs: tokamax's Triton kernels, where the package is installed.
+"""Grouped matmuls on NVIDIA GPUs: tokamax's Triton kernels, where the package is installed.
 
 Why this exists: on these GPUs XLA (jax 0.11) multiplies every row with the matrices of all groups and masks, E times
-the work; docs/memory.md has the compiled figures. AMD's library has grouped products, which XLA calls.
+the work; docs/memory.md has the compiled figures. AMD's library has grouped matmuls, which XLA calls.
 Numerics: float32 sums; rows after the last group have no value and no gradient, so their zeros are made here.
 """
 
@@ -17,7 +17,7 @@ from pallas_kernels.dispatch import here
 from pallas_kernels.launch.gpu import wrong_capability
 
 TILE, DEEP = 128, 32  # rows and columns of a tile, and how many features it takes at a time: tokamax's own choice
-SCOPE = "grouped_product"  # by which `nagjax plan` knows the kernels
+SCOPE = "grouped_matmul"  # by which `nagjax plan` knows the kernels
 
 
 def usable() -> bool:
@@ -31,14 +31,14 @@ def usable() -> bool:
     )
 
 
-def grouped_product(
+def grouped_matmul(
     rows: Float[Array, "N m"], matrices: Float[Array, "E m n"], sizes: Int[Array, " E"]
 ) -> Float[Array, "N n"]:
-    """`nagjax.layers.ragged.ragged_product` where `usable`."""
+    """`nagjax.layers.ragged.ragged_matmul` where `usable`."""
     inside = jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes)
-    product = _kernel(max(16, min(TILE, 1 << (rows.shape[0] - 1).bit_length())))
+    matmul = _kernel(max(16, min(TILE, 1 << (rows.shape[0] - 1).bit_length())))
     with jax.named_scope(SCOPE):
-        done = product(jnp.where(inside, rows, 0), matrices, group_sizes=sizes, preferred_element_type=rows.dtype)
+        done = matmul(jnp.where(inside, rows, 0), matrices, group_sizes=sizes, preferred_element_type=rows.dtype)
     return jnp.where(inside, done, 0)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from nagjax.layers import cpu
 from nagjax.layers.extra_columns import ExtraColumns
 from nagjax.layers.int8 import Quantized
-from nagjax.layers.platform import joins_products, on_gpu, on_one_cpu
+from nagjax.layers.platform import joins_matmuls, on_gpu, on_one_cpu
 
 Map = tuple[nnx.Param, nnx.Param | None]  # a weight, and a bias or None
 
@@ -26,21 +26,21 @@ def linear(x: Float[Array, "B T m"], weight: nnx.Param, added: nnx.Param | None)
 def linears(
     x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
 ) -> tuple[Float[Array, "B T _"], ...]:
-    """Several linear maps of the same x, and the extra columns where the products are one."""
+    """Several linear maps of the same x, and the extra columns where the matmuls are one."""
     weights = _weights(x, maps)
     if not on_one_cpu() or any(isinstance(weight, Quantized) for weight in weights):
         found = [x @ weight for weight in weights]
     elif extra is None:
-        found = cpu.products(x, *weights)
+        found = cpu.matmuls(x, *weights)
     else:
-        *found, extra.product = cpu.products(x, *weights, extra.weight.astype(x.dtype))
+        *found, extra.product = cpu.matmuls(x, *weights, extra.weight.astype(x.dtype))
     return _with_biases(found, maps)
 
 
 def linears_then(
     then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
 ) -> Any:
-    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the products are one, with the
+    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the matmuls are one, with the
     extra columns, and `then` is computed again for the gradient, which otherwise writes and reads several arrays of its
     size."""
     if not on_gpu():
@@ -48,11 +48,11 @@ def linears_then(
     weights = _weights(x, maps)
     ends = list(itertools.accumulate(weight.shape[-1] for weight in weights))
     # Joining copies the weights, and saves a pass over x and its cotangent for each: not for the few rows of decoding.
-    if not (joins_products() and _are_arrays(weights) and math.prod(x.shape[:-1]) >= ends[-1]):
+    if not (joins_matmuls() and _are_arrays(weights) and math.prod(x.shape[:-1]) >= ends[-1]):
         return jax.checkpoint(lambda *found: then(*_with_biases(found, maps)))(*(x @ weight for weight in weights))
     if extra is not None:
         weights.append(extra.weight.astype(x.dtype))
-    product = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array
+    joined = cpu.once(x @ jnp.concatenate(weights, axis=-1))  # so that its cotangent, too, is written as one array
 
     def both(y: Float[Array, "B T n"]) -> tuple[Any, Float[Array, "B T C"]]:
         # From flat rows: through `more` XLA:GPU would give an MLP the transposed layout that attention prefers.
@@ -60,7 +60,7 @@ def linears_then(
         found = jnp.split(y, ends, axis=-1)[:-1]
         return then(*_with_biases(found, maps)), more.reshape(*y.shape[:-1], more.shape[-1])
 
-    result, more = jax.checkpoint(both)(product)
+    result, more = jax.checkpoint(both)(joined)
     if extra is not None:
         extra.product = more
     return result

@@ -4,7 +4,7 @@
 
 Hu et al. 2021, arXiv:2106.09685. A starts normal with standard deviation 1 / sqrt(in), B at 0, so that a run begins
 with the model it adapts. Trained as `x W + s (x A) B`: no gradient of W's size exists. Experts' matrices, and all on a
-CPU without a mesh (whose products are fused over several matrices), are summed first, in float32, a block at a time.
+CPU without a mesh (whose matmuls are fused over several matrices), are summed first, in float32, a block at a time.
 """
 
 import copy

@@ -69,8 +69,8 @@ def installed(packages: tuple[str, ...], without: str) -> bool:
     return found
 
 
-def joins_products() -> bool:
-    """Whether products of one x with several weights are to be one: on a GPU, for which each is otherwise a pass over x
+def joins_matmuls() -> bool:
+    """Whether matmuls of one x with several weights are to be one: on a GPU, for which each is otherwise a pass over x
     and its cotangent; not where the weights' columns are split over devices, which would have to exchange them."""
     placement = current_placement()
     return on_gpu() and (placement is None or placement.mesh.shape.get(HEAD_AXIS, 1) == 1)

@@ -1,10 +1,10 @@
-"""Products of rows that are sorted by group with one matrix per group.
+"""Ragged matmuls: rows that are sorted by group, times one matrix per group.
 
 Why this exists: `jax.lax.ragged_dot` has an instruction on a TPU; on a CPU and on NVIDIA's GPUs (jax 0.11.2) it
 multiplies every row with the matrices of all groups and masks. Such a GPU takes the kernels of `nagjax.layers.grouped`.
 A CPU goes through blocks of rows of one group, as many as there are: a block may reach into the next group, whose own
 blocks come later and write over what was too much.
-Numerics: products and their sums in the dtype of the rows, as in `nagjax.layers.cpu`.
+Numerics: matmuls and their sums in the dtype of the rows, as in `nagjax.layers.cpu`.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from nagjax.layers.grouped import grouped_product, usable
+from nagjax.layers.grouped import grouped_matmul, usable
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.platform import platform
 
 BLOCK = 128  # rows of a block at most; larger ones waste more at the end of a group
 
 
-def ragged_product(
+def ragged_matmul(
     rows: Float[Array, "N m"], matrices: Float[Array, "E m n"] | Quantized, sizes: Int[Array, " E"]
 ) -> Float[Array, "N n"]:
     """`rows[i] W[e]` for the group e that row i is in: the first `sizes[0]` rows, and so on; 0 for rows after the last
@@ -31,7 +31,7 @@ def ragged_product(
     if platform() == "cpu":
         return _in_blocks(rows, matrices, sizes)
     if usable():
-        return grouped_product(rows, matrices, sizes)
+        return grouped_matmul(rows, matrices, sizes)
     done = jax.lax.ragged_dot(rows, matrices, sizes, preferred_element_type=rows.dtype)
     return jnp.where(jnp.arange(rows.shape[0])[:, None] < jnp.sum(sizes), done, 0)
 

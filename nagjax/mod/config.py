@@ -24,7 +24,7 @@ class Group(NamedTuple):
 
 
 def kept(rate: float, tokens: int) -> int:
-    """Tokens of a sequence that run, `ceil((1 - rate) * tokens)`; whole products do not suffer from rounding."""
+    """Tokens of a sequence that run, `ceil((1 - rate) * tokens)`; a whole product does not suffer from rounding."""
     return tokens - math.floor(rate * tokens + 1e-9)
 
 

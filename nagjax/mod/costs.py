@@ -11,11 +11,11 @@ from nagjax.mod.config import kept
 from nagjax.mod.deciders import deciders
 from nagjax.mod.routers import routers
 
-PREDICTOR_PASSES = 2.0  # over its products in training, in forward passes: it does not propagate into its input
+PREDICTOR_PASSES = 2.0  # over its matmuls in training, in forward passes: it does not propagate into its input
 
 
 class Costs(NamedTuple):
-    """Averages per token of a full context. FLOPs are 2 per multiply-add of every matrix product."""
+    """Averages per token of a full context. FLOPs are 2 per multiply-add of every matmul."""
 
     forward: float
     # forward and backward pass, without the gradients of frozen branches and of a frozen head; what rematerialisation
@@ -45,21 +45,20 @@ def costs(
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
-    stored = {kind: _products(branch) / config.depth for kind, branch in branches.items()}
-    products = stored | {"mlp": stored["mlp"] - idle_experts(config, branches["mlp"]) / config.depth}
-    gates, entries = (
-        {kind: _products(blocks[kind].get(part, {})) / config.depth for kind in branches} for part in ("gate", "entry")
-    )
-    known = _products({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
+    stored = {kind: _multiply_adds(branch) / config.depth for kind, branch in branches.items()}
+    active = stored | {"mlp": stored["mlp"] - idle_experts(config, branches["mlp"]) / config.depth}
+    each = lambda part: {kind: _multiply_adds(blocks[kind].get(part, {})) / config.depth for kind in branches}  # noqa: E731
+    gates, entries = each("gate"), each("entry")
+    known = _multiply_adds({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
     adapters = {kind: blocks[kind].get("lora", {}) for kind in gates}
-    more = {kind: (_products(own) - idle_experts(config, own)) / config.depth for kind, own in adapters.items()}
-    frozen = {kind: _products(branch, frozen=True) / config.depth for kind, branch in branches.items()}
+    more = {kind: (_multiply_adds(own) - idle_experts(config, own)) / config.depth for kind, own in adapters.items()}
+    frozen = {kind: _multiply_adds(branch, frozen=True) / config.depth for kind, branch in branches.items()}
     frozen["mlp"] -= idle_experts(config, branches["mlp"], frozen=True) / config.depth
     scorer = routers()[router]()
     learns = deciders()[decider]().learns(scorer)
     width = {kind: config.width if "routing" in blocks[kind] else 0 for kind in gates}  # a block has one of them
-    score = {kind: scorer.products(width[kind], gate) for kind, gate in gates.items()}
-    guess = {kind: _products(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
+    score = {kind: scorer.multiply_adds(width[kind], gate) for kind, gate in gates.items()}
+    guess = {kind: _multiply_adds(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
 
     main = without = scoring = guessing = skipped = held = 0.0
     nominal = config.mod.rates(config.depth)
@@ -67,9 +66,9 @@ def costs(
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
     for own, rates, window in zip(shared, nominal, config.windows, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            main += share * (products[kind] + more[kind] + gates[kind] + entries[kind])
+            main += share * (active[kind] + more[kind] + gates[kind] + entries[kind])
             without += share * frozen[kind]
-            unused = stored[kind] - share * products[kind]
+            unused = stored[kind] - share * active[kind]
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
                 keys = _seen(config, share, window) if slots is None else _multiplied(config, rate, slots)
@@ -98,7 +97,7 @@ def costs(
 def idle_experts(config, branch: Any, frozen: bool = False) -> float:
     """Multiply-adds that a token does not do with the experts it does not choose, in the MLPs of all blocks."""
     own = {name: branch.get(name, ()) for name in ("gate", "up", "down")}
-    experts = _products(own, frozen) if config.moe.experts else 0.0
+    experts = _multiply_adds(own, frozen) if config.moe.experts else 0.0
     return experts * (1.0 - config.moe.active / max(config.moe.choices, 1)) if experts else 0.0
 
 
@@ -129,7 +128,7 @@ def mod_rates(config) -> dict[str, Any]:
     return {"total": mean(rates), "attention": mean(rates[::2]), "mlp": mean(rates[1::2]), "sublayers": rates}
 
 
-def _products(tree: Any, frozen: bool = False) -> float:
+def _multiply_adds(tree: Any, frozen: bool = False) -> float:
     """Multiply-adds of a token with all stacked matrices of a tree, or with those that are not trained."""
     leaves = (p for p in jax.tree.leaves(tree) if len(p.shape) >= 3)
     return float(sum(math.prod(p.shape) for p in leaves if not (frozen and _trained(p))))

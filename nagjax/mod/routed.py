@@ -135,7 +135,7 @@ class MoD:
         return Result(after, cache, gate, nobody, notes, _no_notes(site.branch, self.scheme.read(stream)))
 
     def _scores(self, stream, sites: Sites, ctx: ForwardContext) -> tuple[Float[Array, "B T"], Sites]:
-        """Scores of all tokens; and the sites, of which the first may have got the product behind them, which its
+        """Scores of all tokens; and the sites, of which the first may have got the matmul behind them, which its
         update needs for those that run."""
         if self.router.recalls and (factors := self.scheme.projection(stream, sites[0].at)) is not None:
             with jax.named_scope("routing"):

@@ -2,7 +2,7 @@
 
 `cost_analysis()` counts the body of a loop once and is empty for GPUs, so the program's text is read instead:
 
-- FLOPs of every matrix product (a TPU program calls them convolutions) and of the attention kernels. Elementwise work,
+- FLOPs of every matmul (a TPU program calls them convolutions) and of the attention kernels. Elementwise work,
   the row kernels, and masked blocks that a kernel skips are not counted.
 - Bytes between main memory and the chip: every fusion, kernel and copy reads its operands and writes its results once.
   What a TPU keeps on chip is free. Of a buffer that is only sliced or updated in place, only the slice counts.
@@ -17,7 +17,7 @@ import math
 import re
 
 from nagjax.layers import flash, grouped
-from nagjax.plan.products import flops_of
+from nagjax.plan.matmuls import flops_of
 from pallas_kernels.hlo import Computation, Instruction, Program, parts, size
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
@@ -237,7 +237,7 @@ def group_size(attributes: str, devices: int) -> int:
 
 
 def _continued(one: Instruction, home: Computation) -> bool:
-    """Whether this only continues a collective that another fusion started (on a TPU, it overlaps with products)."""
+    """Whether this only continues a collective that another fusion started (on a TPU, it overlaps with matmuls)."""
     if _target(one) == "AsyncCollectiveDone":
         return True
     if one.opcode not in COLLECTIVES or "chain_id=" not in one.attributes:

@@ -64,7 +64,7 @@ class Boundary(NamedTuple):
     following: Int[Array, ""]  # the next reader's index; 0 is the head
     progress: Float[Array, ""]  # share of the training done: 0 at the start, 1 in a finished model
     sublayers: Int[Array, ""] | int  # in all; for a pruned model the number before pruning
-    projected: Float[Array, "B T C"] | None = None  # the product of `projection`, if the branch computed it
+    projected: Float[Array, "B T C"] | None = None  # the matmul of `projection`, if the branch did it
 
     @property
     def blocks(self) -> Int[Array, ""] | int:
@@ -129,8 +129,8 @@ class Scheme(abc.ABC):
         return Nothing()
 
     def projection(self, stream: Stream, at: Boundary) -> tuple[Float[Array, "B T D"], Float[Array, "D C"]] | None:
-        """Two factors of a product that `advance` needs. If the first is the very array that `read` returns, a branch
-        may compute the product along with its own: the boundary that `advance` gets then has it, as `projected`, in the
+        """Two factors of a matmul that `advance` needs. If the first is the very array that `read` returns, a branch
+        may do it along with its own: the boundary that `advance` gets then has the result, as `projected`, in the
         dtype of that array. Otherwise `projected` is None, and `advance` multiplies them itself."""
         return None
 

@@ -1,4 +1,4 @@
-"""A product that is known already, with the gradient that it has for some of its rows."""
+"""The result of a matmul that is known already, with the gradient that it has for some of its rows."""
 
 import jax
 from jaxtyping import Array, Float
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 def recalled(
     rows: Float[Array, "B k D"], weight: Float[Array, "D C"], product: Float[Array, "B k C"]
 ) -> Float[Array, "B k C"]:
-    """`rows @ weight`, whose value is `product`: it is not multiplied again, and differentiated as if it were."""
+    """`rows @ weight`, whose value is `product`: it is not computed again, and differentiated as if it were."""
     return product
 
 

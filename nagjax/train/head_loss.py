@@ -3,15 +3,15 @@
 Why this exists: float32 logits [B, T, V] and their gradient are what a large vocabulary costs; 16,384 tokens by 128k
 entries are 8 GiB, twice. Here only `chunk` tokens' logits are there at a time. Where a gradient is wanted it is made in
 the same pass: the loss is a sum, so nothing has to be known of the other chunks, and nothing is computed twice (three
-products of `2 N V D` FLOPs, as without chunks).
+matmuls of `2 N V D` FLOPs, as without chunks).
 
 On a mesh: tokens stay on the devices that hold them, the head's rows on those of the vocabulary's axis, under
 `shard_map`. Over that axis go a few numbers per token (maximum, sum of exponentials, target's logit, best id) and the
 gradient of `hidden`; logits never. The gradient of the table is summed over the tokens' axes once, after all chunks,
 and split over the axis that splits its features; XLA may make an all-reduce and a slice of that.
 
-Numerics: products in hidden's dtype with float32 sums; logits, normalisers and sums float32. The gradient of the logits
-is float32 until it enters the two products, which take it in hidden's dtype.
+Numerics: matmuls in hidden's dtype with float32 sums; logits, normalisers and sums float32. The gradient of the logits
+is float32 until it enters the two matmuls, which take it in hidden's dtype.
 """
 
 import functools
@@ -37,7 +37,7 @@ FEWEST = 1024  # tokens of a chunk, however large the vocabulary
 def chunk_tokens(tokens: int, vocab: int) -> int:
     """Tokens of a chunk, of `tokens` on a device that holds `vocab` rows of the head: as many as make 256 MiB of
     logits, but not below 1,024. Each chunk adds to the table's gradient, reading and writing 8 V D bytes for 6 c V D
-    FLOPs: below some 300 tokens a v5e or H200 would wait for its memory, at 1,024 the products hide it.
+    FLOPs: below some 300 tokens a v5e or H200 would wait for its memory, at 1,024 the matmuls hide it.
     """
     return min(tokens, max(FEWEST, LOGITS // vocab))
 

@@ -66,7 +66,7 @@ def through_softmax(shares: Float[Array, " C"], d_shares: Float[Array, " C"]) ->
 
 
 def product(a: Float[Array, "N K"], b: Float[Array, "K M"]) -> Float[Array, "N M"]:
-    """a b in float32, of float32 b: for bfloat16 a by two bfloat16 products, for others in full precision."""
+    """a b in float32, of float32 b: for bfloat16 a by two bfloat16 matmuls, for others in full precision."""
     if a.dtype != jnp.bfloat16:
         return jnp.dot(a.astype(jnp.promote_types(a.dtype, jnp.float32)), b, precision="highest")
     return product_of_halves(a, jnp.concatenate(split(b), axis=1))

@@ -38,7 +38,7 @@ def nag_update_modulated(
     update are one kernel: forward reads 2 tensors and writes 1, backward reads 3 and writes 2. On TPU the kernel also
     computes the weight gradient; on GPU that is XLA's product, which reads the direction once more (see
     `nag_update_modulated_gpu`). On a CPU, and for inputs that the kernels refuse, it takes two steps: the gate by
-    XLA's products, then `nag_update`.
+    XLA's matmuls, then `nag_update`.
     Numerics: projections, mixture, power and all parameter gradients in float32; the weight is used in full float32
     precision for float32 rows and with 16 bits for bfloat16 rows. The mixture is clamped at 1e-6 before the power;
     below that its gradient is zero. Parameter gradients are summed in an order fixed by the shapes. Saved for the
@@ -85,7 +85,7 @@ def reference(direction, log_norm, update, weight, bias, logits, beta, alpha):
     return *plain.reference(direction, log_norm, update, turn), turn
 
 
-# In two steps: the gate by XLA's matrix products, then any implementation of `nag_update`. The gate reads the direction
+# In two steps: the gate by XLA's matmuls, then any implementation of `nag_update`. The gate reads the direction
 # a second time; its gradient is the sum of two arrays.
 
 
@@ -125,7 +125,7 @@ def _back(dz, weight, dtype):
     return jnp.dot(dz.astype(dtype), weight.T.astype(dtype))
 
 
-# On a TPU there is one forward and one backward kernel, which compute the gate's products from the block on chip. So
+# On a TPU there is one forward and one backward kernel, which compute the gate's matmuls from the block on chip. So
 # the gate needs no pass of its own. Neither does its weight gradient: blocks run in order, so the float32 parameter
 # gradients add up block by block in an output that stays on chip. The weight is stored as [C, D], to fill the lanes.
 

@@ -109,9 +109,9 @@ def bytes_moved(n: int, width: int, dtype: object, gates: int, *, backward: bool
     return moved + n * (5 * width * size + 4 * wide + 4 * 4) + 2 * programs * wide * 4
 
 
-def estimate(moved: int, n: int, width: int, gates: int, products: int) -> pl.CostEstimate:
-    """The cost estimate for `pl.pallas_call`, with this number of products of rows and weight."""
-    flops = (16 if products == 1 else 35) + 2 * products * gates
+def estimate(moved: int, n: int, width: int, gates: int, matmuls: int) -> pl.CostEstimate:
+    """The cost estimate for `pl.pallas_call`, with this number of matmuls of rows and weight."""
+    flops = (16 if matmuls == 1 else 35) + 2 * matmuls * gates
     return pl.CostEstimate(flops=flops * n * width, transcendentals=(gates + 4) * n, bytes_accessed=moved)
 
 

@@ -1,7 +1,7 @@
 """`review_update`: the gated addition of Review Residuals and the normalised copy that the next branch reads.
 
 **Why this exists.** `r = sigmoid(W_h N(h) + W_u N(u) + b)`, `h' = h + r * u` (arXiv:2606.31859), N an RMSNorm without
-gain. XLA computes the matrix products from the rows themselves, because `N(h) W = (h W) / rms(h)`: no normalised copy
+gain. XLA computes the matmuls from the rows themselves, because `N(h) W = (h W) / rms(h)`: no normalised copy
 of stream or update is ever written. The rest reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4
 inputs and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. There are three row sums forward and five
 backward, most of which depend on an earlier one: a kernel keeps the rows on chip between them.

@@ -43,7 +43,7 @@ def test_signals_and_the_library_skip_the_same(run, signals, text):
     gone, _ = signals.without(np.array([[0.0, 0.0], [1.0, 1.0]]), text)
     assert gone.loss == close_to(cutter.loss(text, [1]), terms=64, chain=24) and gone.loss != full.loss
 
-    ((point, ran),) = signals.points(signals.turned(), (0.4,), text, text, products=signals.gate)
+    ((point, ran),) = signals.points(signals.turned(), (0.4,), text, text, multiply_adds=signals.gate)
     cut = signals.threshold(signals.turned(), 0.4, text)
     there, also = Skipping(run, "nag").point(np.full(1, cut), text)
     assert point.loss == close_to(there.loss, terms=64, chain=24) and 0.2 < point.skipped < 0.6

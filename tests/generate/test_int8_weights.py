@@ -12,7 +12,7 @@ from nagjax.generate.weights import int8_model, with_weights
 from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig
 from nagjax.layers.int8 import Quantized, quantized, widened
 from nagjax.layers.platform import tracing_for
-from nagjax.layers.ragged import ragged_product
+from nagjax.layers.ragged import ragged_matmul
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.opening import open_run
@@ -64,14 +64,14 @@ def test_a_product_is_that_with_the_widened_matrix(dtype):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_a_ragged_product_is_that_with_the_widened_matrices(platform):
+def test_a_ragged_matmul_is_that_with_the_widened_matrices(platform):
     random = np.random.default_rng(0)
     rows = jnp.asarray(random.standard_normal((20, 8), np.float32))
     matrices = quantized(jnp.asarray(random.standard_normal((4, 8, 6), np.float32)))
     sizes = jnp.array([5, 0, 9, 3])
     with tracing_for(platform):
-        found = ragged_product(rows, matrices, sizes)
-    want = ragged_product(rows, widened(matrices), sizes)
+        found = ragged_matmul(rows, matrices, sizes)
+    want = ragged_matmul(rows, widened(matrices), sizes)
     np.testing.assert_allclose(found, want, atol=1e-5)
     assert not np.any(found[17:])
 

@@ -84,11 +84,11 @@ def test_swiglu_in_float32_and_for_large_gates():
     assert all(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((value, back(value))))
 
 
-def test_products():
+def test_matmuls():
     with jax.enable_x64(True):
         plain = lambda x, *weights: tuple(x @ w for w in weights)  # noqa: E731
-        compare(cpu.products, plain, draw((2, 5, 8), (8, 3), (8, 4), (8, 3)), EXACT)
-        compare(cpu.products, plain, draw((2, 5, 8), (8, 3)), EXACT)
+        compare(cpu.matmuls, plain, draw((2, 5, 8), (8, 3), (8, 4), (8, 3)), EXACT)
+        compare(cpu.matmuls, plain, draw((2, 5, 8), (8, 3)), EXACT)
 
 
 @pytest.mark.parametrize("bounded", [False, True])

@@ -16,7 +16,7 @@ from nagjax.layers.experts import Experts
 from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
-from nagjax.layers.ragged import ragged_product
+from nagjax.layers.ragged import ragged_matmul
 from tests.tolerance import assert_close
 
 WIDTH, HIDDEN = 16, 24
@@ -137,14 +137,14 @@ def test_without_room_later_tokens_are_dropped_and_no_earlier_one_notices():
 
 
 @pytest.mark.parametrize("sizes", [(5, 0, 7, 3), (0, 0, 0, 0), (300, 1, 0, 11), (0, 0, 0, 40)])
-def test_ragged_products(sizes):
+def test_ragged_matmuls(sizes):
     noise = np.random.default_rng(1)
     rows = noise.standard_normal((sum(sizes) + 6, 8)).astype(np.float32)
     matrices = noise.standard_normal((4, 8, 5)).astype(np.float32)
     group = np.repeat(np.arange(4), sizes)
     want = np.zeros((len(rows), 5))
     want[: sum(sizes)] = np.einsum("nm,nmk->nk", rows[: sum(sizes)].astype(float), matrices[group].astype(float))
-    both = lambda rows, matrices: ragged_product(rows, matrices, jnp.asarray(sizes, jnp.int32))  # noqa: E731
+    both = lambda rows, matrices: ragged_matmul(rows, matrices, jnp.asarray(sizes, jnp.int32))  # noqa: E731
     got, back = jax.vjp(both, jnp.asarray(rows), jnp.asarray(matrices))
     assert_close(got, want, terms=8)
     by_rows, by_matrices = back(jnp.asarray(want, jnp.float32))

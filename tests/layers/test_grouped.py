@@ -1,4 +1,4 @@
-"""Products of rows in groups by tokamax's kernels: what is done around them, and when they are taken. The kernels are
+"""Grouped matmuls by tokamax's kernels: what is done around them, and when they are taken. The kernels are
 compiled in tests/aot, and run on a device by `benchmarks/device.py`."""
 
 import importlib.util
@@ -55,7 +55,7 @@ def test_rows_after_the_last_group_have_zeros_and_no_gradient(monkeypatch, sizes
 
     close = dict(rtol=0, atol=64 * HIDDEN * np.finfo(np.float32).eps)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **close), run(grouped.grouped_product), run(ragged._in_blocks)
+        lambda a, b: np.testing.assert_allclose(a, b, **close), run(grouped.grouped_matmul), run(ragged._in_blocks)
     )
     assert tiles == [64]  # the power of two that has room for all rows
 

@@ -1,4 +1,4 @@
-"""Products with weights in 8 bits, in the dtype that is asked for."""
+"""Matmuls with weights in 8 bits, in the dtype that is asked for."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -24,9 +24,9 @@ class Router:
     common: ClassVar[bool] = False  # scores are positive, and those of different sublayers compare
     factor: ClassVar[bool] = False  # a factor made from the score stands before the update: the router learns by it
     judges: ClassVar[bool] = False  # the score says by itself whether a token runs: `odds`
-    recalls: ClassVar[bool] = False  # the score is made of the product that `advance` needs, which is not made twice
+    recalls: ClassVar[bool] = False  # the score is made of the matmul that `advance` needs, which is not done twice
     draws: ClassVar[bool] = False  # scores are random: they differ by a pass's noise alone
-    passes: ClassVar[float] = 1.0  # over its own matrix products in training, in forward passes
+    passes: ClassVar[float] = 1.0  # over its own matmuls in training, in forward passes
 
     weight: str = "score"  # `ModConfig.weight`, for a router whose score is a factor
 
@@ -37,7 +37,7 @@ class Router:
             fix = f"{scheme.name} normalises every update, so a factor on it has no gradient: {own}"
             raise UserError("mod.router", self.name, fix)
 
-    def products(self, width: int, gate: float) -> float:
+    def multiply_adds(self, width: int, gate: float) -> float:
         """Multiply-adds of one token's score at a sublayer whose gate takes `gate`; width 0: another one scores."""
         return 0.0
 

@@ -40,7 +40,7 @@ class LinearRouter(Router):
     def parameters(self, width, rngs):
         return Direction(width, rngs)
 
-    def products(self, width, gate):
+    def multiply_adds(self, width, gate):
         return float(width)
 
     def odds(self, scores):

@@ -26,7 +26,7 @@ class NAGRouter(Router):
             fix = f"scheme {scheme.name} has no rotation angle to route by: take the router linear, or the scheme nag"
             raise UserError("mod.router", self.name, fix)
 
-    def products(self, width, gate):
+    def multiply_adds(self, width, gate):
         return gate
 
     def score(self, scheme, stream, own, at, where, noise):

@@ -42,7 +42,7 @@ class SkipClassRouter(Router):
     def parameters(self, width, rngs):
         return Classes(width, rngs)
 
-    def products(self, width, gate):
+    def multiply_adds(self, width, gate):
         return 2.0 * width
 
     def score(self, scheme, stream, own, at, where, noise):

@@ -30,7 +30,7 @@ def test_every_row_is_multiplied_once(out, operands, dims):
 KERNELS = {  # as a TPU's compiler and a GPU's write them; the first operands of a TPU's are about the groups
     "%ragged-dot-none.1": 'custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/ragged-dot-none"}',
     "%triton_kernel_call.1": 'custom_call_target="triton_kernel_call_ffi", '
-    'metadata={op_name="jit(step)/mlp/experts/shard_map/grouped_product/triton_kernel_call"}',
+    'metadata={op_name="jit(step)/mlp/experts/shard_map/grouped_matmul/triton_kernel_call"}',
 }
 
 
@@ -42,4 +42,4 @@ def test_kernels_multiply_every_row_once(name, out, operands):
     program = parse(text.replace("ragged-dot(, %sizes), ", f"custom-call({given}), {KERNELS[name]}"))
     found = account(program, 1)
     assert found.flops == 2 * 32 * 8 * 16
-    assert found.kernels == {"ragged-dot-none" if "ragged" in name else "grouped_product": 1}
+    assert found.kernels == {"ragged-dot-none" if "ragged" in name else "grouped_matmul": 1}

@@ -14,7 +14,7 @@ from nagjax.layers.linear import linears_then
 from nagjax.layers.lora import LowRank, summed
 from nagjax.layers.mlp import ACTIVATIONS, MLP
 from nagjax.layers.parameters import Scales
-from nagjax.layers.platform import joins_products, tracing_for
+from nagjax.layers.platform import joins_matmuls, tracing_for
 from nagjax.model.config import ModelConfig
 from nagjax.plan.account import account
 from nagjax.residual import find_scheme
@@ -76,7 +76,7 @@ def test_an_mlp_is_the_same_on_every_platform(kind, biases):
 def test_attention_by_one_product_is_that_by_three(options, monkeypatch):
     config = ModelConfig(depth=1, width=8, heads=2, context=16, dtype="float32", attention="xla", **options)
     joined = branch_and_gradients(config, "gpu")
-    monkeypatch.setattr("nagjax.layers.linear.joins_products", lambda: False)
+    monkeypatch.setattr("nagjax.layers.linear.joins_matmuls", lambda: False)
     compare(joined, branch_and_gradients(config, "gpu"))
 
 
@@ -107,7 +107,7 @@ def test_an_adapted_weight_stays_by_itself():
 @pytest.mark.parametrize("platform, joins", [("cpu", False), ("tpu", False), ("gpu", True), ("cuda", True)])
 def test_the_platform_decides(platform, joins):
     with tracing_for(platform):
-        assert joins_products() == joins
+        assert joins_matmuls() == joins
 
 
 MESHES = {"fsdp": (1, 8), "tensor": (2, 2, 2)}

@@ -1,4 +1,4 @@
-"""FLOPs of matrix products in a compiled program, in all forms that the compilers give them."""
+"""FLOPs of matmuls in a compiled program, in all forms that the compilers give them."""
 
 import math
 import re
@@ -9,18 +9,18 @@ from nagjax.json_reader import parse_json
 from nagjax.layers import flash, grouped
 from pallas_kernels.hlo import Computation, Instruction, arrays
 
-# Matrix products of the splash attention kernels: scores and mixing forward; backward the scores again and their
-# gradient once per kernel, and one product for each gradient.
+# Matmuls of the splash attention kernels: scores and mixing forward; backward the scores again and their
+# gradient once per kernel, and one for each gradient.
 SPLASH = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
 # The same of tokamax's kernels, of which one does the whole backward pass; and their tiles' size, in tokens.
 FLASH = {"pallas_flash_attention": 2, "pallas_flash_attention_fwd_res": 2, "pallas_flash_attention_vjp": 7}
 TILE = 64
-# Kernels of products in groups: what a TPU's compiler makes of them, and tokamax's.
+# Kernels of grouped matmuls: what a TPU's compiler makes of them, and tokamax's.
 GROUPED = re.compile(rf"^ragged-dot-(?!metadata)|{grouped.SCOPE}\S*/triton_kernel_call")
 
 
 def flops_of(one: Instruction, home: Computation) -> float:
-    """FLOPs of an instruction: 2 per multiply-add of a matrix product, 0 for anything else."""
+    """FLOPs of an instruction: 2 per multiply-add of a matmul, 0 for anything else."""
     if one.opcode == "ragged-dot":
         return _ragged(one, home)
     if one.opcode == "dot":
@@ -38,16 +38,16 @@ def flops_of(one: Instruction, home: Computation) -> float:
             if name in one.name:
                 return _splash(one, home, name)
         if flash.SCOPE in one.attributes and "mosaic_gpu" in one.attributes:
-            return _hopper_products(one, home) * _flash_product(one, home)
-        for name, products in FLASH.items():
+            return _hopper_matmuls(one, home) * _flash_matmul(one, home)
+        for name, matmuls in FLASH.items():
             if re.search(rf"\b{name}\)*/", one.attributes):
-                return products * _flash_product(one, home)
+                return matmuls * _flash_matmul(one, home)
     return 0.0
 
 
 def _ragged(one: Instruction, home: Computation) -> float:
-    """FLOPs of a product of rows in groups with one matrix per group; every row counts as one of a group's. Where the
-    rows are summed over (a gradient of the matrices), each is multiplied for its own group only."""
+    """FLOPs of a ragged matmul, of rows in groups with one matrix per group; every row counts as one of a group's.
+    Where the rows are summed over (a gradient of the matrices), each is multiplied for its own group only."""
     contracted = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
     work = 2.0 * _elements(one.type) * math.prod(_shape(home, one.operands[0])[d] for d in contracted)
     summed = set(_numbers(r"lhs_ragged_dims=\{([\d,]*)\}", one.attributes)) <= set(contracted)
@@ -106,7 +106,7 @@ def _cublas(one: Instruction, home: Computation) -> float:
 
 
 def _splash(one: Instruction, home: Computation, kernel: str) -> float:
-    """FLOPs of the products of queries with keys, for the blocks on and below the diagonal of every row of keys.
+    """FLOPs of the matmuls of queries with keys, for the blocks on and below the diagonal of every row of keys.
     Queries that are fewer than these, as a part of the row or chosen from it, are taken to be spread over it."""
     names = {"splash_mha_fwd": ("block_q", "block_kv")}
     names |= {"splash_mha_dkv": ("block_q_dkv", "block_kv_dkv"), "splash_mha_dq": ("block_q_dq", "block_kv_dq")}
@@ -123,8 +123,8 @@ def _splash(one: Instruction, home: Computation, kernel: str) -> float:
     tokens = keys[-2] // max(apart, 1)
     visited = sum(min(math.ceil((i + 1) * rows / columns), tokens // columns) for i in range(tokens // rows))
     # A kernel that gives all three gradients at once has those of the queries in parts, along an axis of their own.
-    products = SPLASH[kernel] + any(len(shape) > len(queries) for _, shape, _ in arrays(one.type))
-    return products * 2.0 * math.prod(queries) * visited * rows * columns / tokens
+    matmuls = SPLASH[kernel] + any(len(shape) > len(queries) for _, shape, _ in arrays(one.type))
+    return matmuls * 2.0 * math.prod(queries) * visited * rows * columns / tokens
 
 
 def _attended(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> bool:
@@ -133,16 +133,16 @@ def _attended(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> boo
     return alike and q[-3] % k[-3] == 0
 
 
-def _hopper_products(one: Instruction, home: Computation) -> int:
-    """How many products a kernel of `nagjax.layers.flash` for Hopper computes: forward one kernel for all; backward,
+def _hopper_matmuls(one: Instruction, home: Computation) -> int:
+    """How many matmuls a kernel of `nagjax.layers.flash` for Hopper computes: forward one kernel for all; backward,
     where they also read the result's gradient, one for queries, and one, with two results, for keys and values."""
     shapes = [_shape(home, operand) for operand in one.operands]
     alike = [s for s in shapes if len(s) == len(shapes[0]) and s[-1] == shapes[0][-1]]
     return 2 if len(alike) == 3 else 3 + (len(arrays(one.type)) == 2)
 
 
-def _flash_product(one: Instruction, home: Computation) -> float:
-    """FLOPs of one [Tq, Tk] x Dh product per head; as many queries as keys: for the tiles on and below the diagonal."""
+def _flash_matmul(one: Instruction, home: Computation) -> float:
+    """FLOPs of one [Tq, Tk] x Dh matmul per head; as many queries as keys: for the tiles on and below the diagonal."""
     *batch, queries, heads, features = _shape(home, one.operands[0])
     keys = _shape(home, one.operands[1])[-3]
     visited = queries * (keys + min(TILE, keys)) / 2 if queries == keys else queries * keys
