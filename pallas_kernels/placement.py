@@ -30,6 +30,14 @@ class Placement(NamedTuple):
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
     rows: P
 
+    def axes(self, dimension: int) -> tuple[str, ...]:
+        """The mesh axes that split this leading dimension."""
+        return _axes(P(*tuple(self.rows)[dimension : dimension + 1]))
+
+    def parts(self, dimension: int) -> int:
+        """How many parts this leading dimension is split into."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes(dimension))
+
 
 _current: ContextVar[Placement | None] = ContextVar("row_placement", default=None)
 
@@ -112,11 +120,9 @@ def check_divides(op: str, lead: Sequence[int], placement: Placement | None) -> 
     """Raises ValueError if the mesh does not divide these leading dimensions of an op's rows."""
     if placement is None:
         return
-    for size, part in zip(lead, tuple(placement.rows), strict=False):
-        axes = _axes(P(part))
-        shards = math.prod(placement.mesh.shape[axis] for axis in axes)
-        if size % shards:
-            split = " x ".join(f"{axis}={placement.mesh.shape[axis]}" for axis in axes)
+    for dimension, size in enumerate(lead):
+        if size % placement.parts(dimension):
+            split = " x ".join(f"{axis}={placement.mesh.shape[axis]}" for axis in placement.axes(dimension))
             raise ValueError(f"{op}: {size} rows do not divide over {split}; pad them, or change rows= of shard_rows")
 
 

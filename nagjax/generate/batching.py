@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass, Rows, draw, empty, keep, place, read, write
-from nagjax.train.distributed.mesh import BATCH
+from nagjax.train.distributed.mesh import batch_parts
 from nagjax.train.score import STEP, padded
 
 ROUND = 64  # tokens between two looks at who is done
@@ -66,7 +66,7 @@ class Writer:
     ):
         self.params, self.given, self.context, self.fixed = params, given, context, fixed
         self.static = {"graph": graph, "mesh": mesh}
-        self.copies = math.prod(mesh.shape[axis] for axis in BATCH) if mesh else 1
+        self.parts = batch_parts(mesh)
 
     def write(
         self, rows: list[Row], tokens: int, key: jax.Array, sampling: Sampling, stop: int, finished: Finished | None
@@ -76,7 +76,7 @@ class Writer:
         slots = slots_of(max(len(row.window) for row in rows), tokens, self.context)
         keys = np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(rows)))))
         batch = list(rows) if self.fixed else sorted(rows, key=lambda row: len(row.window))
-        batch += batch[-1:] * (-len(batch) % self.copies)
+        batch += batch[-1:] * (-len(batch) % self.parts)
         state, drawn = self._read(None, batch, range(len(batch)), slots), 0
         while True:
             live = [row for row in rows if not row.done]
@@ -125,7 +125,7 @@ class Writer:
     def _compact(self, state: Rows, batch: list[Row]) -> tuple[Rows, list[Row]]:
         """Half of the rows, as long as all that are not done find room among them."""
         live, size = [i for i, row in enumerate(batch) if not row.done], len(batch)
-        while not self.fixed and size % (2 * self.copies) == 0 and len(live) <= size // 2:
+        while not self.fixed and size % (2 * self.parts) == 0 and len(live) <= size // 2:
             size //= 2
         if size == len(batch):
             return state, batch
@@ -141,7 +141,7 @@ class Writer:
         if self.fixed:
             groups[padded(max(len(row.window) for row in batch), self.context)] = list(range(len(batch)))
         for length, members in sorted(groups.items()):
-            members += members[-1:] * (-len(members) % self.copies)
+            members += members[-1:] * (-len(members) % self.parts)
             texts = np.zeros((len(members), length), np.int32)
             for line, i in zip(texts, members, strict=True):
                 line[: len(batch[i].window)] = batch[i].window

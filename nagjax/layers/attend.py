@@ -1,6 +1,5 @@
 """Softmax attention over given queries, keys and values, with the best implementation for the device."""
 
-import math
 from typing import Any, cast
 
 import jax
@@ -79,10 +78,7 @@ def _capped(q, k, v, mask: Bool[Array, "B 1 Tq Tk"], cap: float) -> Float[Array,
 
 def _parts(placement: Placement | None, dimension: int = 1) -> int:
     """How many parts the tokens of a sequence, or (dimension 0) the sequences, are split into."""
-    if placement is None or len(placement.rows) <= dimension:
-        return 1
-    axes = placement.rows[dimension] or ()
-    return math.prod(placement.mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+    return 1 if placement is None else placement.parts(dimension)
 
 
 def _with_tokens(x: Float[Array, "B T H Dh"], placement: Placement, axes) -> Float[Array, "B T H Dh"]:

@@ -1,7 +1,6 @@
 """Measures the residual before and after every sublayer in one compiled pass."""
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from nagjax.measure.interventions import rebuilt, residual, through
 from nagjax.measure.jacobian import identity_distance
 from nagjax.model.transformer import BlockCall, Transformer
 from nagjax.residual import Boundary
-from nagjax.train.distributed.mesh import BATCH, pin_rows, row_axes
+from nagjax.train.distributed.mesh import batch_parts, pin_rows, row_axes
 from nagjax.train.loss import Batch
 from pallas_kernels.placement import shard_rows
 
@@ -103,14 +102,14 @@ def _inside(batch: Batch) -> Bool[np.ndarray, "B T"]:
 
 @functools.partial(jax.jit, static_argnames=("graph", "full", "causal", "mesh"))
 def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal, mesh) -> Probe:
-    shards = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
+    parts = batch_parts(mesh)
 
     def look(params, batch):
         model = nnx.merge(graph, params)
         options = {"progress": progress, "cuts": cuts, "causal": causal}
         options |= {} if mesh is None else {"pin": pin_rows(mesh)}
         groups = _groups(batch)
-        rows = most_counted(groups[0] > 0, max(ROWS, shards))
+        rows = most_counted(groups[0] > 0, max(ROWS, parts))
         output = model(batch.tokens, batch.where, intervene=_watch(groups, rows, chosen, full), **options)
         return _gathered(model, batch, groups, rows, chosen, output)
 

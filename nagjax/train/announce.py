@@ -9,7 +9,7 @@ from nagjax.console import note, say
 from nagjax.data import Dataset, Mixture
 from nagjax.errors import UserError
 from nagjax.runs.trained import count_trained
-from nagjax.train.distributed.mesh import BATCH, parameter_sharding
+from nagjax.train.distributed.mesh import batch_parts, parameter_sharding
 from nagjax.train.head_loss import chunk_tokens, even_parts
 from nagjax.train.state import Blueprint
 from nagjax.train.unused import unused
@@ -67,7 +67,7 @@ def least_bytes(blueprint: Blueprint) -> int:
     moments = 2 if config.optimizer.optimizer == "adamw" else 1
     state = 4 * (1 + bool(train.ema)) * sum(map(held, leaves))
     state += 4 * (1 + moments) * sum(held(p) for p in leaves if p.trained)
-    rows = train.batch // train.accumulate // math.prod(mesh.shape[axis] for axis in BATCH)
+    rows = train.batch // train.accumulate // batch_parts(mesh)
     tokens = rows * model.context // mesh.shape["sequence"]
     kept = 0 if model.remat == "offload" else model.depth * model.width * model.stream_dtype.itemsize
     parts = mesh.shape["tensor"]

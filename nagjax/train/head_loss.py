@@ -78,9 +78,10 @@ class Layout(NamedTuple):
     @property
     def row_axes(self) -> tuple[str, ...]:
         """Mesh axes that split rows, in the order in which they do."""
-        spec = tuple(self.placement.rows) if self.placement else ()
-        named = (name for part in spec for name in ((part,) if isinstance(part, str) else part or ()))
-        return tuple(name for name in named if self.shape[name] > 1)
+        if self.placement is None:
+            return ()
+        named = (self.placement.axes(dimension) for dimension in range(len(self.placement.rows)))
+        return tuple(name for names in named for name in names if self.shape[name] > 1)
 
 
 def head_loss(

@@ -15,7 +15,7 @@ from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.runs.blueprint import Tree
 from nagjax.runs.opening import OpenRun
-from nagjax.train.distributed.mesh import BATCH, pin_rows, replicated, row_axes
+from nagjax.train.distributed.mesh import batch_parts, pin_rows, replicated, row_axes
 from nagjax.train.head_loss import by_token
 from pallas_kernels.placement import shard_rows
 
@@ -50,8 +50,8 @@ def continuation_scores(
             if not 0 <= i < model.vocab:
                 raise UserError("token", i, f"the vocabulary has the ids 0 to {model.vocab - 1}")
     graph, mesh = run.blueprint.graph, run.blueprint.mesh
-    copies = math.prod(mesh.shape[axis] for axis in BATCH)
-    batch = -(-batch // copies) * copies
+    parts = batch_parts(mesh)
+    batch = -(-batch // parts) * parts
     known = run.params, np.float32(run.progress), run.mod.get("cuts")
     options = {"graph": graph, "mesh": mesh if mesh.size > 1 else None}
     rows = [[*context, *continuation][-(model.context + 1) :] for context, continuation in pairs]

@@ -78,13 +78,18 @@ def check_experts(model: ModelConfig, shape: Mapping[str, int]) -> None:
         raise UserError("moe.dispatch", moe.dispatch, fix)
 
 
+def batch_parts(mesh: Mesh | None) -> int:
+    """How many parts a batch's sequences are split into; 1 without a mesh."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
+
+
 def batch_share(mesh: Mesh) -> dict[str, int]:
     """The part of a batch that this process loads, and the number of parts: `process_index` and `process_count`.
 
     Hosts that hold the same sequences (because a tensor or sequence axis crosses hosts) load the same part. Raises
     UserError if the hosts' parts differ in size, or if a host has no device in the mesh.
     """
-    rows = mesh.devices.reshape(math.prod(mesh.shape[axis] for axis in BATCH), -1)
+    rows = mesh.devices.reshape(batch_parts(mesh), -1)
     held = {host: [] for host in range(jax.process_count())}
     for row, devices in enumerate(rows):
         for host in {device.process_index for device in devices}:
