@@ -102,9 +102,11 @@ class MoD:
         if 0.0 < rate < 1.0:
             if ctx.causal:
                 return self._decided(stream, sites, cache, ctx)
+            if cache is not None:
+                raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
             if self.config.adaptive:
-                return self._by_threshold(stream, sites, cache, ctx)
-            k = _capacity(rate, tokens, cache)
+                return self._by_threshold(stream, sites, ctx)
+            k = kept(rate, tokens)
             if k < tokens or self.decider.learns(self.router):
                 return self._by_capacity(stream, sites, ctx, k)
         whole, results = self._none if rate == 1.0 else self._all, []
@@ -198,9 +200,8 @@ class MoD:
             notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
         return tuple(results)
 
-    def _by_threshold(self, stream, sites: Sites, cache: Cache, ctx: ForwardContext) -> tuple[Result, ...]:
+    def _by_threshold(self, stream, sites: Sites, ctx: ForwardContext) -> tuple[Result, ...]:
         """The tokens whose score reaches the one threshold, in the smallest size that holds them."""
-        _capacity(0.0, 0, cache)
         real, tokens = ctx.where.segments > 0, ctx.where.positions.shape[1]
         (weights, sites), x = self._scores(stream, sites, ctx), self.scheme.read(stream)
         scores = jax.lax.stop_gradient(weights)
@@ -316,12 +317,6 @@ class MoD:
         nothing = lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(project, x))  # noqa: E731
         cache = cache.write(jax.lax.cond(jnp.any(ran), project, nothing, x), where, ran)
         return ran, cache, cache.where, cache
-
-
-def _capacity(rate: float, tokens: int, cache: Cache) -> int:
-    if cache is not None:
-        raise UserError("causal", False, "top-k looks at later tokens: a pass with a cache needs causal=True")
-    return kept(rate, tokens)
 
 
 def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[str, Float[Array, "S ..."]]:
