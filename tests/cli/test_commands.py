@@ -37,7 +37,7 @@ def test_demo_leaves_a_self_contained_report(demo):
 
 def test_demo_started_again_trains_nothing_twice(demo):
     before = (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes()
-    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes plain nag".split()
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes plain nag --processes 1".split()
     assert main(["demo", *args, "--out", str(demo)]) == 0
     assert (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes() == before
 
@@ -53,7 +53,7 @@ def test_demo_in_one_process_trains_the_same(demo, tmp_path):
 def test_demo_fresh_starts_over(demo, tmp_path, capsys):
     out = tmp_path / "demo"
     shutil.copytree(demo, out)
-    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 4 --schemes plain nag --fresh".split()
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 4 --schemes plain nag --fresh --processes 1".split()
     assert main(["demo", *args, "--out", str(out)]) == 0
     assert "--fresh deletes" in capsys.readouterr().err
     assert [load_run(out / f"{scheme}-d2-w16").step for scheme in ("plain", "nag")] == [4, 4]
