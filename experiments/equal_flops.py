@@ -6,8 +6,8 @@ Source: this project's sixty_four_blocks and nag_start, which compare at equal t
 Expected: at equal tokens, 1M, NAG from 1/l, Review and plain have 1.477, 1.489 and 1.514 at 16 blocks x 64 and 1.438,
   1.439 and 1.479 at 64; by plain's gain from twice the tokens, 28% more are worth 0.05 nats to it; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 15 s; with --processes 2 and --reuse of Review's runs: cpu three hours, longer (2.1M tokens) five
-  (estimated); h200 and paper not measured
+Time: smoke 15 s; with --processes 2 and --reuse of Review's runs: cpu three hours, longer (2.1M tokens) nine beside
+  other work; h200 and paper not measured
 Command: nice python -m experiments.equal_flops --reuse five_schemes.cpu sixty_four_blocks.cpu --processes 2
 
 Review takes 28% more training FLOPs for a token than plain, and NAG 7%. So plain and NAG train on more tokens until the
