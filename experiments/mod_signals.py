@@ -222,7 +222,8 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
         ax.invert_xaxis()
         ax.set_yscale("symlog", linthresh=0.05)
     axes[0].set_ylabel("loss added (nats per token), logarithmic above 0.05")
-    axes[0].legend(frameon=False, fontsize=7)
+    if axes[0].lines:  # where every run diverged there is none
+        axes[0].legend(frameon=False, fontsize=7)
     for way in colors if several else ():
         values = [list(added(records, steps, way, READ[1]).values()) for steps in settings.steps]
         if all(values):

@@ -29,7 +29,7 @@ _CALLS = {
     "probe": "nagjax.measure.probe",
     "diagnose": "nagjax.report.diagnosis",
 }
-_CALLS |= dict.fromkeys(("fit", "log", "table", "plot", "depth_map", "dial"), "nagjax.notebook")
+_CALLS |= dict.fromkeys(("fit", "log", "table", "plot", "depth_map", "skip_curve"), "nagjax.notebook")
 
 
 def __getattr__(name: str):

@@ -25,10 +25,10 @@ from nagjax.mod.module import MixtureOfDepths as MixtureOfDepths
 from nagjax.model.config import ModelConfig as ModelConfig
 from nagjax.model.transformer import Transformer as Transformer
 from nagjax.notebook import depth_map as depth_map
-from nagjax.notebook import dial as dial
 from nagjax.notebook import fit as fit
 from nagjax.notebook import log as log
 from nagjax.notebook import plot as plot
+from nagjax.notebook import skip_curve as skip_curve
 from nagjax.notebook import table as table
 from nagjax.report.diagnosis import diagnose as diagnose
 from nagjax.residual.module import Residual as Residual

@@ -13,7 +13,7 @@ from nagjax.errors import UserError
 from nagjax.generate.paths import token_paths
 from nagjax.options import read_options
 from nagjax.report.maps import depth_map as draw_depth_map
-from nagjax.report.maps import dial_plot
+from nagjax.report.maps import skip_curve_plot
 from nagjax.report.plots import FIGURES, Plot, draw_plots
 from nagjax.report.table import Table, comparison_table
 from nagjax.residual import Scheme
@@ -105,11 +105,11 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False) -> Plot:
     return Plot("map", title, draw_depth_map(paths, title, dpi=MAP_DPI))
 
 
-def dial(points: dict) -> Plot:
-    """The loss at every point that `nagjax.generate.calibrate.calibrate` has tried, against executed FLOPs."""
+def skip_curve(points: dict) -> Plot:
+    """The loss at every rate that `nagjax.generate.calibrate.calibrate` has tried, against executed FLOPs."""
     if not isinstance(points, dict) or not {"points", "dense"} <= points.keys():
         raise UserError("points", type(points).__name__, "give what nagjax.generate.calibrate.calibrate returns")
-    return Plot("dial", "validation loss against executed FLOPs", dial_plot(points, dpi=DPI))
+    return Plot("skip_curve", "validation loss against executed FLOPs", skip_curve_plot(points, dpi=DPI))
 
 
 def _logs(runs: AnyRun | Sequence[AnyRun]) -> list[Run]:

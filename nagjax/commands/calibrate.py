@@ -18,7 +18,7 @@ def main(
 ) -> None:
     """Sweep one threshold on the angle of a dense NAG run; the chosen point is used by eval, generate and map.
 
-    Writes dial.json, dial.png and, beside the checkpoints, calibration.json.
+    Writes skip_curve.json, skip_curve.png and, beside the checkpoints, calibration.json.
 
     Args:
         run: the folder of a nag run trained without --mod.
@@ -31,23 +31,25 @@ def main(
     say(f"calibrating {run}: {len(tried)} rates, {batches} validation batches each")
     from nagjax.files import write_bytes
     from nagjax.generate.calibrate import calibrate
-    from nagjax.report.maps import dial_plot
-    from nagjax.runs.names import DIAL_PLOT
+    from nagjax.report.maps import skip_curve_plot
+    from nagjax.runs.names import SKIP_CURVE_PLOT
 
-    dial = calibrate(run, tried, choose=choose, rise=rise, batches=batches, say=say)
-    write_bytes(run / DIAL_PLOT, dial_plot(dial))
-    dense = dial["dense"]
+    found = calibrate(run, tried, choose=choose, rise=rise, batches=batches, say=say)
+    write_bytes(run / SKIP_CURVE_PLOT, skip_curve_plot(found))
+    dense = found["dense"]
     print("  rate  skipped (attention, MLP)  threshold   FLOPs    loss  at random  last blocks off (FLOPs)")
     print(f"  0.00    0.0%  (  0.0%,   0.0%)          -  1.000  {dense['loss']:.4f}")
-    for p in dial["points"]:
-        mark = "*" if p["rate"] == dial["chosen"] else " "
+    for p in found["points"]:
+        mark = "*" if p["rate"] == found["chosen"] else " "
         by_kind = f"({p['mod_rate_attention']:6.1%}, {p['mod_rate_mlp']:6.1%})"
         late = f"{p['late_loss']:.4f} ({p['late_blocks']} off, {p['late_flops'] / dense['flops']:.3f})"
         print(
             f"{mark} {p['rate']:.2f}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
             f"{p['flops'] / dense['flops']:.3f}  {p['loss']:.4f}     {p['random_loss']:.4f}  {late}"
         )
-    used = f"rate {dial['chosen']:g} is used by eval, generate and map" if dial["chosen"] else "the dense model is used"
+    used = (
+        f"rate {found['chosen']:g} is used by eval, generate and map" if found["chosen"] else "the dense model is used"
+    )
     print(used)
 
 

@@ -1,4 +1,4 @@
-"""The post-training dial: how much of a densely trained NAG model may be skipped, and what it costs.
+"""Calibrated skipping: how much of a densely trained NAG model may be skipped, and what it costs.
 
 One threshold on the rotation angle holds for the whole network, so that sublayers differ in how much they skip.
 """
@@ -18,8 +18,8 @@ from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.runs.folder import read_config
 from nagjax.runs.lock import WriterLock
-from nagjax.runs.names import CALIBRATION, DIAL
-from nagjax.runs.opening import OpenRun, dial, open_run
+from nagjax.runs.names import CALIBRATION, SKIP_CURVE
+from nagjax.runs.opening import OpenRun, by_angle, open_run
 from nagjax.train.evaluator import Evaluator
 
 SEARCH = 20  # halvings of the threshold's bracket at most
@@ -36,17 +36,17 @@ def calibrate(
     search_batches: int = 2,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict:
-    """Sweeps the dial of a dense NAG run and saves the chosen point beside its checkpoints.
+    """Tries rates of skipping on a dense NAG run and saves the chosen one beside its checkpoints.
 
     For each rate a threshold on `tan` of the angle is searched on training text at which this share of the (token,
     sublayer) pairs is skipped; the loss is taken on validation text. Two controls cost as many FLOPs: skipping at
-    random (attention and MLP at the rates the dial came to), and skipping whole blocks, the last ones.
+    random (attention and MLP at the rates that the threshold came to), and skipping whole blocks, the last ones.
 
     choose: the rate to save; None takes the highest whose loss rises by at most `rise` nats per token over the dense
-    model's. 0 is the dense model: a saved point is removed. batches, search_batches: of the run's batch size.
+    model's. 0 is the dense model: a saved rate is removed. batches, search_batches: of the run's batch size.
     say: told how far it is.
 
-    Returns, and writes as dial.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
+    Returns, and writes as skip_curve.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
     text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
     flops (forward, per token), random_loss, late_loss, late_flops, late_blocks; `dense`; `chosen`.
 
@@ -57,7 +57,7 @@ def calibrate(
     with WriterLock(folder, "calibrate", "run"):
         run = open_run(folder, calibrated=False)
         _check(run, rates, choose)
-        swept = Dial(run, batches, search_batches)
+        swept = Sweep(run, batches, search_batches)
         dense = swept.dense()
         say(f"loss of the dense model: {dense['loss']:.4f}")
         points, asked = [], sorted({rate for rate in rates if rate > 0.0})
@@ -67,7 +67,7 @@ def calibrate(
             progress(len(points), f"rate {rate:g}: loss {points[-1]['loss']:.4f}")
         chosen = _choose(points, dense, choose, rise)
         result = {"run": str(folder), "step": run.step, "dense": dense, "points": points, "chosen": chosen}
-        write_json(Path(folder) / DIAL, result)
+        write_json(Path(folder) / SKIP_CURVE, result)
         saved = Path(folder) / CALIBRATION
         if chosen:
             write_json(saved, next(p for p in points if p["rate"] == chosen))
@@ -79,7 +79,7 @@ def calibrate(
 def _check(run: OpenRun, rates: Sequence[float], choose: float | None) -> None:
     scheme, mod = run.config.scheme, run.config.model.mod
     if not scheme.turns:
-        raise UserError("run", str(run.folder), f"scheme {scheme.name} has no angle to put a dial on: give a nag run")
+        raise UserError("run", str(run.folder), f"scheme {scheme.name} has no angle to skip by: give a nag run")
     if mod.active:
         fix = "was trained with Mixture-of-Depths and has thresholds of its own: use nagjax eval"
         raise UserError("run", str(run.folder), fix)
@@ -95,14 +95,14 @@ def _choose(points: list[dict], dense: dict, choose: float | None, rise: float) 
     return max((p["rate"] for p in points if p["loss"] <= dense["loss"] + rise), default=0.0)
 
 
-class Dial:
+class Sweep:
     """A run with every sublayer routed: its thresholds are data, so that all points share one program."""
 
     def __init__(self, run: OpenRun, batches: int, search_batches: int):
         self.run, self.config = run, run.config.model
         validation = run_text(run)
         training = run_text(run, split="train")
-        self.by_angle = self._evaluator(dial(0.5), validation)
+        self.by_angle = self._evaluator(by_angle(0.5), validation)
         self.at_random = self._evaluator(ModConfig(rate=(0.5,), router="random"), validation)
         self.held_out = list(self.by_angle.batches(batches))
         # Another text than the one the loss is taken on.
@@ -119,7 +119,7 @@ class Dial:
 
     def _flops(self, executed: np.ndarray, scored: bool = True) -> float:
         """Forward, per token; without scoring where nothing is decided by token."""
-        mod = dial(0.5) if scored else ModConfig()
+        mod = by_angle(0.5) if scored else ModConfig()
         config = dataclasses.replace(self.config, mod=mod)
         return costs(config, self.run.blueprint.parameters, "nag", "threshold", shares=executed).forward
 

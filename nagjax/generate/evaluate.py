@@ -30,7 +30,7 @@ def evaluate(
     (token, sublayer) pairs skipped), and agreement of the causal decider with top-k, over the routed sublayers; and
     what the causal decider makes of the same text stands beside it: causal_loss, causal_bits_per_byte,
     causal_accuracy, causal_mod_rate in the same three parts, and depth's causal_executed by sublayer. A run without
-    capacities of its own, at a calibrated point of its dial, has the causal rule alone.
+    capacities of its own, at a calibrated rate, has the causal rule alone.
 
     Raises UserError: all that `open_run` raises, `batches` below 1, no such corpus, one of another tokenizer.
     """

@@ -50,7 +50,7 @@ def read_source(
 
     context: tokens a sequence may hold, the config's unless given. dtype: of the computation ("auto", "float32",
     "bfloat16"); parameters are float32 whatever the file holds. devices: parameters are split over them, one local
-    device unless given; each shard is read where it lives. calibrated: at the point of its dial that a bundle has, as
+    device unless given; each shard is read where it lives. calibrated: at the rate of skipping that a bundle has, as
     `open_run` has it.
 
     Raises UserError: no such model, a family or setting that nagjax has not, files that are not whole (see

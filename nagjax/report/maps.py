@@ -64,12 +64,12 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         return png(figure, dpi)
 
 
-def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
-    """PNG of a calibrated dial: loss against executed forward FLOPs, by angle, at random, and without late blocks."""
+def skip_curve_plot(curve: dict, *, dpi: int = 150) -> bytes:
+    """PNG of the loss against executed forward FLOPs, by angle, at random, and without late blocks: see `calibrate`."""
     with drawing():
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
-        points, dense = dial["points"], dial["dense"]
+        points, dense = curve["points"], curve["dense"]
         curves = (
             ("by angle", "loss", "flops", "#d55e00", "s"),
             ("at random", "random_loss", "flops", "#4d4d4d", "o"),
@@ -80,7 +80,7 @@ def dial_plot(dial: dict, *, dpi: int = 150) -> bytes:
             axes.plot(x, [point[loss] for point in points], color=colour, marker=marker, label=label)
         axes.plot(1.0, dense["loss"], color="#222222", marker="*", markersize=11, linestyle="none", label="dense")
         for point in points:
-            if point["rate"] == dial["chosen"]:
+            if point["rate"] == curve["chosen"]:
                 axes.annotate(
                     f"chosen: {point['rate']:g}",
                     (point["flops"] / dense["flops"], point["loss"]),

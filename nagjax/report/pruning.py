@@ -48,7 +48,7 @@ def prune(
 
     Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
     healing); one that is not finite is None. Returns these with `removed`, `rule` and `kept` (places in the model from
-    which nothing had been removed yet), as is written to `prune.json`. A point of a calibrated dial is not taken along.
+    which nothing had been removed yet), as is written to `prune.json`. A calibrated rate is not taken along.
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
     """

@@ -17,8 +17,8 @@ WANDB_ID = "wandb_id"
 ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
 PRUNED = "prune.json"  # of a pruned run: what was removed, and what that cost
 AVERAGED = "average.json"  # of an average of checkpoints: of which, and their losses
-CALIBRATION = "calibration.json"  # the point of the dial that the run is used at
-DIAL, DIAL_PLOT = "dial.json", "dial.png"
+CALIBRATION = "calibration.json"  # the rate of skipping that the run is used at
+SKIP_CURVE, SKIP_CURVE_PLOT = "skip_curve.json", "skip_curve.png"
 MAP, MAP_DATA = "map.png", "map.json"
 DIAGNOSIS, DIAGNOSIS_DATA = "diagnosis.html", "diagnosis.json"
 TASKS = "tasks.json"
@@ -44,7 +44,7 @@ TOKENIZER_FILES = (
 
 # What says something about a run's weights, or stands for it elsewhere: another run must not take it for its own.
 OF_WEIGHTS = (
-    *(SAMPLE, WANDB_ID, ORIGIN, PRUNED, AVERAGED, CALIBRATION, DIAL, DIAL_PLOT),
+    *(SAMPLE, WANDB_ID, ORIGIN, PRUNED, AVERAGED, CALIBRATION, SKIP_CURVE, SKIP_CURVE_PLOT),
     *(MAP, MAP_DATA, DIAGNOSIS, DIAGNOSIS_DATA, TASKS, *TOKENIZER_FILES),
 )
 

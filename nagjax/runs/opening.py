@@ -29,7 +29,7 @@ from nagjax.train.distributed.mesh import make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """A point of the dial: the rate asked for, and the threshold on NAG's angle that comes to it."""
+    """Of a dense NAG run: the rate asked for, and the threshold on NAG's angle that comes to it."""
 
     rate: Fraction
     threshold: float
@@ -54,7 +54,7 @@ class OpenRun:
     params: Tree
     mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
     tokenizer: Tokenizer
-    calibrated: bool = False  # at a point of the dial: there are thresholds, but no capacities
+    calibrated: bool = False  # there are thresholds, but no capacities
 
     @property
     def config(self) -> RunConfig:
@@ -142,7 +142,7 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     """The run in `folder`, finished or not; nothing in the folder changes, even while the run is training.
 
     Adapters of a run that has them are merged into its matrices: it is opened as a model without any. A run that
-    `nagjax calibrate` has put at a point of its dial is opened at that point, unless `calibrated` is False.
+    `nagjax calibrate` has put at a rate is opened at that rate, unless `calibrated` is False.
     devices: parameters and batches are split over them; one local device unless given.
 
     Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
@@ -157,15 +157,15 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
 
 
 def at_point(run: OpenRun, folder: Path) -> OpenRun:
-    """The run at the point of its dial that `nagjax calibrate` has saved in `folder`; as it is where there is none."""
+    """The run at the rate that `nagjax calibrate` has saved in `folder`; as it is where there is none."""
     point = read_calibration(folder)
     if point is None:
         return run
-    at = run.routed(dial(point.rate), jnp.full(run.config.model.sublayers, point.threshold, jnp.float32))
+    at = run.routed(by_angle(point.rate), jnp.full(run.config.model.sublayers, point.threshold, jnp.float32))
     return dataclasses.replace(at, calibrated=True)
 
 
-def dial(rate: float) -> ModConfig:
+def by_angle(rate: float) -> ModConfig:
     """The rule of a calibrated run: one threshold on NAG's angle for all sublayers. Its rate is the nominal one."""
     return ModConfig(rate=(rate,), router="nag", decider="threshold", kv="all")
 

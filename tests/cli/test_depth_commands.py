@@ -80,15 +80,15 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
     run = shutil.copytree(runs / "dense", tmp_path / "dense")
     before = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     table = printed(capsys, "calibrate", run, "--rates", "0,0.3,0.6", "--choose", 0.6, "--batches", 2)
-    dial = json.loads((run / "dial.json").read_text())
-    assert table.count("\n") == 7 and "rate 0.6 is used" in table and dial["chosen"] == 0.6
-    assert dial["dense"]["loss"] == pytest.approx(before["loss"], rel=1e-4)
-    one, two = dial["points"]
+    found = json.loads((run / "skip_curve.json").read_text())
+    assert table.count("\n") == 7 and "rate 0.6 is used" in table and found["chosen"] == 0.6
+    assert found["dense"]["loss"] == pytest.approx(before["loss"], rel=1e-4)
+    one, two = found["points"]
     assert one["threshold"] < two["threshold"] and one["flops"] > two["flops"]
-    assert one["flops"] < 1.1 * dial["dense"]["flops"] and len(two["capacities"]) == 6
+    assert one["flops"] < 1.1 * found["dense"]["flops"] and len(two["capacities"]) == 6
     for point in (one, two):
         assert point["mod_rate"] == pytest.approx(point["rate"], abs=0.15)
-        assert abs(point["late_flops"] - point["flops"]) < 0.25 * dial["dense"]["flops"]
+        assert abs(point["late_flops"] - point["flops"]) < 0.25 * found["dense"]["flops"]
     after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)
     assert after["loss"] == close_to(two["loss"], terms=64, chain=24)
@@ -97,7 +97,7 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
     assert len(drawn["ran"]) == 6 and len(drawn["ran"][0]) == len(drawn["tokens"]) == 18
     assert all((ran == 1) or degrees == 0 for r, d in zip(drawn["ran"], drawn["degrees"], strict=True)
                for ran, degrees in zip(r, d, strict=True))  # fmt: skip
-    assert (run / "map.png").read_bytes().startswith(b"\x89PNG") and (run / "dial.png").exists()
+    assert (run / "map.png").read_bytes().startswith(b"\x89PNG") and (run / "skip_curve.png").exists()
     printed(capsys, "calibrate", run, "--rates", "0,0.3", "--choose", 0, "--batches", 2)
     assert not (run / "calibration.json").exists()
     assert json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))["loss"] == before["loss"]

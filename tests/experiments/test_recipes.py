@@ -109,7 +109,11 @@ def test_a_file_in_a_folder_s_place_is_named_before_anything_is_trained(option, 
 
 @pytest.mark.parametrize(
     "name, label, values",
-    [("prune", "scheme", ("plain", "nag")), ("mod_dial", "kind", ("nag",)), ("mod_signals", "steps", (200, 1000))],
+    [
+        ("prune", "scheme", ("plain", "nag")),
+        ("calibrated_skipping", "kind", ("nag",)),
+        ("mod_signals", "steps", (200, 1000)),
+    ],
 )
 def test_a_verdict_is_there_where_all_runs_of_an_arm_diverged(name, label, values):
     recipe = load(name)

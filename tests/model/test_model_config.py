@@ -42,7 +42,7 @@ def test_bad_shapes_are_refused_by_name(changes, field, names):
     assert caught.value.field == field
 
 
-def test_the_dial():
+def test_sizes_follow_from_depth_and_width():
     small, wide = ModelConfig(depth=8, width=64), ModelConfig(width=1024, mlp="gelu")
     assert (small.heads, small.kv_heads, small.head_width, small.hidden) == (4, 4, 16, 176)
     assert (wide.heads, wide.head_width, wide.hidden, wide.sublayers) == (16, 64, 4096, 48)

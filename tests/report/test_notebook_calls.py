@@ -78,7 +78,7 @@ def test_what_is_no_run_is_refused_by_name(run_folder):
         with pytest.raises(UserError, match=r"runs = \[\]: give at least one"):
             call([])
     with pytest.raises(UserError, match="points = 'dict': give what .*calibrate returns"):
-        nagjax.dial({})
+        nagjax.skip_curve({})
 
 
 def test_an_error_is_one_line_in_a_notebook():

@@ -7,7 +7,7 @@ Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping,
   least influence left out have at the same forward FLOPs (no figures published for skipping after training)
 Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
 Time: smoke 15 s; cpu about 11 min with --processes 2, long about 45 min; h200 and paper not measured
-Command: python -m experiments.mod_dial --processes 2 --size long
+Command: python -m experiments.calibrated_skipping --processes 2 --size long
 
 In full: at equal FLOPs less is lost than by skipping at random, and less than by leaving out whole blocks. Since
 2026-11-26, and with the result known, also less than by skipping other tokens in the same sublayers.

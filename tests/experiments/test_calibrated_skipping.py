@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.calibrated_skipping import CONTROLS, RATES, SIZES, added, curves, plan, summarise
 from experiments.harness.jobs import Record
 from experiments.harness.skipping import RUN, Point, Skipping, on_curve
-from experiments.mod_dial import CONTROLS, RATES, SIZES, added, curves, plan, summarise
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter
 from nagjax.residual import find_scheme
