@@ -211,7 +211,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     gaps = {rate: _gaps(records, rate) for rate in CLAIMED}
     told = []
     for rate, own in gaps.items():
-        share = float(np.mean([_share(points, rate) for points in curves(records, "nag", "angle").values()]))
+        share = mean_interval([_share(points, rate) for points in curves(records, "nag", "angle").values()]).estimate
         loss = mean_interval(list(added(records, "nag", "angle", rate).values()))
         against = ", ".join(f"{WAYS[way]} {_signed(gap)}" for way, gap in own.items())
         told.append(f"{rate:.0%} skipped by angle, {share:.0%} of the FLOPs: loss +{loss}; against it {against}")

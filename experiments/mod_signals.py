@@ -174,7 +174,9 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     for steps in settings.steps:
         loss = mean_interval(list(added(records, steps, "learned", READ[0]).values()))
         against = ", ".join(f"{gap.name} {gap}" for gap in gaps(records, steps))
-        agree = ", ".join(f"{name} {np.mean(own):.2f}" for name, own in _correlations(records, steps).items())
+        agree = ", ".join(
+            f"{name} {mean_interval(own).estimate:.2f}" for name, own in _correlations(records, steps).items()
+        )
         tokens = brief(_tokens(settings, steps))
         told.append(
             f"{tokens} tokens: by the fitted square +{loss} at {READ[0]:.0%}; against it {against}; "
