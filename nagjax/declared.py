@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import nagjax.ranges
 from nagjax.discovery import pick
 
-HOUSE = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 SCHEMES = Path(__file__).parent / "residual" / "schemes"
 REQUIRED = dataclasses.MISSING
 
@@ -92,7 +92,7 @@ def _line(path: Path, scheme: str) -> Iterator[tuple[Path, ast.ClassDef]]:
             (n.module for n in _tree(path).body if isinstance(n, ast.ImportFrom) and base in {a.name for a in n.names}),
             None,
         )
-        path = HOUSE.joinpath(*module.split(".")).with_suffix(".py") if module else path
+        path = ROOT.joinpath(*module.split(".")).with_suffix(".py") if module else path
         node = next((n for n in _tree(path).body if isinstance(n, ast.ClassDef) and n.name == base), None)
         if node is None:  # abc.ABC
             return

@@ -16,7 +16,7 @@ from nagjax.residual.registry import schemes
 
 NAGJAX = Path(__file__).parent
 
-DOOR = """\
+PACKAGE = """\
 # Written by python -m nagjax.stubs
 from typing import ClassVar
 
@@ -42,9 +42,9 @@ def stubs() -> dict[Path, str]:
     names += [(module, name, name) for name, module in nagjax._CALLS.items()]
     names += [(scheme.__module__, scheme.__name__, f"_{scheme.__name__}") for scheme in known]
     imports = "\n".join(f"from {module} import {name} as {own}" for module, name, own in sorted(names))
-    door = DOOR.format(imports=imports) + "".join(map(_nnx_class, known))
+    package = PACKAGE.format(imports=imports) + "".join(map(_nnx_class, known))
     linen = "\n" + "".join(f"class {s.__name__}(LinenResidual): ...\n" for s in known)
-    return {NAGJAX / "__init__.pyi": door, NAGJAX / "linen.pyi": LINEN + linen}
+    return {NAGJAX / "__init__.pyi": package, NAGJAX / "linen.pyi": LINEN + linen}
 
 
 def _nnx_class(scheme: type[Scheme]) -> str:

@@ -13,7 +13,7 @@ FILES = sorted(p for package in ("pallas_kernels", "nagjax", "experiments") for 
 # module belongs to the part with the longest name that its own begins with.
 LINES = {
     "pallas_kernels": [],
-    "nagjax": ["nagjax.interop", "nagjax.notebook"],  # the door: lazily, and nobody below imports it
+    "nagjax": ["nagjax.interop", "nagjax.notebook"],  # its public names: lazily, and nobody below imports it
     "nagjax.errors": [],
     "nagjax.discovery": ["nagjax.errors"],
     "nagjax.parameters": [],
