@@ -30,9 +30,9 @@ class Placement(NamedTuple):
     mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
     rows: P
 
-    def axes(self, dimension: int) -> tuple[str, ...]:
-        """The mesh axes that split this leading dimension."""
-        return _axes(P(*tuple(self.rows)[dimension : dimension + 1]))
+    def axes(self, dimension: int | None = None) -> tuple[str, ...]:
+        """The mesh axes that split this leading dimension, or all of them, in order."""
+        return _axes(self.rows if dimension is None else P(*tuple(self.rows)[dimension : dimension + 1]))
 
     def parts(self, dimension: int) -> int:
         """How many parts this leading dimension is split into."""

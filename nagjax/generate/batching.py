@@ -66,7 +66,7 @@ class Writer:
     ):
         self.params, self.given, self.context, self.fixed = params, given, context, fixed
         self.static = {"graph": graph, "mesh": mesh}
-        self.parts = batch_parts(mesh)
+        self.parts = batch_parts(mesh.shape) if mesh else 1
 
     def write(
         self, rows: list[Row], tokens: int, key: jax.Array, sampling: Sampling, stop: int, finished: Finished | None

@@ -102,7 +102,7 @@ def _inside(batch: Batch) -> Bool[np.ndarray, "B T"]:
 
 @functools.partial(jax.jit, static_argnames=("graph", "full", "causal", "mesh"))
 def _probe(params, batch: Batch, chosen, progress, cuts, *, graph, full, causal, mesh) -> Probe:
-    parts = batch_parts(mesh)
+    parts = 1 if mesh is None else batch_parts(mesh.shape)
 
     def look(params, batch):
         model = nnx.merge(graph, params)

@@ -45,20 +45,20 @@ def costs(
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
-    stored = {kind: _multiply_adds(branch) / config.depth for kind, branch in branches.items()}
+    average = lambda tree, frozen=False: _multiply_adds(tree, frozen) / config.depth  # noqa: E731
+    stored = {kind: average(branch) for kind, branch in branches.items()}
     active = stored | {"mlp": stored["mlp"] - idle_experts(config, branches["mlp"]) / config.depth}
-    each = lambda part: {kind: _multiply_adds(blocks[kind].get(part, {})) / config.depth for kind in branches}  # noqa: E731
-    gates, entries = each("gate"), each("entry")
-    known = _multiply_adds({name: branches["attention"][name] for name in ("key", "value")}) / config.depth
+    gates, entries = ({kind: average(blocks[kind].get(part, {})) for kind in branches} for part in ("gate", "entry"))
+    known = average({name: branches["attention"][name] for name in ("key", "value")})
     adapters = {kind: blocks[kind].get("lora", {}) for kind in gates}
     more = {kind: (_multiply_adds(own) - idle_experts(config, own)) / config.depth for kind, own in adapters.items()}
-    frozen = {kind: _multiply_adds(branch, frozen=True) / config.depth for kind, branch in branches.items()}
+    frozen = {kind: average(branch, frozen=True) for kind, branch in branches.items()}
     frozen["mlp"] -= idle_experts(config, branches["mlp"], frozen=True) / config.depth
     scorer = routers()[router]()
     learns = deciders()[decider]().learns(scorer)
     width = {kind: config.width if "routing" in blocks[kind] else 0 for kind in gates}  # a block has one of them
     score = {kind: scorer.multiply_adds(width[kind], gate) for kind, gate in gates.items()}
-    guess = {kind: _multiply_adds(blocks[kind].get("routing", {}).get("decider", {})) / config.depth for kind in gates}
+    guess = {kind: average(blocks[kind].get("routing", {}).get("decider", {})) for kind in gates}
 
     main = without = scoring = guessing = skipped = held = 0.0
     nominal = config.mod.rates(config.depth)

@@ -67,7 +67,7 @@ def least_bytes(blueprint: Blueprint) -> int:
     moments = 2 if config.optimizer.optimizer == "adamw" else 1
     state = 4 * (1 + bool(train.ema)) * sum(map(held, leaves))
     state += 4 * (1 + moments) * sum(held(p) for p in leaves if p.trained)
-    rows = train.batch // train.accumulate // batch_parts(mesh)
+    rows = train.batch // train.accumulate // batch_parts(mesh.shape)
     tokens = rows * model.context // mesh.shape["sequence"]
     kept = 0 if model.remat == "offload" else model.depth * model.width * model.stream_dtype.itemsize
     parts = mesh.shape["tensor"]

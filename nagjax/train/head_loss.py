@@ -78,10 +78,8 @@ class Layout(NamedTuple):
     @property
     def row_axes(self) -> tuple[str, ...]:
         """Mesh axes that split rows, in the order in which they do."""
-        if self.placement is None:
-            return ()
-        named = (self.placement.axes(dimension) for dimension in range(len(self.placement.rows)))
-        return tuple(name for names in named for name in names if self.shape[name] > 1)
+        named = self.placement.axes() if self.placement else ()
+        return tuple(name for name in named if self.shape[name] > 1)
 
 
 def head_loss(

@@ -50,7 +50,7 @@ def continuation_scores(
             if not 0 <= i < model.vocab:
                 raise UserError("token", i, f"the vocabulary has the ids 0 to {model.vocab - 1}")
     graph, mesh = run.blueprint.graph, run.blueprint.mesh
-    parts = batch_parts(mesh)
+    parts = batch_parts(mesh.shape)
     batch = -(-batch // parts) * parts
     known = run.params, np.float32(run.progress), run.mod.get("cuts")
     options = {"graph": graph, "mesh": mesh if mesh.size > 1 else None}

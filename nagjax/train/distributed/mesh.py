@@ -40,9 +40,14 @@ def make_mesh(config: MeshConfig, devices=None) -> Mesh:
     return Mesh(np.array(devices[: data * model]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def batch_parts(shape: Mapping[str, int]) -> int:
+    """How many parts the sequences of a batch are split into on a mesh of this shape."""
+    return math.prod(shape[axis] for axis in BATCH)
+
+
 def check_rows(batch: int, accumulate: int, shape: Mapping[str, int]) -> None:
     """Raises UserError if the parts of a batch cannot be split over the mesh's batch axes."""
-    shards = math.prod(shape[axis] for axis in BATCH)
+    shards = batch_parts(shape)
     if batch // accumulate % shards:
         fitting = max(batch // accumulate // shards, 1) * shards * accumulate
         axes = " x ".join(axis for axis in BATCH if axis != "expert" or shape[axis] > 1)
@@ -78,18 +83,13 @@ def check_experts(model: ModelConfig, shape: Mapping[str, int]) -> None:
         raise UserError("moe.dispatch", moe.dispatch, fix)
 
 
-def batch_parts(mesh: Mesh | None) -> int:
-    """How many parts a batch's sequences are split into; 1 without a mesh."""
-    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
-
-
 def batch_share(mesh: Mesh) -> dict[str, int]:
     """The part of a batch that this process loads, and the number of parts: `process_index` and `process_count`.
 
     Hosts that hold the same sequences (because a tensor or sequence axis crosses hosts) load the same part. Raises
     UserError if the hosts' parts differ in size, or if a host has no device in the mesh.
     """
-    rows = mesh.devices.reshape(batch_parts(mesh), -1)
+    rows = mesh.devices.reshape(batch_parts(mesh.shape), -1)
     held = {host: [] for host in range(jax.process_count())}
     for row, devices in enumerate(rows):
         for host in {device.process_index for device in devices}:
