@@ -14,42 +14,25 @@ that stay keep their place in depth (LNS its scale, arXiv:2502.05795 does not, w
 compared at their schemes' default rates, untuned, which decides nothing.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import look, panels, with_spread
-from experiments.harness.jobs import Record, Training, looked_at, seeded
+from experiments.harness.jobs import Record, Training
+from experiments.harness.one_shape import Settings, trainings
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
-from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter, choose
-from nagjax.model.config import ModelConfig
-from nagjax.residual import find_scheme
-from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import open_run
 from nagjax.train.evaluator import Evaluator
 
 WAYS = ("late", "influence", "angle")
 CUT = 0.25  # the share of the blocks the claim is judged at
 PLAIN, OTHERS = "plain", ("nag", "lns")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: int
-    seeds: int
-    schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
-    eval_batches: int = 24
-    data: str = "stdlib"  # or a folder made by nagjax data prepare
 
 
 SIZES = {
@@ -63,17 +46,7 @@ SIZES = {
 def plan(settings: Settings) -> list[Training]:
     if settings.eval_batches < 2:
         raise UserError("eval_batches", settings.eval_batches, "give at least 2: some score the blocks, others judge")
-    return [
-        Training(f"{scheme}-s{seed}", {"scheme": scheme, "seed": seed}, _config(settings, scheme, seed), cut_blocks)
-        for seed in range(settings.seeds)
-        for scheme in settings.schemes
-    ]
-
-
-def _config(settings: Settings, scheme: str, seed: int) -> RunConfig:
-    model = ModelConfig(depth=settings.depth, width=settings.width, context=settings.context)
-    train = looked_at(settings.steps, settings.batch, settings.eval_batches, times=4)
-    return seeded(RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data)), seed)
+    return trainings(settings, cut_blocks)
 
 
 def cut_blocks(folder: Path) -> dict:

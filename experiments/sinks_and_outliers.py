@@ -31,17 +31,15 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from experiments.harness.figures import look, panels
-from experiments.harness.jobs import Record, Training, looked_at, seeded
+from experiments.harness.jobs import Record, Training
+from experiments.harness.one_shape import Settings, trainings
 from experiments.harness.results import Summary
 from experiments.harness.statistics import mean_interval
 from experiments.harness.verdicts import Gap, ahead_of_all
-from nagjax.data import DataConfig
 from nagjax.measure import outliers
 from nagjax.measure.probe import probe
 from nagjax.measure.rounding import float8_round_trip, integer_round_trip
-from nagjax.model.config import ModelConfig
-from nagjax.residual import Scheme, find_scheme
-from nagjax.runs.config import RunConfig
+from nagjax.residual import Scheme
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.head_loss import head_loss
@@ -62,19 +60,6 @@ ROUNDED = {  # weights, what branches read
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    depth: int
-    width: int
-    context: int
-    batch: int
-    steps: int
-    seeds: int
-    schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
-    eval_batches: int = 24
-    data: str = "stdlib"  # or a folder made by nagjax data prepare
-
-
 SIZES = {
     "smoke": Settings(2, 16, 16, 8, 4, 1, ("nag",), 1),
     "cpu": Settings(16, 64, 128, 8, 180, 3, eval_batches=12),
@@ -84,22 +69,7 @@ SIZES = {
 
 
 def plan(settings: Settings) -> list[Training]:
-    return [
-        Training(
-            f"{scheme}-s{seed}",
-            {"scheme": scheme, "seed": seed},
-            seeded(_config(settings, scheme), seed),
-            looked_inside,
-        )
-        for seed in range(settings.seeds)
-        for scheme in settings.schemes
-    ]
-
-
-def _config(settings: Settings, scheme: str) -> RunConfig:
-    model = ModelConfig(depth=settings.depth, width=settings.width, context=settings.context)
-    train = looked_at(settings.steps, settings.batch, settings.eval_batches, times=4)
-    return RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data))
+    return trainings(settings, looked_inside)
 
 
 def looked_inside(folder: Path) -> dict:

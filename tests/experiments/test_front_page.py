@@ -128,10 +128,18 @@ def numbers(value) -> set[float]:
     return {abs(float(value))} if isinstance(value, float) else set()
 
 
-def test_the_report_s_measured_numbers_are_in_the_result_files_its_pages_show():
+def measured_in(name: str) -> str:
+    """The part of REPORT.md or OBSERVATIONS.md that tells measured numbers."""
+    text = (HOME / name).read_text(encoding="utf-8")
+    return text.split("## What is known now")[-1].split("## What is not known")[0]
+
+
+@pytest.mark.parametrize("name", ["REPORT.md", "OBSERVATIONS.md"])
+def test_the_measured_numbers_are_in_the_result_files_of_the_pages_that_are_linked(name):
     """Each as rounded there."""
-    text = (HOME / "REPORT.md").read_text(encoding="utf-8").split("## What is known now")[1].split("## What is not")[0]
-    for bullet in text.split("\n- ")[1:]:
+    bullets = measured_in(name).split("\n- ")[1:]
+    assert bullets
+    for bullet in bullets:
         named = re.findall(r"pages/(\w+)\.md", bullet)
         known = set()
         for path in (HOME / "results").glob("*.json"):
@@ -141,3 +149,12 @@ def test_the_report_s_measured_numbers_are_in_the_result_files_its_pages_show():
         for told in NUMBER.findall(bullet):
             digits = len(told.split(".")[1])
             assert any(abs(abs(float(told)) - one) <= 0.5001 * 10**-digits for one in known), (told, named)
+
+
+def test_the_report_tells_all_that_is_decided_on_two_pages():
+    """Every recipe with a decided result is linked in it, and their number is told."""
+    decided = re.findall(r"\*\*(?:not )?supported\*\*.*?pages/(\w+)\.md", findings())
+    number = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")[len(decided)]
+    assert f"**{number.capitalize()} results are decided.**" in measured_in("REPORT.md")
+    assert set(decided) <= set(re.findall(r"pages/(\w+)\.md", measured_in("REPORT.md")))
+    assert len((HOME / "REPORT.md").read_text(encoding="utf-8").split()) < 1400
