@@ -65,7 +65,7 @@ def _losses(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: 
         for arm in outcome.arms
     ]
     draw_lines(ax, own, named)
-    _axis(ax, shapes, along)
+    _axis(ax, outcome, shapes, along)
     _signs(ax, own)
     ax.set_ylabel("validation loss (nats per token)")
 
@@ -84,18 +84,23 @@ def _gaps(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: li
     low, high = ax.get_ylim()
     room = 0.04 * (max(high, 0.0) - min(low, 0.0))
     ax.set_ylim(min(low, -room), max(high, room))
-    _axis(ax, shapes, along)
+    _axis(ax, outcome, shapes, along)
     _signs(ax, own)
-    ax.set_ylabel(f"the arm's loss minus {reference}'s (above 0: behind)")
+    ax.set_ylabel(f"loss minus {reference}'s (above 0: behind)")
 
 
-def _axis(ax: Axes, shapes: list[Shape], along: str) -> None:
+def _axis(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str) -> None:
     ax.set_xscale("log", base=2)
     ticks = sorted({_at(shape, along) for shape in shapes})
     ax.set_xticks(ticks, [brief(tick) for tick in ticks])
     ax.minorticks_off()
     ax.set_xlabel("training tokens" if along == "tokens" else "blocks")
-    ax.set_title(f"{shapes[0].depth} blocks" if along == "tokens" else f"{brief(shapes[0].tokens)} tokens")
+    if along == "tokens":
+        ax.set_title(f"{shapes[0].depth} blocks")
+    elif outcome.settings.match == "flops":
+        ax.set_title(f"FLOPs of {outcome.arms[0]} with {brief(shapes[0].tokens)} tokens")
+    else:
+        ax.set_title(f"{brief(shapes[0].tokens)} tokens")
 
 
 def _signs(ax: Axes, lines: list[Line]) -> None:
