@@ -51,6 +51,7 @@ from nagjax.residual.schemes.lns import LNS as _LNS
 from nagjax.residual.schemes.mhc import MHC as _MHC
 from nagjax.residual.schemes.mix_ln import MixLN as _MixLN
 from nagjax.residual.schemes.nag import NAG as _NAG
+from nagjax.residual.schemes.nag_harmonic import NAGHarmonic as _NAGHarmonic
 from nagjax.residual.schemes.ngpt import NGPT as _NGPT
 from nagjax.residual.schemes.oru import ORU as _ORU
 from nagjax.residual.schemes.parallel import Parallel as _Parallel
@@ -332,6 +333,25 @@ class NAG(Residual):
     """
 
     Scheme: ClassVar[type[_NAG]]
+
+    def __init__(
+        self,
+        width: int,
+        sublayers: int,
+        *,
+        rngs: nnx.Rngs,
+        embedding_std: float | None = ...,
+        directions: int = ...,
+        alpha_power: float = ...,
+        ramp: float = ...,
+    ) -> None: ...
+
+class NAGHarmonic(Residual):
+    """
+    NAG with `alpha_l = 1/l` at the start, where its source (Figliolia & Millidge 2026, arXiv:2606.16112) has 1/sqrt(l).
+    """
+
+    Scheme: ClassVar[type[_NAGHarmonic]]
 
     def __init__(
         self,

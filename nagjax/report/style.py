@@ -45,7 +45,7 @@ _NAMED = (  # each its own pair of these; any other name has a pair by its lette
     *("keel", "layer_norm", "layer_scale", "mhc", "mix_ln", "ngpt", "oru", "parallel", "peri_ln", "post_ln", "prores"),
     *("reordered", "sandwich", "skip_init", "review_convex", "pre_ln", "scaled_start"),
     *("lns_scaled_start", "lns_on_branch", "lns_on_mlp", "lns_on_attention", "lns_before_norm", "lns_on_residual"),
-    "post_layer_norm",
+    *("post_layer_norm", "nag_harmonic"),
 )
 _SCRIPTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Micro Hei", "Hiragino Sans"),

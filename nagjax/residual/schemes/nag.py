@@ -108,7 +108,7 @@ class NAG(Scheme):
     turns: ClassVar[bool] = True
 
     directions: Count = 32  # C, directions of each modulator
-    alpha_power: NonNegative = 0.5  # p, alpha_l starts at l ** -p; 1 is better at 64 blocks (experiments/REPORT.md)
+    alpha_power: NonNegative = 0.5  # p, alpha_l starts at l ** -p; 1 is `nag_harmonic`
     ramp: Annotated[float, Range(ge=0, lt=1)] = 0.05  # share of the training over which alpha rises from 0
 
     def default_rate(self, width, depth):
