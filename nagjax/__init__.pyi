@@ -348,7 +348,7 @@ class NAG(Residual):
 
 class NAGHarmonic(Residual):
     """
-    NAG with `alpha_l = 1/l` at the start, where its source (Figliolia & Millidge 2026, arXiv:2606.16112) has 1/sqrt(l).
+    NAG with `alpha_l = 1/l` at the start, for 1/sqrt(l) in its source, Figliolia & Millidge 2026, arXiv:2606.16112.
     """
 
     Scheme: ClassVar[type[_NAGHarmonic]]
