@@ -101,10 +101,17 @@ def findings(home: Path = HOME) -> str:
     verdict = lambda result: result["summary"]["verdict"]  # noqa: E731
     tally = ", ".join(f"{sum(verdict(result) == v for *_, result in every)} {v}" for v in VERDICTS)
     decided = [one for one in every if verdict(one[2]) in DECIDED]
-    others = [one for one in every if one[0].name in SHOWN and one not in decided]
+    others = {}  # of each recipe the result of most tokens
+    for one in every:
+        if one[0].name in SHOWN and one not in decided:
+            others[one[0].name] = max(others.get(one[0].name, one), one, key=lambda known: _tokens(known[2]))
     counted = f"{len(names())} claims have a recipe; of {len(every)} results so far: {tally}."
-    lines = [f"{counted} The decided ones, then the largest of the others:", ""]
-    return "\n".join(lines + [_finding(*one) for one in decided + others])
+    lines = [f"{counted} The decided ones, then undecided ones below the 4-gram table:", ""]
+    return "\n".join(lines + [_finding(*one) for one in [*decided, *others.values()]])
+
+
+def _tokens(result: dict[str, Any]) -> float:
+    return max(result["summary"]["evidence"]["tokens"])
 
 
 def _finding(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
