@@ -10,6 +10,7 @@ from nagjax.data.documents import LONGEST, Inputs, as_names, read_documents
 from nagjax.data.stdlib import STDLIB, training_documents
 from nagjax.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from nagjax.errors import UserError
+from nagjax.files import create, partial_name, write_bytes
 
 
 def train_bpe(
@@ -37,10 +38,11 @@ def train_bpe(
         raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
     if Path(path).is_dir():
         raise UserError("path", str(path), "is a folder: give the file to write, such as tokenizer.json in it")
-    partial, count = Path(f"{path}.partial"), 0
     with _writing(path):
-        partial.touch()
-        partial.unlink()
+        probe = Path(path).with_name(partial_name(Path(path).name))
+        os.close(create(probe))
+        probe.unlink()
+    count = 0
     engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     engine.decoder = decoders.ByteLevel()
@@ -67,8 +69,7 @@ def train_bpe(
     if not count:
         raise UserError("inputs", inputs, "there is no text in them")
     with _writing(path):
-        partial.write_text(engine.to_str(), encoding="utf-8")
-        partial.replace(path)
+        write_bytes(path, engine.to_str().encode())
     return load_tokenizer(str(path))
 
 

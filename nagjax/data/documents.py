@@ -145,10 +145,16 @@ def split_documents(
     cut, goes where its first one does, so that no file stands in both. `by_place` is for a corpus that is one text
     file: its end is held out, and a short one is cut in two for it. Documents whose fingerprints are in `without` are
     left out."""
-    sides = _split_by_place(inputs, validation) if by_place else _split_by_hash(inputs, validation, field, longest)
-    for text, side in sides:
-        if not without or _fingerprint(text) not in without:
+    if by_place:
+        yield from _split_by_place(inputs, validation, without)
+        return
+    for text, side in _split_by_hash(inputs, validation, field, longest):
+        if _stays(text, without):
             yield text, side
+
+
+def _stays(text: str, without: AbstractSet[bytes]) -> bool:
+    return not without or _fingerprint(text) not in without
 
 
 def _split_by_hash(
@@ -160,12 +166,14 @@ def _split_by_hash(
         yield text, side
 
 
-def _split_by_place(inputs: Sequence[str], validation: float) -> Iterator[tuple[str, Literal["train", "validation"]]]:
-    """The documents that reach into the last share of the characters are held out; the first one never is. Reads the
-    file twice: how long it is shows at its end."""
-    lengths = [len(text) for text in read_documents(inputs)]
+def _split_by_place(
+    inputs: Sequence[str], validation: float, without: AbstractSet[bytes]
+) -> Iterator[tuple[str, Literal["train", "validation"]]]:
+    """Of the documents that stay, those that reach into the last share of the characters are held out; the first one
+    never is. Reads the file twice: how long it is shows at its end."""
+    lengths = [len(text) for text in read_documents(inputs) if _stays(text, without)]
     before, total = 0, sum(lengths)
-    texts = read_documents(inputs)
+    texts = (text for text in read_documents(inputs) if _stays(text, without))
     if len(lengths) == 1 and validation:
         texts = _in_two(next(texts), 1.0 - validation)
     for text in texts:

@@ -44,6 +44,7 @@ from nagjax.data.store import (
     abandoned,
     cannot_write,
     check_files,
+    is_manifest,
     open_stream,
     open_tokenizer,
     read_manifest,
@@ -86,6 +87,8 @@ class Request(NamedTuple):
         with reached(self.folder, "out"):
             if not (self.folder / MANIFEST).exists():
                 return None
+        if not is_manifest(self.folder):
+            raise UserError("out", str(self.folder), f"its {MANIFEST} is no corpus's: choose another folder")
         manifest = read_manifest(self.folder)
         if other := _difference(manifest.source, self.source):
             raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
@@ -100,14 +103,19 @@ class Request(NamedTuple):
         """The record of an unfinished run of the same request by the same runner; None in a folder without one. Raises
         UserError for another one, for one of which a shard is missing or cut, and for a tokenizer.json of another that
         the corpus would replace."""
+        data = None
         try:
-            found = build(Progress, parse_json(read_own(self.folder / PROGRESS)))
+            data = parse_json(read_own(self.folder / PROGRESS))
+            found = build(Progress, data)
         except FileNotFoundError:
             self._refuse_other_tokenizer()
             return None
         except (OSError, ValueError, UserError) as error:
             if isinstance(error, UserError) and error.field == "file":  # a link
                 raise
+            if data is not None and not (isinstance(data, dict) and "request" in data):
+                fix = f"its {PROGRESS} is no corpus's: choose another folder"
+                raise UserError("out", str(self.folder), fix) from None
             fix = f"cannot be read ({error}): delete it and prepare the corpus anew, or choose another folder"
             raise UserError("out", str(self.folder / PROGRESS), fix) from None
         if other := _difference(found.request, self.source):

@@ -151,6 +151,15 @@ def write_manifest(
     return manifest
 
 
+def is_manifest(folder: StoragePath) -> bool:
+    """Whether the folder's manifest.json may be a corpus's: one that cannot be read may."""
+    try:
+        data = parse_json(read_own(folder / MANIFEST))
+    except (OSError, ValueError, UserError):
+        return True
+    return isinstance(data, dict) and "format" in data
+
+
 def read_manifest(folder: str | os.PathLike) -> Manifest:
     """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
     folder = storage_path(folder)

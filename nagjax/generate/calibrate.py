@@ -70,7 +70,7 @@ def calibrate(
         write_json(Path(folder) / SKIP_CURVE, result)
         saved = Path(folder) / CALIBRATION
         if chosen:
-            write_json(saved, next(p for p in points if p["rate"] == chosen))
+            write_json(saved, next(p for p in points if p["rate"] == chosen) | {"step": run.step})
         else:
             saved.unlink(missing_ok=True)
     return result

@@ -31,6 +31,7 @@ from nagjax.runs.names import CONFIG, LOCK
 BEAT, STALE = 20.0, 120.0  # seconds
 LOOK = 1.0  # seconds between two checks of another machine's file
 WIDTH = 512  # bytes of the file, always the same: renewing it needs no free disk space
+BEGINNING = b'{"pid": '  # of every such file
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
 
@@ -119,6 +120,8 @@ class WriterLock:
                 raise self._refusal(holder)
             if not self._is(file):
                 return  # its last holder has just deleted it
+            if not holder and _foreign(file):
+                raise UserError(self.field, str(self.folder), f"its {LOCK} is not nagjax's: choose another folder")
             if holder and not (locked and holder["boot"] == self._me["boot"]) and not self._abandoned(file, holder):
                 return
             self._write(file)
@@ -206,6 +209,13 @@ def _parsed(file) -> dict:
         return _checked(read(file, largest=4 * WIDTH))
     except ValueError:
         return {}
+
+
+def _foreign(file) -> bool:
+    """Whether the file, which names no holder, is no writer's that was killed or whose machine stopped, either."""
+    file.seek(0)
+    head = file.read(len(BEGINNING)).rstrip(b"\0")
+    return not BEGINNING.startswith(head)
 
 
 def _read(path: Path) -> dict | None:

@@ -29,10 +29,12 @@ from nagjax.train.distributed.mesh import make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Of a dense NAG run: the rate asked for, and the threshold on NAG's angle that comes to it."""
+    """Of a dense NAG run: the rate asked for, and the threshold on NAG's angle that comes to it, after `step` steps of
+    training (None: by a version that did not note it)."""
 
     rate: Fraction
     threshold: float
+    step: Natural | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +159,14 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
 
 
 def at_point(run: OpenRun, folder: Path) -> OpenRun:
-    """The run at the rate that `nagjax calibrate` has saved in `folder`; as it is where there is none."""
+    """The run at the rate that `nagjax calibrate` has saved in `folder`; as it is where there is none. Raises UserError
+    where the run was at another step then: its threshold is of other weights."""
     point = read_calibration(folder)
     if point is None:
         return run
+    if point.step not in (None, run.step):
+        fix = f"is of step {point.step}, and the run is at step {run.step}: {_again(folder)}"
+        raise UserError("calibration", str(folder / CALIBRATION), fix)
     at = run.routed(by_angle(point.rate), jnp.full(run.config.model.sublayers, point.threshold, jnp.float32))
     return dataclasses.replace(at, calibrated=True)
 
@@ -175,8 +181,11 @@ def read_calibration(folder: Path) -> Calibration | None:
 
     Raises UserError where it cannot be read.
     """
-    fix = f"remove it, or calibrate again (nagjax calibrate {shlex.quote(str(folder))})"
-    return read_record(Calibration, folder / CALIBRATION, "calibration", fix, others=(Calibration,))
+    return read_record(Calibration, folder / CALIBRATION, "calibration", _again(folder), others=(Calibration,))
+
+
+def _again(folder: Path) -> str:
+    return f"remove it, or calibrate again (nagjax calibrate {shlex.quote(str(folder))})"
 
 
 def read_origin(folder: Path) -> Origin | None:

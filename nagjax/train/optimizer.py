@@ -25,8 +25,8 @@ def check_schedule(config: OptimizerConfig) -> None:
 
 def schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:
     """Learning rate by the number of updates before: linear warm-up, then cosine, constant, or constant with a linear
-    cool-down (wsd). Cosine and wsd are `final` times the peak at `steps`; the last update, with `steps - 1` before it,
-    takes a slightly higher rate."""
+    cool-down (wsd). Cosine and wsd are `final` times the peak at `steps`, unless the warm-up takes them all; the last
+    update, with `steps - 1` before it, takes a slightly higher rate."""
     warmup = max(round(config.warmup * steps), 1)
     rise = optax.linear_schedule(peak / warmup, peak, warmup - 1) if warmup > 1 else optax.constant_schedule(peak)
     if config.schedule == "cosine":

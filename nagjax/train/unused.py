@@ -2,8 +2,11 @@
 
 import jax
 
+from nagjax.data import DataConfig
 from nagjax.layers.config import LoRAConfig, MoEConfig
 from nagjax.mod.config import ModConfig
+from nagjax.mod.routed import MoD
+from nagjax.mod.routers.linear import LinearRouter
 from nagjax.parameters import ROLES
 from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.train.state import Blueprint
@@ -35,17 +38,35 @@ def _of_roles(config: RunConfig, trained: set[str]) -> dict[str, str]:
 def _of_parts(config: RunConfig) -> dict[str, str]:
     """Of everything that another option switches on: those of its options that are not at their defaults."""
     model, optimizer, train = config.model, config.optimizer, config.train
+    rising = round(optimizer.warmup * train.steps) >= train.steps
     parts = [
         ("", optimizer, OptimizerConfig(), ("cooldown",), optimizer.schedule == "wsd", "--schedule wsd"),
         ("", optimizer, OptimizerConfig(), ("final",), optimizer.schedule != "constant", "--schedule cosine or wsd"),
+        ("", optimizer, OptimizerConfig(), ("final",), not rising, "a --warmup that ends before the steps do"),
+        ("", train, TrainConfig(), ("max_bad_steps",), train.on_bad_step != "raise", "--on-bad-step skip or rollback"),
+        ("data.", config.data, DataConfig(), ("seed",), config.data.shuffle, "--data.shuffle true"),
         ("", train, TrainConfig(), ("tasks_every", "tasks_limit"), bool(train.tasks), "--tasks"),
         ("mod.", model.mod, ModConfig(), tuple(vars(model.mod)), model.mod.active, "--mod.rate"),
         ("moe.", model.moe, MoEConfig(), tuple(vars(model.moe)), model.moe.experts > 0, "--moe.experts"),
         ("lora.", model.lora, LoRAConfig(), tuple(vars(model.lora)), model.lora.rank > 0, "--lora.rank"),
     ]
+    if model.mod.active:
+        parts += _of_routing(config)
     return {
         f"{prefix}{name}": f"needs {switch}"
         for prefix, own, usual, names, on, switch in parts
         for name in names
         if not on and getattr(own, name) != getattr(usual, name)
     }
+
+
+def _of_routing(config: RunConfig) -> list[tuple]:
+    """What routing's own parts decide, as `_of_parts` has it."""
+    own, usual = config.model.mod, ModConfig()
+    rules = MoD.of(config.scheme, own, config.model.context)
+    cuts = rules.decider.needs_cuts and not own.adaptive
+    return [
+        ("mod.", own, usual, ("ema",), cuts, "--mod.decider threshold and --mod.capacity fixed"),
+        ("mod.", own, usual, ("aux_weight",), rules.decider.trained, "a --mod.decider with a loss of its own"),
+        ("mod.", own, usual, ("weight",), isinstance(rules.router, LinearRouter), "--mod.router linear"),
+    ]

@@ -89,6 +89,7 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
     for point in (one, two):
         assert point["mod_rate"] == pytest.approx(point["rate"], abs=0.15)
         assert abs(point["late_flops"] - point["flops"]) < 0.25 * found["dense"]["flops"]
+    assert json.loads((run / "calibration.json").read_text())["step"] == 12
     after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)
     assert after["loss"] == close_to(two["loss"], terms=64, chain=24)
@@ -152,3 +153,14 @@ def test_a_damaged_calibration_is_named(runs, tmp_path, capsys):
     (run / "calibration.json").write_text('{"rate": 0.5}')
     assert main(["eval", str(run)]) == 2
     assert "calibration.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step, fine", [(12, True), (None, True), (8, False)])
+def test_a_threshold_of_other_weights_is_refused(runs, tmp_path, capsys, step, fine):
+    """The run has been trained on since it was calibrated."""
+    run = shutil.copytree(runs / "dense", tmp_path / "dense")
+    noted = {} if step is None else {"step": step}
+    (run / "calibration.json").write_text(json.dumps({"rate": 0.5, "threshold": 0.1} | noted))
+    assert main(["eval", str(run), "--batches", "1"]) == (0 if fine else 2)
+    error = capsys.readouterr().err
+    assert fine or ("is of step 8, and the run is at step 12: remove it, or calibrate again" in error)

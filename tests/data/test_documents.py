@@ -197,6 +197,15 @@ def test_what_is_held_out_is_left_out_in_another_format_too(tmp_path, kinds):
     assert "".join(left) == other
 
 
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+@pytest.mark.parametrize("lines", [3, 9000])
+def test_a_text_that_is_held_out_is_not_trained_on_where_it_is_all_there_is(tmp_path, lines, validation):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(lines)))
+    apart = fingerprints([str(path)])
+    assert list(split_documents([str(path)], validation, by_place=True, without=apart)) == []
+
+
 def test_half_surrogates_become_replacement_characters(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude42"}\n')

@@ -160,7 +160,7 @@ def test_what_a_kill_after_the_last_write_leaves_is_removed_by_the_same_command(
     assert main(arguments) == 0
     before = content(tmp_path / "out")
     for name in ("progress.json", "lock.json", ".train-00000.tokens.partial"):
-        (tmp_path / "out" / name).write_text("{}")
+        (tmp_path / "out" / name).write_text("{")
     assert main(arguments) == 0 and content(tmp_path / "out") == before
 
 
@@ -284,6 +284,14 @@ def test_the_order_of_inputs_is_part_of_the_request(hub, jsonl, tmp_path, which)
     for number, order in enumerate(reversed(orders)):
         with pytest.raises(UserError, match=f"another corpus already .*{which}"):
             prepare(out=tmp_path / str(number), validation=0.0, **others | {which: order})
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "progress.json"])
+def test_a_file_of_something_else_with_such_a_name_is_left_alone(jsonl, tmp_path, name):
+    (tmp_path / name).write_text('{"name": "my web app"}')
+    with pytest.raises(UserError, match=f"out = .*its {name} is no corpus's: choose another folder"):
+        prepare([jsonl], tmp_path)
+    assert (tmp_path / name).read_text() == '{"name": "my web app"}'
 
 
 @pytest.mark.parametrize("state, key", [("manifest.json", "source"), ("progress.json", "request")])

@@ -157,6 +157,13 @@ def test_bad_tokenizers(bpe, tmp_path, jsonl):
         train_bpe([jsonl], 256, tmp_path / "small.json")
 
 
+def test_training_leaves_the_files_beside_it_alone(jsonl, tmp_path):
+    (tmp_path / "t.json.partial").write_text("mine")
+    train_bpe([jsonl], 300, tmp_path / "t.json")
+    assert (tmp_path / "t.json.partial").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "t.json.partial"]
+
+
 def test_where_a_tokenizer_cannot_be_written_shows_before_anything_is_read(jsonl, tmp_path):
     read = []
     for out, message in ((tmp_path / "absent" / "t.json", "cannot be written"), (tmp_path, "is a folder")):

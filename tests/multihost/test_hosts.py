@@ -27,6 +27,8 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_S
         pytest.param(HostsConfig(), {"JOB_COMPLETION_INDEX": "1"}, False, None, id="indexed-job-of-ones"),
         pytest.param(HostsConfig(), SLURM, False, Place(), id="slurm"),
         pytest.param(HostsConfig(), SLURM | {"SLURM_NTASKS": "1"}, False, None, id="slurm-one-task"),
+        pytest.param(HostsConfig(), SLURM | {"SLURM_NTASKS": ""}, False, None, id="slurm-no-number"),
+        pytest.param(HostsConfig(), {"SLURM_NTASKS": "four"}, False, None, id="no-slurm-job"),
         pytest.param(HostsConfig(), {}, True, Place(), id="cloud-tpu"),
         pytest.param(HostsConfig(count=1), PLAIN | SLURM, True, None, id="told-to-be-alone"),
     ],
@@ -46,6 +48,7 @@ def test_who_is_where(config, environment, cloud_tpu, place):
         (HostsConfig(coordinator="a"), PLAIN, "hosts.coordinator", "ADDRESS:PORT"),
         (HostsConfig(), PLAIN | {"NUM_PROCESSES": "0"}, "NUM_PROCESSES", "at least 1"),
         (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "SLURM_NTASKS", "with srun"),
+        (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "four"}, "SLURM_NTASKS", "whole number"),
     ],
 )
 def test_what_is_wrong_is_named(config, environment, field, words):

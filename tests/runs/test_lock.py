@@ -159,12 +159,23 @@ def test_without_locks_of_the_system_the_file_decides(tmp_path, quick, monkeypat
             WriterLock(tmp_path, "train").__enter__()
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": "7"}', "[" * 100_000, "\0" * 512])
-def test_whatever_lies_there_is_no_holder(tmp_path, content):
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"pid": "7"}', '{"pid": 12, "ho', '{"pid": ' + "[" * 100_000, "\0" * 512]
+)
+def test_what_a_writer_that_died_has_left_is_no_holder(tmp_path, content):
     (tmp_path / LOCK).write_text(content)
     with WriterLock(tmp_path, "train"):
         pass
     assert not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.parametrize("content", ['{"packages": ["mine"]}', "locked by hand\n", "[]", "null", " ", "[" * 100_000])
+def test_a_file_of_something_else_is_left_alone(tmp_path, content):
+    (tmp_path / LOCK).write_text(content)
+    refused = pytest.raises(UserError, match="lock.json is not nagjax's: choose another folder")
+    with refused, WriterLock(tmp_path, "train"):
+        pass
+    assert (tmp_path / LOCK).read_text() == content
 
 
 def test_a_link_in_its_place_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """Options that would change nothing are told when a run begins, and no others are."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -37,6 +39,21 @@ def told(scheme="plain", optimizer=None, train=None, **model):
         (dict(optimizer=dict(rates=RatesConfig(norm=2.0), freeze=("norm",))), {"rates.norm": "trained are"}),
         (dict(optimizer=dict(cooldown=0.5)), {"cooldown": "--schedule wsd"}),
         (dict(optimizer=dict(schedule="constant", final=0.5)), {"final": "--schedule cosine"}),
+        (dict(optimizer=dict(warmup=1.0, final=0.5)), {"final": "--warmup"}),
+        (dict(train=dict(max_bad_steps=2)), {"max_bad_steps": "--on-bad-step"}),
+        (dict(train=dict(max_bad_steps=2, on_bad_step="skip")), {}),
+        (dict(mod=ModConfig(rate=(0.5,), aux_weight=0.5)), {"mod.aux_weight": "--mod.decider"}),
+        (dict(mod=ModConfig(rate=(0.5,), ema=0.5, weight="tanh")), {}),
+        (dict(scheme="nag", mod=ModConfig(rate=(0.5,), ema=0.5, weight="tanh")), {"mod.weight": "--mod.router linear"}),
+        (dict(mod=ModConfig(rate=(0.5,), router="skip_class", weight="tanh")), {"mod.weight": "--mod.router linear"}),
+        (
+            dict(mod=ModConfig(rate=(0.5,), decider="predictor", ema=0.5, aux_weight=0.5)),
+            {"mod.ema": "--mod.decider threshold"},
+        ),
+        (
+            dict(scheme="nag", mod=ModConfig(rate=(0.5,), capacity="adaptive", ema=0.5)),
+            {"mod.ema": "--mod.capacity fixed"},
+        ),
         (dict(train=dict(tasks_every=50, tasks_limit=3)), {"tasks_every": "--tasks", "tasks_limit": "--tasks"}),
         (dict(mod=ModConfig(router="random", every=2)), {"mod.every": "--mod.rate", "mod.router": "--mod.rate"}),
         (dict(moe=MoEConfig(active=1, capacity=2.0)), {"moe.active": "--moe.experts", "moe.capacity": "--moe.experts"}),
@@ -50,6 +67,13 @@ def test_options_without_effect(options, found):
     known = told(**options)
     assert known.keys() == found.keys()
     assert all(words in known[option] for option, words in found.items())
+
+
+@pytest.mark.parametrize(("shuffle", "found"), [(True, set()), (False, {"data.seed"})])
+def test_a_seed_of_rows_that_are_not_shuffled(shuffle, found):
+    config = tiny.run_config(find_scheme("plain")())
+    data = dataclasses.replace(config.data, shuffle=shuffle, seed=7)
+    assert unused(tiny.blueprint(dataclasses.replace(config, data=data))).keys() == found
 
 
 def test_they_do_change_nothing():

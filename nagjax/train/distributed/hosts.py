@@ -41,7 +41,8 @@ def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -
         index = _given(None, "", environment, "JOB_COMPLETION_INDEX")
     if coordinator or count or index:
         return _spelled_out(coordinator, count, index)
-    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_JOB_ID" in environment:
+    tasks = _given(None, "", environment, "SLURM_NTASKS") if "SLURM_JOB_ID" in environment else None
+    if tasks and tasks.value > 1:
         if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
             fix = "start the command with srun, once per task; or give --hosts.count 1 for a run of one process"
             raise UserError("SLURM_NTASKS", environment["SLURM_NTASKS"], fix)
