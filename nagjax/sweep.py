@@ -70,7 +70,7 @@ class Varied:
 
 def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int = 0) -> list[Trial]:
     """The runs of a sweep: `base`, options by name, with every combination of the values in `vary`; or `draws` random
-    ones, of which the first are the same however many there are.
+    ones, of which the first are the same however many there are, and a combination that was drawn before is left out.
 
     Raises UserError for options or values that a run cannot have, a range without `draws`, and an option given twice.
     """
@@ -78,10 +78,13 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
     names = [one.option for one in varied]
     if len({SHORT.get(name, name) for name in names}) < len(names):
         raise UserError("vary", list(vary), "give each option once, with all its values")
+    if draws and not varied:
+        raise UserError("draws", draws, "there is nothing to draw: give --vary, or leave it out")
     if draws:
         drawn = (np.random.default_rng((seed, number)) for number in range(draws))
         found = [{one.option: one.draw(noise) for one in varied} for noise in drawn]
-        return [_trial(f"draw-{number:03d}", own, base) for number, own in enumerate(found)]
+        first = [number for number, own in enumerate(found) if own not in found[:number]]
+        return [_trial(f"draw-{number:03d}", found[number], base) for number in first]
     if ranges := [text for text, one in zip(vary, varied, strict=True) if not one.values]:
         raise UserError("vary", ranges[0], "a range has no grid: list its values, or give --draws")
     grid = [dict(zip(names, own, strict=True)) for own in itertools.product(*(one.values for one in varied))]

@@ -51,6 +51,30 @@ def test_draws_are_the_same_however_many_there_are():
     assert {trial.varied["scheme"] for trial in many} == {"plain", "nag"}
 
 
+def test_what_was_drawn_before_is_left_out():
+    every = plan({}, ["scheme=plain,nag"], draws=20)
+    assert sorted(trial.varied["scheme"] for trial in every) == ["nag", "plain"]
+    assert every[0].name == "draw-000" and plan({}, ["scheme=plain,nag"], draws=1)[0] == every[0]
+    with pytest.raises(UserError, match="nothing to draw"):
+        plan({}, [], draws=3)
+
+
+def test_a_shard_without_runs_has_results_too(tmp_path, capsys):
+    (tmp_path / "one.yaml").write_text("depth: 2\n")
+    command = [
+        "sweep",
+        str(tmp_path / "one.yaml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--vary",
+        "lr=0.1",
+        "--shard",
+        "1/2",
+    ]
+    assert main(command) == 0
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == []
+
+
 @pytest.mark.parametrize(
     "vary, message",
     [

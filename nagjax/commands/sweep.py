@@ -34,12 +34,14 @@ def main(
             by --shard.
         shard: i/n, i from 0: only every n-th run, for the tasks of an array.
     """
+    from nagjax.files import check_writable, write_text
     from nagjax.processes import in_processes
     from nagjax.sweep import plan, results, table, taken, work
 
     given = {"base": read_config_file(config), "vary": vary, "draws": draws, "seed": draw_seed}
     trials = plan(**given)
     mine = trials[taken(shard)]
+    check_writable(out)
     say(f"{len(mine)} of {len(trials)} runs, in {out}" if len(mine) < len(trials) else f"{len(trials)} runs, in {out}")
     if processes == 1:
         keep_freed_memory()
@@ -47,8 +49,6 @@ def main(
     else:
         told = {"plan": given, "shard": shard, "out": str(out)}
         in_processes("nagjax.sweep", told, min(processes, len(mine)))
-    from nagjax.files import write_text
-
     found = results(trials, out)
     write_text(out / "sweep.json", json.dumps(found, indent=1))
     print(table(found))

@@ -30,9 +30,11 @@ def block_influence(h: Float[Array, "L+1 N D"]) -> Float[Array, " L"]:
 
 def successive_update_angle(h: Float[Array, "L+1 *n D"]) -> Float[Array, "L-1 *n"]:
     """Angle in radians between `h_{l+1} - h_l` and `h_{l+2} - h_{l+1}` (Liu et al. 2026, arXiv:2602.05970): pi/2 where
-    blocks write independently of each other, small where they discretise one smooth flow."""
+    blocks write independently of each other, small where they discretise one smooth flow. NaN where one of the two
+    blocks wrote nothing, as those that a token skips."""
     updates = h[1:] - h[:-1]
-    return angle(updates[:-1], updates[1:])
+    wrote = jnp.any(updates != 0, axis=-1)
+    return jnp.where(wrote[:-1] & wrote[1:], angle(updates[:-1], updates[1:]), jnp.nan)
 
 
 def angle_to_end(h: Float[Array, "L+1 *n D"]) -> Float[Array, "L+1 *n"]:

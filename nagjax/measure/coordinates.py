@@ -17,6 +17,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from nagjax.errors import UserError
 from nagjax.measure.interventions import residual, through
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
@@ -117,4 +118,7 @@ def main(scheme: str = "completep", parametrization: str = "completep", optimize
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"nagjax: error: {error}")

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from nagjax.discovery import pick
 from nagjax.errors import UserError
 from nagjax.measure import angles, counted
 from nagjax.measure.interventions import without
@@ -27,6 +28,14 @@ RULES = {
 ROWS = 8  # sequences of a batch on which angles between residuals are measured: those with most counted tokens
 
 
+def check_rules(rules: Sequence[str]) -> None:
+    """Raises UserError for an unknown rule, and for none."""
+    if not rules:
+        raise UserError("rules", tuple(rules), f"name at least one of {', '.join(RULES)}")
+    for rule in rules:
+        pick("rule", rule, RULES, "rules")
+
+
 def choose(
     rule: str,
     count: int,
@@ -37,8 +46,9 @@ def choose(
     """Chooses the blocks to remove, in ascending order, from mean cosines and angles between the residuals around
     them. The rule "drop" needs what each block's removal adds to the loss; what is not finite is the most.
 
-    Raises UserError where what the rule compares could not be measured.
+    Raises UserError for an unknown rule, and where what it compares could not be measured.
     """
+    check_rules([rule])
     depth = len(cosine) - 1
     if rule == "late":
         return list(range(depth - count, depth))

@@ -9,7 +9,7 @@ SINK = 0.3  # a head with more than this attention on a document's first token h
 
 
 def kurtosis(h: Float[Array, "*n D"]) -> Float[Array, " *n"]:
-    """`E[(x - mu)^4] / E[(x - mu)^2]^2` over features: 3 for a normal distribution, D for a single spike."""
+    """`E[(x - mu)^4] / E[(x - mu)^2]^2` over features: 3 for a normal distribution, about D for a single spike."""
     x = h.astype(jnp.float32)
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from nagjax.errors import UserError
+from nagjax.layers.lora import adapted
 from nagjax.layers.softcap import softcap
 from nagjax.layers.where import seen_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
@@ -199,7 +200,8 @@ def _read(model: Transformer, stream, call: BlockCall, chosen) -> tuple[Array, A
 def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[Array, " H"]:
     """Attention of the counted tokens that ran to first tokens, one head at a time, so that memory holds only one
     [B, T, T]."""
-    branch, where = call.layer.block.attention.branch.of_block(call.layer.index[0] // 2), call.ctx.where
+    attention, where = call.layer.block.attention, call.ctx.where
+    branch = adapted(attention.branch.of_block(call.layer.index[0] // 2), attention.lora, model.config.lora)
     x = model.scheme.read(stream).astype(model.config.compute_dtype)
     q, k = branch.queries_keys(x, where)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)

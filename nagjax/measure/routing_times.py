@@ -7,8 +7,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from nagjax.errors import UserError
-from nagjax.measure.step_times import Racer, blueprint_of, race, record
+from nagjax.measure.step_times import Racer, blueprint_of, check_batch, race, record
 from nagjax.mod import ModConfig
 from nagjax.ranges import Fraction, check_fields
 from nagjax.runs.facts import model_costs, run_facts
@@ -55,8 +54,7 @@ class RoutingTimes(Routed):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.batch % len(jax.devices()):
-            raise UserError("batch", self.batch, f"give a multiple of the {len(jax.devices())} devices")
+        check_batch(self.batch)
 
 
 def compared(times: dict[str, list[float]], flops: dict[str, float]) -> dict:

@@ -42,6 +42,13 @@ class StepTimes:
 
     def __post_init__(self):
         _check_schemes(self.schemes)
+        check_batch(self.batch)
+
+
+def check_batch(batch: int) -> None:
+    """Raises UserError for a batch that the devices cannot share."""
+    if batch % len(jax.devices()):
+        raise UserError("batch", batch, f"give a multiple of the {len(jax.devices())} devices")
 
 
 def _check_schemes(schemes: Sequence[str]) -> None:
@@ -116,6 +123,7 @@ class CompileTimes:
 
     def __post_init__(self):
         _check_schemes(self.schemes)
+        check_batch(self.batch)
         if self.deep <= self.shallow:
             raise UserError("deep", self.deep, f"give more than the {self.shallow} blocks of --shallow")
 

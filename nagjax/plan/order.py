@@ -116,7 +116,8 @@ def options(config: RunConfig, shape: dict[str, int]) -> str:
     """The run's command line as a shell reads it: size, batch, mesh, and every other option that is not the default."""
     model = config.model
     plain = ModelConfig(model.depth, model.width, mlp=model.mlp, positions=model.positions)
-    default = to_dict(RunConfig(type(config.scheme)(), plain))
+    default = to_dict(RunConfig(type(config.scheme)(), plain))  # what follows from both; they themselves are told
+    default["model"] |= {"mlp": ModelConfig.mlp, "positions": ModelConfig.positions}
     always = {"model.depth", "model.width", "model.context", "train.batch"}
     given = flatten(to_dict(config))
     changed = [name for name in given if name in always or name in differences(default, to_dict(config))]

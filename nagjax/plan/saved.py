@@ -13,9 +13,11 @@ from nagjax.train.distributed.mesh import BATCH
 def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.Space.Device) -> int:
     """Bytes per device that forward scans save for their backward scans.
 
-    `rows` is the batch of one scan. Arrays with that batch are split over the axes of batch and tokens, all others
-    (casts of parameters) over the axes of the parameters. What a policy keeps on the host is in another `space`.
+    `rows` is the batch of one scan. Arrays that are shaped as the parameters are, among the inputs of the program (they
+    are casts of them), are split over the axes of the parameters, all others over those of batch and tokens. What a
+    policy keeps on the host is in another `space`.
     """
+    stacks = {v.aval.shape[1:] for v in jaxpr.invars if v.aval.ndim > 1}
     batch = math.prod(shards.get(axis, 1) for axis in (*BATCH, "sequence"))
     parameters = shards.get("fsdp", 1) * shards.get("tensor", 1)
     total = 0
@@ -26,7 +28,10 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
             shape = outer.aval.shape
             stacked = shape != one.aval.shape and type(outer).__name__ != "DropVar"
             if stacked and not scan.params["reverse"] and outer.aval.memory_space == space:
-                share = batch if len(shape) > 1 and shape[1] == rows else parameters
+                inside = one.aval.shape
+                several = len(inside) > 2 and inside[0] != rows and inside[1:] in stacks  # of blocks that alternate
+                cast = several or inside[:1] != (rows,) and inside in stacks
+                share = parameters if cast else batch
                 total += int(np.prod(shape)) * np.dtype(outer.aval.dtype).itemsize // share
     return total
 

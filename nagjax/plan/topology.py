@@ -109,10 +109,11 @@ def _installed(module: str) -> bool:
 
 def _nearest(name: str) -> str:
     """The nearest known name: of the same chip by size, otherwise by spelling."""
+    name = re.sub("^v5litepod", "v5e", name)
     chip = next((chip for chip in CHIPS.values() if name.startswith(chip.name)), None)
     numbers = [int(n) for n in re.findall(r"\d+", name.replace(chip.name, "", 1))] if chip else []
     if numbers and all(numbers):
-        wanted = math.prod(numbers)
+        wanted = math.prod(numbers) / (CORES.get(chip.name, 1) if re.fullmatch(r"\w+-\d+", name) else 1)
         distance = lambda shape: abs(math.log(math.prod(map(int, shape.split("x"))) / wanted))  # noqa: E731
         return chip.spelled(min(chip.shapes, key=distance))
     if chip:

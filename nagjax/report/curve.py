@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from nagjax.discovery import pick
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
-from nagjax.measure.cuts import RULES, Cutter, choose
+from nagjax.measure.cuts import RULES, Cutter, check_rules, choose
 from nagjax.measure.masked import masked
 from nagjax.runs.opening import OpenRun, check_opened, open_run
 from nagjax.train.evaluator import Evaluator
@@ -25,8 +24,7 @@ def pruning_curve(
     which], where a loss that is not finite is None. Blocks are chosen on training text. Raises UserError: all that
     `open_run` raises, an unknown rule, and a whole model whose loss is not finite.
     """
-    for rule in rules:
-        pick("rule", rule, RULES, "rules")
+    check_rules(rules)
     run = open_run(folder, calibrated=False)
     return curve_of(run, Cutter(run), rules, batches, data)
 

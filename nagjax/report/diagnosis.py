@@ -16,7 +16,7 @@ from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.measure import angles, calibration, damage, gradients, modulators, outliers, similarity
 from nagjax.measure.counted import first_of_each, mean, scales
-from nagjax.measure.cuts import RULES, Cutter, forward_options
+from nagjax.measure.cuts import RULES, Cutter, check_rules, forward_options
 from nagjax.measure.held_gates import held_losses, holds
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, looks_at, probe
@@ -55,8 +55,10 @@ def diagnose(
     (`nagjax.measure.counted`); ranks, CKA and norms of gradients are means over batches. None: not measured, or not
     finite. `say` is told what is being done.
 
-    Raises UserError where no target of the text counts, and where the whole model's loss is not finite.
+    Raises UserError for an unknown rule, where no target of the text counts, and where the whole model's loss is not
+    finite.
     """
+    check_rules(rules)
     check_depth(run)
     cutter = Cutter(run)
     text = text_batches(run, data, "validation", max(effort.probes, effort.skips))
@@ -111,7 +113,7 @@ def _text(run: OpenRun, batches: Sequence[Batch]) -> Text:
 
 def _tokens(text: Text) -> int:
     """How many targets count."""
-    return int(sum(np.sum(batch.counted) for batch in text.batches))
+    return int(sum(np.sum(batch.weights > 0) for batch in text.batches))
 
 
 def _residual(run: OpenRun, text: Text, options: dict) -> dict:
@@ -171,7 +173,7 @@ def _sampled(h: Float[Array, "L+1 N D"]) -> dict:
             "cka": similarity.cka_matrix(h),
             "effective_rank": ranks[0],
             "stable_rank": ranks[1],
-            "successive_update_angle": jnp.mean(angles.successive_update_angle(h), axis=-1),
+            "successive_update_angle": jnp.nanmean(angles.successive_update_angle(h), axis=-1),
             "angle_to_end": jnp.mean(angles.angle_to_end(h), axis=-1),
             "progress_to_end": jnp.mean(angles.progress_to_end(h), axis=-1),
         }

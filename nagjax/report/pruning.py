@@ -110,14 +110,15 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
 
 
 def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | None) -> tuple[OpenRun, TrainState]:
-    """Trains on for some steps. Progress goes on from where it was: what rises early in a training is not risen again.
+    """Trains on for some steps, without what the scheme does early in a training (`Scheme.trained`).
 
     Raises UserError where a step's loss or gradient is not finite.
     """
     old = run.config
     total = run.step + steps
     rule = dataclasses.replace(old.optimizer, lr=lr, schedule="constant", warmup=0.1 * steps / total)
-    config = dataclasses.replace(old, optimizer=rule, train=dataclasses.replace(old.train, steps=total))
+    train = dataclasses.replace(old.train, steps=total)
+    config = dataclasses.replace(old, scheme=old.scheme.trained(), optimizer=rule, train=train)
     blueprint = Blueprint.of(config, run.blueprint.mesh)
     step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
     bad = []

@@ -85,8 +85,10 @@ def test_nobody_skips_where_every_cut_is_below_every_score(run):
     ("field", "make"),
     [
         ("schemes", lambda: StepTimes(schemes=())),
+        ("batch", lambda: StepTimes(batch=3)),
+        ("batch", lambda: CompileTimes(batch=3)),
         ("schemes", lambda: CompileTimes(schemes=())),
-        ("deep", lambda: CompileTimes(shallow=4, deep=4)),
+        ("deep", lambda: CompileTimes(shallow=4, deep=4, batch=8)),
     ],
 )
 def test_what_cannot_be_timed_is_refused(field, make):

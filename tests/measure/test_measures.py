@@ -52,6 +52,15 @@ def test_updates_on_a_line_and_at_right_angles():
     assert_close(angles.successive_update_angle(stairs), np.pi / 2, terms=64, chain=4)
 
 
+def test_a_block_that_wrote_nothing_has_no_angle_to_its_neighbours():
+    """As those that a token skips."""
+    updates = np.array([[1, 0], [0, 1], [0, 0], [0, 0], [1, 0]], np.float32)
+    h = np.concatenate([np.ones((1, 1, 2)), np.ones((1, 1, 2)) + np.cumsum(updates, axis=0)[:, None]]).astype(
+        np.float32
+    )
+    np.testing.assert_allclose(np.degrees(angles.successive_update_angle(h)[:, 0]), [90] + 3 * [np.nan], atol=1e-3)
+
+
 def test_cka(rows):
     x, y = rows[0], rows[1]
     turned = x @ np.linalg.qr(rows[2][:6])[0] * 3.0 + 1.0

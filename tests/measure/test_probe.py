@@ -11,6 +11,8 @@ import pytest
 from flax import nnx
 
 from nagjax.errors import UserError
+from nagjax.layers.config import LoRAConfig
+from nagjax.layers.lora import merged
 from nagjax.measure import angles, norms, outliers
 from nagjax.measure.probe import _probe, probe
 from nagjax.mod import ModConfig
@@ -115,6 +117,15 @@ def test_an_attention_row_of_the_probe_is_the_model_s():
             score = np.exp(np.asarray(k[b, may, 0] @ q[b, t, head]) / np.sqrt(q.shape[-1]))
             given[head].append(score[0] / score.sum())
     assert_close(seen.attention[0], np.mean(given, axis=1), **tiny.FORWARD, scale=1.0)
+
+
+def test_attention_of_a_model_with_adapters_is_that_of_the_merged_one():
+    lora, batch = LoRAConfig(rank=2), packed_batch()
+    plan, alone = (blueprint(run_config(find_scheme("plain")(), **own)) for own in ({"lora": lora}, {}))
+    params = moved(plan.create().params, 0.3)
+    seen, same = probe(plan.model(params), batch), probe(alone.model(merged(params, lora)), batch)
+    assert_close(seen.attention, same.attention, **tiny.FORWARD)
+    assert_close(seen.sublayers["turn"], same.sublayers["turn"], **tiny.FORWARD)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def config_of(words):
 def test_the_command_line_gives_the_same_run():
     topology = parse("v5e:4x4")
     given = "--depth 6 --width 128 --context 256 --batch 64 --remat block --mod.rate 0.5 --no-qk-norm --scheme.ramp 0.2"
+    given += " --mlp gelu --positions learned"
     config = config_of([*given.split(), "--mesh.fsdp", "8"])
     again = config_of(options(config, mesh_shape(config, topology)).split())
     assert mesh_shape(again, topology) == mesh_shape(config, topology)

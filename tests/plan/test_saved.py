@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 
+from nagjax.layers.config import MoEConfig
 from nagjax.model.config import ModelConfig
 from nagjax.plan.worker import _bytes, _saved
 from nagjax.residual import find_scheme
@@ -36,6 +37,15 @@ def test_policies_are_ordered_and_parts_divide():
     batch = dataclasses.replace(CONFIG, train=TrainConfig(batch=16))
     halves = dataclasses.replace(CONFIG, train=TrainConfig(batch=16, accumulate=2))
     assert saved(halves) == saved(CONFIG) == pytest.approx(saved(batch) / 2)
+
+
+@pytest.mark.parametrize("part", [{}, {"moe": MoEConfig(experts=4)}], ids=["dense", "experts"])
+def test_a_batch_that_is_split_is_split_whatever_the_axis_is_called(part):
+    """Scores of attention and rows of experts, too, where the batch is not the first dimension of a block's array."""
+    model = dataclasses.replace(MODEL, remat="none", **part)
+    config = dataclasses.replace(CONFIG, model=model)
+    by_axis = [saved(dataclasses.replace(config, mesh=MeshConfig(**{axis: 8}))) for axis in ("data", "fsdp")]
+    assert by_axis[0] == pytest.approx(by_axis[1], rel=0.01)  # gains of norms are the parameters'
 
 
 def test_bytes_are_those_of_one_device():

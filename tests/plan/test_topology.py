@@ -37,6 +37,8 @@ def test_every_known_name_is_its_own():
         ("h200", "h200x1"),
         ("v5f:4x4", "v5e:4x4"),
         ("v5e-17", "v5e:4x4"),
+        ("v5p-12", "v5p:2x2x2"),
+        ("v5litepod-3", "v5e:2x2"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest(name, nearest):

@@ -14,6 +14,7 @@ from nagjax.errors import UserError
 from nagjax.measure import counted, damage
 from nagjax.measure.cuts import Cutter, choose, forward_options
 from nagjax.measure.interventions import erased, skipping, tapped
+from nagjax.measure.masked import MaskedBatch
 from nagjax.mod import ModConfig
 from nagjax.report import diagnosis
 from nagjax.report.curve import text_batches
@@ -109,6 +110,14 @@ def test_a_stream_that_its_residual_does_not_tell_is_not_rebuilt():
     for intervene in (skipping(jnp.int32(1), local=True), erased(jnp.int32(1), batch.weights)):
         with pytest.raises(UserError, match="scheme = 'denseformer'"):
             run.model(batch.tokens, batch.where, progress=1.0, intervene=intervene)
+
+
+def test_of_masked_batches_the_masked_tokens_are_the_targets():
+    batch = tiny.packed_batch()
+    hidden = np.zeros_like(batch.weights)
+    hidden[0, :3] = 1.0
+    one = MaskedBatch(batch.tokens, batch.targets, batch.segment_ids, batch.positions, hidden)
+    assert diagnosis._tokens(diagnosis.Text([one], np.array([3.0]), np.array([1.0]))) == 3
 
 
 def test_a_diagnosis_of_such_a_model_has_the_rest(mixture):

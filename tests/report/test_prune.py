@@ -16,10 +16,10 @@ from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
-from nagjax.measure.cuts import forward_without
+from nagjax.measure.cuts import choose, forward_without
 from nagjax.mod import ModConfig
 from nagjax.report import pruning
-from nagjax.report.curve import curve_of
+from nagjax.report.curve import curve_of, pruning_curve
 from nagjax.report.diagnosis import diagnose
 from nagjax.report.pruning import prune, without
 from nagjax.report.verdict_depth import ranges, removable
@@ -49,6 +49,7 @@ def test_a_pruned_run_has_the_loss_that_was_told_and_heals(run_folder, tmp_path,
     again = prune(tmp_path / "cut", tmp_path / "twice", blocks=[0], batches=3, heal_steps=3, lr=1e-2)
     healed = open_run(tmp_path / "twice")
     assert healed.config.model.kept == (3,) and healed.step == STEP + 3 and healed.progress == 1.0
+    assert healed.config.scheme == open_run(tmp_path / "cut").config.scheme.trained()
     assert again["loss"]["before"] == close_to(record["loss"]["after"], terms=64, chain=24)
     assert again["loss"]["healed"] < again["loss"]["after"]
     assert evaluate(tmp_path / "twice", batches=3)["loss"] == close_to(again["loss"]["healed"], terms=64, chain=24)
@@ -170,6 +171,17 @@ def test_a_model_of_one_block_has_none_to_leave_out():
     for look in (lambda: curve_of(run, None, (), 1), lambda: diagnose(run)):
         with pytest.raises(UserError, match="run = 'run': has a single block"):
             look()
+
+
+@pytest.mark.parametrize("rules", [("influnce",), ()])
+def test_unknown_rules_and_none_are_refused_before_anything_is_measured(run_folder, rules):
+    run = open_run(run_folder)
+    for measured in (lambda: pruning_curve(run_folder, rules=rules), lambda: diagnose(run, rules=rules)):
+        with pytest.raises(UserError, match="rule"):
+            measured()
+    if rules:
+        with pytest.raises(UserError, match="did you mean 'influence'"):
+            choose(*rules, 1, np.eye(4), np.zeros((4, 4)))
 
 
 def test_nothing_is_overwritten(run_folder):

@@ -42,7 +42,7 @@ def find(config: HostsConfig, environment: Mapping[str, str], cloud_tpu: bool) -
     if coordinator or count or index:
         return _spelled_out(coordinator, count, index)
     tasks = _given(None, "", environment, "SLURM_NTASKS") if "SLURM_JOB_ID" in environment else None
-    if tasks and tasks.value > 1:
+    if tasks and int(tasks.value) > 1:
         if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
             fix = "start the command with srun, once per task; or give --hosts.count 1 for a run of one process"
             raise UserError("SLURM_NTASKS", environment["SLURM_NTASKS"], fix)
