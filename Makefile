@@ -11,6 +11,9 @@ FAULTS ?= 240
 MUTATIONS ?= 2000
 NO_PYTHON = nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12
 
+# Where the environment forbids to keep bytecode, every process of the tests would compile a thousand modules anew: 2 s.
+export PYTHONDONTWRITEBYTECODE :=
+
 PIP = $(1)/bin/python -m pip install -q --disable-pip-version-check --no-compile
 ifneq ($(shell command -v uv 2>/dev/null),)
   MAKE_VENV = uv venv -q --allow-existing --python $(PYTHON) $(1)
