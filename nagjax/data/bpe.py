@@ -38,6 +38,11 @@ def train_bpe(
         raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
     if Path(path).is_dir():
         raise UserError("path", str(path), "is a folder: give the file to write, such as tokenizer.json in it")
+    if os.path.lexists(path):
+        try:
+            load_tokenizer(str(path))  # which a new one may replace
+        except UserError:
+            raise UserError("path", str(path), "is there already, and no tokenizer: give another file") from None
     with _writing(path):
         probe = Path(path).with_name(partial_name(Path(path).name))
         os.close(create(probe))

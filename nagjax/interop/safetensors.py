@@ -112,15 +112,14 @@ def _broken(path: Path, what: str) -> UserError:
 
 
 def read_folder(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors of a model's folder: of model.safetensors, of the shards its index names, or of its only file.
+    """All tensors of a model's folder: of model.safetensors, else of the shards its index names, or of its only file.
 
     Raises UserError: no safetensors (saying so where there are pickled weights instead, which can run code when they
     are read), a shard that is missing, or an index that names what is not there.
     """
-    index = folder / INDEX
-    if has_file(index):
+    single, index = folder / SINGLE, folder / INDEX
+    if not single.is_file() and has_file(index):  # in transformers' order: one may be left from an earlier save
         return _sharded(folder, index)
-    single = folder / SINGLE
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return read_tensors(found[0])
@@ -138,10 +137,10 @@ def pickles_in(folder: Path) -> list[str]:
 
 
 def all_there(folder: Path) -> bool:
-    """Whether a folder has all files of a model's weights, as one has not whose download was interrupted: the shards
-    that its index names; without an index, a file that is no shard. Raises UserError for an index that is damaged."""
+    """Whether a folder has all files of a model's weights, as one has not whose download was interrupted: those that
+    `read_folder` reads. Raises UserError for an index that is damaged."""
     index = folder / INDEX
-    if has_file(index):
+    if not (folder / SINGLE).is_file() and has_file(index):
         return all((folder / name).is_file() for name in _weight_map(index).values())
     return any(path.is_file() and not SHARD.search(path.name) for path in folder.glob("*.safetensors"))
 

@@ -98,7 +98,7 @@ def source_config(folder: Path, values: dict, context: int | None = None) -> Run
 
 def _foreign(values: dict, context: int | None) -> RunConfig:
     for name in ("quantization_config", "quantization"):  # the second is MLX's
-        if name in values:
+        if values.get(name) is not None:
             raise UserError(f"config.json: {name}", values[name], "cannot be imported: quantised weights")
     longest = values.get("max_position_embeddings")
     if context is not None and isinstance(longest, int) and context < longest:
@@ -111,6 +111,9 @@ def _foreign(values: dict, context: int | None) -> RunConfig:
         raise UserError(f"config.json, read as {error.field}", error.value, error.fix) from None
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise UserError("config.json", values.get("model_type"), f"cannot be read ({error!r})") from None
+    if model.causal and values.get("is_causal") is False:
+        fix = "cannot be imported: a decoder whose tokens see what comes behind them"
+        raise UserError("config.json: is_causal", False, fix)
     return RunConfig(scheme, model, train=TrainConfig(batch=1))  # evaluations go row by row: their context is long
 
 

@@ -164,6 +164,15 @@ def test_training_leaves_the_files_beside_it_alone(jsonl, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "t.json.partial"]
 
 
+def test_another_file_is_not_replaced_by_a_tokenizer(jsonl, tmp_path):
+    (tmp_path / "notes.json").write_text('{"important": 1}')
+    with pytest.raises(UserError, match="notes.json.*is there already, and no tokenizer"):
+        train_bpe([jsonl], 300, tmp_path / "notes.json")
+    assert (tmp_path / "notes.json").read_text() == '{"important": 1}'
+    first = train_bpe([jsonl], 300, tmp_path / "t.json")
+    assert train_bpe([jsonl], 301, tmp_path / "t.json").vocab_size == first.vocab_size + 1
+
+
 def test_where_a_tokenizer_cannot_be_written_shows_before_anything_is_read(jsonl, tmp_path):
     read = []
     for out, message in ((tmp_path / "absent" / "t.json", "cannot be written"), (tmp_path, "is a folder")):

@@ -3,13 +3,16 @@
 import json
 import pickle
 import re
+import shutil
 
+import jax
+import numpy as np
 import pytest
 
 import nagjax
 from nagjax.errors import UserError
 from nagjax.interop.exporting import export
-from nagjax.interop.safetensors import read_tensors
+from nagjax.interop.safetensors import all_there, read_tensors
 from nagjax.interop.source import read_source
 from nagjax.residual import find_scheme
 from tests.interop.test_export import run_of
@@ -66,6 +69,18 @@ def test_pickled_weights_are_refused_unread(tmp_path, model):
         read_source(model)
     with pytest.raises(UserError, match="no config.json"):
         nagjax.load(tmp_path / "nowhere")
+
+
+def test_a_whole_file_comes_before_the_shards_of_an_earlier_save(tmp_path):
+    """As transformers has it, which leaves the index where a model is saved anew in one file."""
+    run = run_of(find_scheme("plain")(), tmp_path)
+    for folder, bytes_of_one in (("sharded", 20_000), ("whole", 2**30)):
+        export(run, tmp_path / folder, shard_bytes=bytes_of_one)
+    index = "model.safetensors.index.json"
+    shutil.copy(tmp_path / "sharded" / index, tmp_path / "whole" / index)
+    assert all_there(tmp_path / "whole")
+    whole, sharded = (read_source(tmp_path / folder).params for folder in ("whole", "sharded"))
+    jax.tree.map(np.testing.assert_array_equal, whole, sharded)
 
 
 def test_shards_that_are_missing_or_elsewhere_are_refused(tmp_path):

@@ -78,13 +78,27 @@ def test_tensors_that_do_not_fit_are_named(model, change, named):
             "layer_types.*must be 3",
         ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"is_causal": False}, "is_causal = False: cannot be imported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor = None: is missing"),
         ({"quantization": {"bits": 4, "group_size": 64}}, "quantization = .*quantised weights"),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rope_scaling": YARN},
             "rope_scaling = .*rope_parameters says otherwise",
         ),
     ],
-    ids=["family", "activation", "rope", "missing", "type", "windows", "quantised", "mlx", "two_ropes"],
+    ids=[
+        "family",
+        "activation",
+        "rope",
+        "missing",
+        "type",
+        "windows",
+        "quantised",
+        "both_ways",
+        "linear_rope",
+        "mlx",
+        "two_ropes",
+    ],
 )
 def test_settings_that_cannot_be_imported_are_named(model, changes, named):
     with pytest.raises(UserError, match=named):
@@ -247,6 +261,7 @@ def test_what_is_read_is_written(kind):
         ("gemma3_text", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters = .*must have sliding_attention"),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 1, 0],
                      "layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = .1, 0.: must have one entry for each"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers = .1."),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
         ("mixtral", {"num_local_experts": None}, "num_local_experts = None: is missing"),
@@ -257,6 +272,14 @@ def test_what_a_family_could_also_be_is_refused_by_name(kind, changes, named):
     values = NEEDED | {"model_type": kind} | changes
     with pytest.raises(UserError, match=named):
         family_of(values).read(values)
+
+
+def test_heads_without_a_width_of_their_own():
+    """Qwen3-MoE's share the model's width, where Qwen3's have 128 features."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    for kind, width in (("qwen3", 128), ("qwen3_moe", NEEDED["hidden_size"] // NEEDED["num_attention_heads"])):
+        model, _ = family_of({"model_type": kind}).read(NEEDED | experts | {"model_type": kind})
+        assert model.head_width == width
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gemma3_text"])

@@ -103,7 +103,7 @@ def read_scaling(given: dict, context: int, longest: int) -> RopeConfig:
     if kind == "default":
         return RopeConfig()
     if kind == "linear":
-        return RopeConfig("linear", factor=float(given["factor"]))
+        return RopeConfig("linear", factor=float(need(given, "factor")[0]))
     if kind not in ("llama3", "yarn", "longrope"):
         known = "default, linear, llama3, yarn, longrope"
         raise UserError("config.json: rope_type", kind, f"cannot be imported; known: {known}")

@@ -24,6 +24,9 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     experts = read_experts(config)
     defaults = {"mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, "qwen3_moe": {"num_key_value_heads": 4}}[kind]
     own = {"model_type": LIKE[kind], "sliding_window": None, "intermediate_size": experts.hidden}
+    if kind == "qwen3_moe" and not config.get("head_dim"):  # where Qwen3 has 128
+        width, heads = need(config, "hidden_size", "num_attention_heads")
+        own["head_dim"] = width // heads
     model, scheme = llama.read(defaults | config | own)
     window = _window(config, model.context)
     return dataclasses.replace(model, moe=experts, block=dataclasses.replace(model.block, **window)), scheme

@@ -18,6 +18,8 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
     model, scheme = llama.read(config | {"model_type": "llama"})
     every = config.get("no_rope_layer_interval", 4)
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(depth)]
+    if len(rotary) != depth:
+        raise UserError("config.json: no_rope_layers", rotary, f"must have one entry for each of the {depth} blocks")
     places = tuple(i for i, turned in enumerate(rotary) if not turned)
     windows = _windows(config, depth, model.context, places)
     others = OtherBlocks(places, windows[False], "none") if places else OtherBlocks()
