@@ -6,6 +6,7 @@ own relative learning rate), "adapter" (LoRA's factors, `nagjax.layers.lora`). O
 says otherwise.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,12 @@ def parameter(value: jax.Array, axes: tuple[str | None, ...], role: str) -> nnx.
     """A parameter whose last axes have these names. They stand in Flax's own metadata too: `nnx.get_partition_spec`
     gives its specs, with mesh axes in place of names inside `flax.linen.logical_axis_rules`."""
     return nnx.Param(value, axes=axes, role=role, out_sharding=axes, eager_sharding=False)
+
+
+def shapes_of[T](make: Callable[[], T]) -> T:
+    """`nnx.eval_shape`, which under `jax.set_mesh` would look for the names of the axes in that mesh."""
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return nnx.eval_shape(make)
 
 
 def label(module: nnx.Module) -> None:

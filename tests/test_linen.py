@@ -121,6 +121,24 @@ def test_start_factors_and_options_are_the_nnx_modules():
     assert said[0].filename == __file__
 
 
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
+def test_a_mesh_of_any_names_may_be_set(kind):
+    """Names of a parameter's axes are looked for in no mesh."""
+    module, x = nagjax.linen.NAG(WIDTH, 2), jnp.ones((2, WIDTH))
+    branches = [jnp.tanh] * 2
+    params = module.init(jax.random.key(0), x, branches, progress=1.0)
+    with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)):
+        again = module.init(jax.random.key(0), x, branches, progress=1.0)
+        for own in (params, nn.unbox(params), again):
+            np.testing.assert_array_equal(
+                module.apply(own, x, branches, progress=1.0), module.apply(params, x, branches, progress=1.0)
+            )
+        nagjax.MixtureOfDepths(nagjax.Plain(WIDTH, 2, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+        nagjax.linen.MixtureOfDepths(nagjax.linen.Plain(WIDTH, 2)).init(
+            jax.random.key(0), x[None], branches, progress=1.0
+        )
+
+
 class Scanned(nn.Module):
     """Branches that Linen stacks, and no parameter of the residual among them."""
 

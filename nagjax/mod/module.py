@@ -15,7 +15,7 @@ from nagjax.layers.where import Where
 from nagjax.mod.config import ModConfig, Rate, kept
 from nagjax.mod.cuts import check_cuts, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
-from nagjax.parameters import STACKED
+from nagjax.parameters import STACKED, shapes_of
 from nagjax.ranges import check_value
 from nagjax.residual.module import OpenStream, Residual, say
 from nagjax.residual.protocol import Boundary
@@ -74,7 +74,7 @@ class MixtureOfDepths(nnx.Module):
         except UserError as error:
             raise UserError(error.field.removeprefix("mod."), error.value, error.fix) from None
         make = functools.partial(Routing, self.rules.router, self.rules.decider, residual.width)
-        needed = jax.tree.leaves(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+        needed = jax.tree.leaves(shapes_of(lambda: make(nnx.Rngs(0))))
         if needed and rngs is None:
             raise UserError(
                 "rngs", None, f"the {self.rules.router.name} router or its decider has parameters: give some"

@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.parameters import Scales
-from nagjax.parameters import Labelled
+from nagjax.parameters import Labelled, shapes_of
 from nagjax.residual import Scheme
 from nagjax.residual.module import Branch, OpenStream, Residual, Slot, module_of, start_factors
 
@@ -102,7 +102,7 @@ def parameters(
     module: nn.Module, make: Callable[[jax.Array], nnx.Module], parts: Sequence[str]
 ) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """The structure of the nnx module, and its values at `parts` as parameters of the Linen module, in boxes."""
-    abstract: Any = nnx.eval_shape(lambda: make(jax.random.key(0)))
+    abstract: Any = shapes_of(lambda: make(jax.random.key(0)))
     graph, state = nnx.split(abstract)
     scheme = getattr(abstract, "residual", abstract).scheme
 

@@ -108,6 +108,8 @@ class Residual(nnx.Module):
         check_value("embedding_std", embedding_std, Positive | None)
         if not hasattr(rngs, "split"):
             raise UserError("rngs", rngs, "give nnx.Rngs(seed)")
+        if not hasattr(rngs, "params"):
+            raise UserError("rngs", sorted(rngs), "there is no stream for parameters: give nnx.Rngs(seed)")
         width, sublayers = int(width), int(sublayers)
         self.scheme, self.width, self.sublayers = as_scheme(scheme), width, sublayers
         self.asked = Asked()
@@ -170,7 +172,7 @@ class Residual(nnx.Module):
     def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
         """What sublayer i reads."""
         self._checked(i)
-        return self.scheme.read(stream.rows).reshape(*stream.lead, self.width)
+        return self.scheme.read(_opened(stream).rows).reshape(*stream.lead, self.width)
 
     def advance(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot
@@ -188,13 +190,13 @@ class Residual(nnx.Module):
 
     def close(self, stream: OpenStream) -> Float[Array, "*lead D"]:
         """What a head reads after the last sublayer."""
-        return self.scheme.close(stream.rows, self.ends)[0].reshape(*stream.lead, self.width)
+        return self.scheme.close(_opened(stream).rows, self.ends)[0].reshape(*stream.lead, self.width)
 
     def logits(self, stream: OpenStream, table: Float[Array, "V D"]) -> Float[Array, "*lead V"]:
         """Float32 logits over the rows of a table, by the scheme's own head. NAG's head uses the residual's norm."""
         if np.ndim(table) != 2 or np.shape(table)[1] != self.width:
             raise UserError("table", np.shape(table), f"give a row of {self.width} features for each word")
-        logits = unembed(*self.scheme.close(stream.rows, self.ends), self.scheme.head_rows(table))
+        logits = unembed(*self.scheme.close(_opened(stream).rows, self.ends), self.scheme.head_rows(table))
         return logits.reshape(*stream.lead, table.shape[0])
 
     def slots(self) -> Slot:
@@ -223,7 +225,7 @@ class Residual(nnx.Module):
     def _advanced(
         self, stream: OpenStream, update: Float[Array, "*lead D"], i: int | Int[Array, ""] | Slot, observe: bool
     ) -> tuple[OpenStream, dict]:
-        return self._step(stream, lambda _: update, i if isinstance(i, Slot) else self.slot(i), observe)
+        return self._step(_opened(stream), lambda _: update, i if isinstance(i, Slot) else self.slot(i), observe)
 
     def _step(self, stream: OpenStream, branch: Branch, slot: Slot, observe: bool) -> tuple[OpenStream, dict]:
         def folded(x: Float[Array, "B T D"]) -> Update:
@@ -287,10 +289,12 @@ def start_factors(
 
         kernel_init = lambda *a: nagjax.start_factors(self.residual, i).output * lecun_normal()(*a)
 
-    scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, and `sublayers`. i may be
-    traced. Raises UserError for an i outside 1 .. S, unless it is traced.
+    scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, or the class of one or of its
+    module, and `sublayers`. i may be traced. Raises UserError for an i outside 1 .. S, unless it is traced.
     """
     own = getattr(scheme, "start_factors", None)
+    if own is None:  # MixtureOfDepths is around one that has them
+        own = getattr(getattr(scheme, "residual", None), "start_factors", None)
     if own is not None and not isinstance(scheme, type):
         return own(i)
     if sublayers is None:
@@ -318,7 +322,7 @@ def as_scheme(given: "str | Scheme | type[Scheme] | Residual | type[Residual]") 
         return find_scheme(given)()
     if isinstance(given, Residual):
         return given.scheme
-    if isinstance(given, type) and issubclass(given, Residual) and (own := getattr(given, "Scheme", None)):
+    if isinstance(given, type) and (own := getattr(given, "Scheme", None)):  # a module's, of nnx or Linen
         return own()
     if isinstance(given, type) and issubclass(given, Scheme):
         return given()
@@ -370,11 +374,19 @@ def _how(scheme: Scheme) -> str:
     return f"pass progress=step / steps in training and progress=1.0 afterwards, or turn that off ({without})"
 
 
+def _opened(stream: OpenStream) -> OpenStream:
+    if not isinstance(stream, OpenStream):
+        raise UserError("stream", type(stream).__name__, "give what `open` or `advance` returned")
+    return stream
+
+
 def _share_done(progress: Any) -> Float[Array, ""]:
     """Float32. Raises UserError for what is no number from 0 to 1; of a traced one only the shape is known."""
     progress = progress[...] if isinstance(progress, nnx.Variable) else progress
     if np.shape(progress):
         raise UserError("progress", np.shape(progress), "give one number for all rows, step / steps")
+    if isinstance(progress, jax.core.Tracer) and jnp.issubdtype(progress.dtype, jnp.integer):
+        raise UserError("progress", progress.dtype.name, "give a share of the training, step / steps, not a step")
     if not isinstance(progress, jax.core.Tracer):
         check_value("progress", np.asarray(progress).item(), Share, "it is step / steps, and 1.0 after training")
     return jnp.asarray(progress, jnp.float32)

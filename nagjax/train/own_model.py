@@ -92,6 +92,8 @@ def optimizer(
     parts = _residuals(model)
     if not parts:
         fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
+        if any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model)):
+            fix = "is no pytree (pytree=False), so nothing in it is seen: leave that out, keep modules in nnx.List"
         raise UserError("model", type(model).__name__, fix)
     own = tx if isinstance(tx, OptimizerConfig) else None
     known = describe(model, muon=own is not None and own.optimizer == "muon", freeze=own.freeze if own else ())
@@ -317,5 +319,6 @@ def _say_what_is_missing(scheme: Scheme, module: Any, known: dict[Path, Known]) 
         mine = [of for of in known.values() if scheme in of.bound and of.role == "matrix"]
         unnamed = sum("embed" not in of.axes for of in mine)
         if unnamed:
-            fix = 'name the axis that the residual is on: with_partitioning(init, ("embed", None)), of nnx or of Linen'
+            how = 'with_partitioning(init, ("embed", None)) of Linen, or of nnx with eager_sharding=False'
+            fix = f"name the axis that the residual is on: {how}"
             say(f"{scheme.name} normalises matrices along the residual's axis, {unnamed} of yours name no such: {fix}")

@@ -346,3 +346,12 @@ def test_a_decider_learns_at_the_rate_of_gates_as_in_our_trainer():
     routed = nagjax.MixtureOfDepths(residual(), 0.5, rngs=nnx.Rngs(0), decider="predictor")
     rates = {path[1]: of.factors.rate for path, of in describe({"mod": routed}).items()}
     assert rates == {"residual": NAG.gate_rate, "routing": NAG.gate_rate}
+
+
+def test_a_model_that_cannot_be_looked_into_is_named():
+    class Closed(nnx.Module, pytree=False):
+        def __init__(self):
+            self.residual = residual()
+
+    with pytest.raises(UserError, match="model = 'Closed': is no pytree"):
+        optimizer(optax.adamw(1e-3), Closed())

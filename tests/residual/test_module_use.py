@@ -1,0 +1,45 @@
+"""Residual modules as users hold them: start factors by any word, misuse, and scans of their own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nagjax.linen
+from nagjax.errors import UserError
+from nagjax.residual.module import start_factors
+from tests.own_models import SUBLAYERS, WIDTH, residual, stacked
+
+
+@pytest.mark.parametrize("own", [nagjax.Review, nagjax.linen.Review, "review"])
+def test_start_factors_of_any_word_for_a_scheme(own):
+    assert start_factors(own, 2, SUBLAYERS) == start_factors(residual("review"), 2)
+
+
+def test_start_factors_of_what_tokens_skip():
+    assert start_factors(nagjax.MixtureOfDepths(residual("review"), rngs=nnx.Rngs(0)), 2) == (SUBLAYERS**-0.5, 1.0)
+
+
+def test_misuse_is_named():
+    own, x = residual(), jnp.ones((2, WIDTH))
+    for wrong in (lambda: own.read(x, 1), lambda: own.advance(x, x, 1), lambda: own.close(x)):
+        with pytest.raises(UserError, match="stream = .*give what `open` or `advance` returned"):
+            wrong()
+    with pytest.raises(UserError, match="progress = 'int32': give a share of the training"):
+        jax.jit(own.open)(x, jnp.int32(500))
+    with pytest.raises(UserError, match="rngs = .*'dropout'.*no stream for parameters"):
+        nagjax.NAG(WIDTH, 2, rngs=nnx.Rngs(dropout=0))
+
+
+def test_stacked_branches_that_read_more_run_in_a_scan_of_ones_own():
+    """As docs/own_models.md has it."""
+    own, branches = residual(), stacked()
+    x, mask = jax.random.normal(jax.random.key(0), (2, 3, WIDTH)), jnp.ones((2, 3, 1))
+
+    def body(stream, part):
+        slot, branch = part
+        return own.advance(stream, branch(own.read(stream)) * mask, slot)
+
+    stream = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(own.open(x, 1.0), (own.slots(), branches))
+    np.testing.assert_allclose(own.close(stream), own(x, branches, progress=1.0), rtol=1e-5, atol=1e-6)
