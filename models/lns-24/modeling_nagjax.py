@@ -172,6 +172,7 @@ SCHEMES = {
     "parallel": Parallel,
     "reordered": Reordered,
     "nag": NAG,
+    "nag_harmonic": NAG,
 }
 
 

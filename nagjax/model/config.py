@@ -89,9 +89,10 @@ class ModelConfig:
         if heads % kv_heads:
             raise UserError("kv_heads", self.kv_heads, f"heads {self.heads} must be divisible by kv_heads")
         if self.positions == "rotary" and (self.rotated_width % 2 or not self.rotated_width):
-            causes = {"block.rotated": self.block.rotated, "block.head_width": self.block.head_width}
+            causes = {"block.rotated": self.block.rotated} if self.block.rotated != 1.0 else {}
+            causes |= {} if self.block.head_width is None else {"block.head_width": self.block.head_width}
             causes |= {"width": self.width} if self.width % 2 else {"heads": heads}
-            field = next(name for name, value in causes.items() if value not in (None, 1.0))
+            field = next(iter(causes))
             fix = f"rotary needs an even head width, not {self.rotated_width}"
             raise UserError(field, causes[field], fix)
         others = self.block.others
@@ -127,8 +128,11 @@ class ModelConfig:
             raise UserError("head_epsilon", None, fix)
 
     def _check_bidirectional(self) -> None:
+        rates = [field for field in ("rate", "attention_rate", "mlp_rate") if any(getattr(self.mod, field) or ())]
         without: dict[str, tuple[object, object]] = {
-            "mod.rate": (self.mod.active and self.mod.rate, "Mixture-of-Depths is for causal attention: use 0"),
+            f"mod.{field}": (getattr(self.mod, field), "Mixture-of-Depths is for causal attention: use 0")
+            for field in rates
+        } | {
             "block.window": (self.block.window, "a window counts back from the query: leave it out"),
             "block.others.window": (self.block.others.window, "a window counts back from the query: leave it out"),
             "block.cca": (self.block.cca, "its convolutions read the tokens before: leave it out"),

@@ -7,6 +7,7 @@ from nagjax.layers.config import LoRAConfig, MoEConfig
 from nagjax.mod.config import ModConfig
 from nagjax.mod.routed import MoD
 from nagjax.mod.routers.linear import LinearRouter
+from nagjax.model.config import ModelConfig
 from nagjax.parameters import ROLES
 from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.train.state import Blueprint
@@ -46,7 +47,10 @@ def _of_parts(config: RunConfig) -> dict[str, str]:
         ("", train, TrainConfig(), ("max_bad_steps",), train.on_bad_step != "raise", "--on-bad-step skip or rollback"),
         ("data.", config.data, DataConfig(), ("seed",), config.data.shuffle, "--data.shuffle true"),
         ("", train, TrainConfig(), ("tasks_every", "tasks_limit"), bool(train.tasks), "--tasks"),
+        ("", model, ModelConfig(), ("rope_base",), model.positions == "rotary", "--positions rotary"),
+        ("", model, ModelConfig(), ("base_width",), model.parametrization != "standard", "--parametrization mup"),
         ("mod.", model.mod, ModConfig(), tuple(vars(model.mod)), model.mod.active, "--mod.rate"),
+        ("moe.", model.moe, MoEConfig(), ("capacity",), model.moe.dispatch == "capacity", "--moe.dispatch capacity"),
         ("moe.", model.moe, MoEConfig(), tuple(vars(model.moe)), model.moe.experts > 0, "--moe.experts"),
         ("lora.", model.lora, LoRAConfig(), tuple(vars(model.lora)), model.lora.rank > 0, "--lora.rank"),
     ]
@@ -65,7 +69,10 @@ def _of_routing(config: RunConfig) -> list[tuple]:
     own, usual = config.model.mod, ModConfig()
     rules = MoD.of(config.scheme, own, config.model.context)
     cuts = rules.decider.needs_cuts and not own.adaptive
+    alone = own.attention_rate is None or own.mlp_rate is None
     return [
+        ("mod.", own, usual, ("rate",), alone, "a kind of sublayers without a rate of its own"),
+        ("mod.", own, usual, ("kv",), own.routes("attention"), "attention sublayers that tokens skip"),
         ("mod.", own, usual, ("ema",), cuts, "--mod.decider threshold and --mod.capacity fixed"),
         ("mod.", own, usual, ("aux_weight",), rules.decider.trained, "a --mod.decider with a loss of its own"),
         ("mod.", own, usual, ("weight",), isinstance(rules.router, LinearRouter), "--mod.router linear"),

@@ -5,6 +5,7 @@ import pytest
 
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig, OtherBlocks, RopeConfig
+from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.train.distributed.mesh import batch_sharding
@@ -28,6 +29,9 @@ YARN = BlockConfig(rope=RopeConfig("yarn", 2.0))
         ({"hidden": 0}, "hidden", "at least 1"),
         ({"width": 6, "heads": 2}, "heads", "even head width, not 3"),
         ({"width": 33}, "width", "even head width, not 33"),
+        ({"width": 1}, "width", "even head width, not 1"),
+        ({"heads": 1, "block": BlockConfig(head_width=1)}, "block.head_width", "even head width, not 1"),
+        ({"causal": False, "mod": ModConfig(attention_rate=(0.5,))}, "mod.attention_rate", "use 0"),
         ({"rope_base": 1.0, "block": YARN}, "rope_base", "a number above 1"),
         (
             {"block": BlockConfig(others=OtherBlocks((1,), rope_base=0.5, rope=YARN.rope))},
