@@ -24,6 +24,12 @@ def moved_cut(
     return jnp.where(rows > 0, mixed, old)
 
 
+def every_cut(cuts: Float[Array, " S"] | None, sublayers: int) -> Float[Array, " S"]:
+    """The cuts that are given, zeros where none are. Raises UserError as `check_cuts`."""
+    check_cuts(cuts, sublayers)
+    return jnp.zeros(sublayers) if cuts is None else jnp.asarray(cuts)
+
+
 def check_cuts(cuts: Float[Array, " S"] | None, sublayers: int) -> None:
     """Raises UserError for another number of cuts than one for each sublayer."""
     if cuts is not None and np.shape(cuts) != (sublayers,):

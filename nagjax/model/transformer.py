@@ -23,6 +23,7 @@ from nagjax.layers.parameters import Scales, restart
 from nagjax.layers.where import Where
 from nagjax.mod.cache import SelectedCache
 from nagjax.mod.config import Group
+from nagjax.mod.cuts import every_cut
 from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.model.head_transform import HeadTransform
@@ -176,7 +177,7 @@ class Transformer(nnx.Module):
         shifted = following(self.blocks.attention.entry, self.entry)
         index = jnp.asarray(self.config.indices, jnp.int32)
         readers = jnp.concatenate([index[1:], jnp.zeros((1,), jnp.int32)])
-        cuts = jnp.zeros(self.config.sublayers) if cuts is None else cuts
+        cuts = every_cut(cuts, self.config.sublayers)
         pairs = (x.reshape(-1, 2) for x in (index, readers, cuts))
         return Layer(self.blocks, shifted, *pairs, jnp.arange(self.config.depth, dtype=jnp.int32))
 
@@ -277,7 +278,7 @@ class Transformer(nnx.Module):
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
         Raises UserError if tokens are not [B, T], or more than a model with learned positions has; if `causal` needs
-        cuts and there are none; and for types that the model has not.
+        cuts and there are none, or another number of them; and for types that the model has not.
         """
         if tokens.ndim != 2:
             raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")

@@ -116,6 +116,15 @@ def test_thresholds_of_minus_infinity_let_everyone_in():
     assert_close(logits, want, **tiny.FORWARD)
 
 
+def test_there_is_one_cut_for_each_sublayer():
+    model, batch = make(find_scheme("plain")(), ModConfig(rate=(0.5,))), tiny.packed_batch()
+    ran = lambda cuts: model(batch.tokens, batch.where, causal=True, cuts=cuts).hidden  # noqa: E731
+    for count in (5, 8):
+        with pytest.raises(UserError, match="give 6 numbers, one for a sublayer"):
+            ran(jnp.zeros(count))
+    np.testing.assert_array_equal(ran([0.0] * 6), ran(jnp.zeros(6)))
+
+
 def test_when_the_cache_is_full_later_tokens_skip():
     wanted = np.array([[1, 0, 1, 1, 1], [0, 0, 0, 1, 1]], bool)
     np.testing.assert_array_equal(with_room(wanted, 2), [[1, 0, 1, 0, 0], [0, 0, 0, 1, 1]])
