@@ -123,9 +123,14 @@ def check_writable(folder: str | os.PathLike) -> None:
     folder = Path(folder)
     with naming_folder(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / partial_name("probe")
-        os.close(create(probe))
-        probe.unlink()
+        try_writing(folder)
+
+
+def try_writing(folder: Path) -> None:
+    """Makes a file in the folder that is gone again. Raises OSError where that cannot be."""
+    probe = folder / partial_name("probe")
+    os.close(create(probe))
+    probe.unlink()
 
 
 def partial_name(name: str) -> str:

@@ -10,7 +10,7 @@ from nagjax.data.documents import LONGEST, Inputs, as_names, read_documents
 from nagjax.data.stdlib import STDLIB, training_documents
 from nagjax.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from nagjax.errors import UserError
-from nagjax.files import create, partial_name, write_bytes
+from nagjax.files import try_writing, write_bytes
 
 
 def train_bpe(
@@ -44,9 +44,7 @@ def train_bpe(
         except UserError:
             raise UserError("path", str(path), "is there already, and no tokenizer: give another file") from None
     with _writing(path):
-        probe = Path(path).with_name(partial_name(Path(path).name))
-        os.close(create(probe))
-        probe.unlink()
+        try_writing(Path(path).parent)
     count = 0
     engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

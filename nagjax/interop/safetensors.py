@@ -117,9 +117,9 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
     Raises UserError: no safetensors (saying so where there are pickled weights instead, which can run code when they
     are read), a shard that is missing, or an index that names what is not there.
     """
-    single, index = folder / SINGLE, folder / INDEX
-    if not single.is_file() and has_file(index):  # in transformers' order: one may be left from an earlier save
+    if index := _index(folder):
         return _sharded(folder, index)
+    single = folder / SINGLE
     found = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return read_tensors(found[0])
@@ -139,10 +139,15 @@ def pickles_in(folder: Path) -> list[str]:
 def all_there(folder: Path) -> bool:
     """Whether a folder has all files of a model's weights, as one has not whose download was interrupted: those that
     `read_folder` reads. Raises UserError for an index that is damaged."""
-    index = folder / INDEX
-    if not (folder / SINGLE).is_file() and has_file(index):
+    if index := _index(folder):
         return all((folder / name).is_file() for name in _weight_map(index).values())
     return any(path.is_file() and not SHARD.search(path.name) for path in folder.glob("*.safetensors"))
+
+
+def _index(folder: Path) -> Path | None:
+    """The index that counts: none beside a whole file, as transformers has it (an earlier save may have left one)."""
+    index = folder / INDEX
+    return index if not (folder / SINGLE).is_file() and has_file(index) else None
 
 
 def _weight_map(index: Path) -> dict[str, str]:

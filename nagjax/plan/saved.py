@@ -29,8 +29,8 @@ def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.
             stacked = shape != one.aval.shape and type(outer).__name__ != "DropVar"
             if stacked and not scan.params["reverse"] and outer.aval.memory_space == space:
                 inside = one.aval.shape
-                several = len(inside) > 2 and inside[0] != rows and inside[1:] in stacks  # of blocks that alternate
-                cast = several or inside[:1] != (rows,) and inside in stacks
+                several = len(inside) > 2 and inside[1:] in stacks  # of blocks that alternate
+                cast = inside[:1] != (rows,) and (inside in stacks or several)
                 share = parameters if cast else batch
                 total += int(np.prod(shape)) * np.dtype(outer.aval.dtype).itemsize // share
     return total
