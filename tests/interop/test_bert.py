@@ -22,6 +22,7 @@ from nagjax.layers.where import Where
 from nagjax.measure.masked import masked
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from nagjax.report.curve import text_batches
 from nagjax.runs.facts import model_costs, parameters_by_part
 from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch, cross_entropy
@@ -234,7 +235,8 @@ def test_an_imported_encoder_is_looked_at(imported, capsys):
     effort = ["--data", str(corpus), "--batches", "2", "--skip-batches", "1", "--curve-batches", "1"]
     assert cli.main(["diagnose", str(folder), *effort]) == 0
     record = json.loads((folder / "diagnosis.json").read_text())
-    assert record["tokens"] > 80 and 0 < record["loss"] < 50 and "masked tokens" in record["title"]
+    hidden = sum(int(np.sum(batch.tokens == 4)) for batch in text_batches(run, str(corpus), "validation", 2))
+    assert record["tokens"] == hidden > 10 and 0 < record["loss"] < 50 and "masked tokens" in record["title"]
     assert record["lens"]["divergence"][-1] == pytest.approx(0, abs=1e-5)
     assert np.all(np.array(record["sublayers"]["norm"])[:, 0] > 0) and all(record["gradients"]["residual"])
     (last,) = [loss for count, loss, _ in record["curve"]["rules"]["late"] if count == 1]
