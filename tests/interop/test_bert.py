@@ -21,8 +21,8 @@ from nagjax.layers.embedding import unembed
 from nagjax.layers.where import Where
 from nagjax.measure.masked import masked
 from nagjax.mod import ModConfig
-from nagjax.residual import find_scheme
 from nagjax.report.curve import text_batches
+from nagjax.residual import find_scheme
 from nagjax.runs.facts import model_costs, parameters_by_part
 from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch, cross_entropy
