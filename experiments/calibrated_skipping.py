@@ -34,9 +34,9 @@ from experiments.harness.figures import COLORS, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.matching import train_flops, with_flops
 from experiments.harness.results import Summary
-from experiments.harness.skipping import Point, Skipping, on_curve
+from experiments.harness.skipping import LINEAR, Point, Skipping, on_curve, on_every_curve
 from experiments.harness.statistics import mean_interval
-from experiments.harness.verdicts import Gap, ahead_of_all
+from experiments.harness.verdicts import Gap
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter, choose
@@ -188,7 +188,7 @@ def curves(records: Sequence[Record], kind: str, way: str) -> dict[int, list]:
     return {seed: points for seed, points in found.items() if points}
 
 
-def added(records: Sequence[Record], kind: str, way: str, rate: float) -> dict[int, float]:
+def added(records: Sequence[Record], kind: str, way: str, rate: float, curve: str = LINEAR) -> dict[int, float]:
     """By seed that came through: loss over the dense run's of the same scheme and seed, at the share of its forward
     FLOPs to which NAG comes with this share of the pairs skipped by angle."""
     base = curves(records, "plain" if kind == "plain" else "nag", "random")
@@ -197,7 +197,7 @@ def added(records: Sequence[Record], kind: str, way: str, rate: float) -> dict[i
         if seed in base and seed in angle:
             share = _share(angle[seed], rate)
             dense = Point(*base[seed][0])
-            found[seed] = on_curve(points, share * dense.flops) - dense.loss
+            found[seed] = on_curve(points, share * dense.flops, curve=curve) - dense.loss
     return found
 
 
@@ -208,7 +208,7 @@ def _share(points: Sequence, rate: float) -> float:
 
 def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     rows = [_row(records, kind, way) for kind in settings.kinds for way in CURVES[kind]]
-    gaps = {rate: _gaps(records, rate) for rate in CLAIMED}
+    gaps = {rate: _gaps(records, rate, LINEAR) for rate in CLAIMED}
     told = []
     for rate, own in gaps.items():
         share = mean_interval([_share(points, rate) for points in curves(records, "nag", "angle").values()]).estimate
@@ -219,13 +219,14 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     every = [gap for own in gaps.values() for gap in own.values()]
     nearest = min((gap for gap in every if gap.values), key=lambda gap: gap.middle, default=None)
     head = f"{nearest.name} against the angle: {nearest} nats" if nearest else ""
-    return Summary(text, ahead_of_all(every), rows, {"within_one_model": True}, head)
+    verdict, reasons = on_every_curve(lambda c: [gap for rate in CLAIMED for gap in _gaps(records, rate, c).values()])
+    return Summary(text, verdict, rows, {"within_one_model": True}, head, reasons)
 
 
-def _gaps(records: Sequence[Record], rate: float) -> dict[str, Gap]:
+def _gaps(records: Sequence[Record], rate: float, curve: str) -> dict[str, Gap]:
     """By control: what it loses more than the angle does, at equal FLOPs. A model that diverged counts for neither."""
     lost = {r.labels["seed"]: None for r in records if r.labels["kind"] == "nag" and r.metrics["loss"] is None}
-    own = lambda way: lost | added(records, "nag", way, rate)  # noqa: E731
+    own = lambda way: lost | added(records, "nag", way, rate, curve)  # noqa: E731
     return {way: Gap.of(f"{WAYS[way]} at {rate:.0%}", own(way), own("angle")) for way in CONTROLS}
 
 

@@ -24,8 +24,9 @@ What may not: oracle, the gains themselves, which look at the labels of the very
 first-order signal could do. `tokens` controls tell what the choice of tokens is worth: as many of each sublayer as the
 signal takes, drawn at random. All are read at equal forward FLOPs, their scores' included (the oracle's are free),
 linearly between points. Between distant ones that is too high, for the curves are bent: the committed results have
-rates of 10, 20 and 30% alone, of whole sublayers too, and do not decide between these and the angle. Means are over
-training text, of which thresholds see the first batches.
+rates of 10, 20 and 30% alone, of whole sublayers too, and do not decide between these and the angle. Where a monotone
+cubic through the same points gives another verdict, nothing is decided. Means are over training text, of which
+thresholds see the first batches.
 """
 
 import dataclasses
@@ -41,9 +42,9 @@ from experiments.harness.jobs import Record, Training, looked_at, seeded
 from experiments.harness.results import Summary
 from experiments.harness.settings import brief
 from experiments.harness.signals import Signals
-from experiments.harness.skipping import Point, on_curve
+from experiments.harness.skipping import LINEAR, Point, on_curve, on_every_curve
 from experiments.harness.statistics import mean_interval
-from experiments.harness.verdicts import Gap, ahead_of_all
+from experiments.harness.verdicts import Gap
 from nagjax.data import DataConfig
 from nagjax.model.config import ModelConfig
 from nagjax.report.curve import text_batches
@@ -52,7 +53,7 @@ from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import open_run
 from nagjax.train.evaluator import Evaluator
 
-RATES = (0.1, 0.15, 0.2, 0.25, 0.3)  # shares of the (token, sublayer) pairs
+RATES = (0.1, 0.15, 0.2, 0.25, 0.3)
 READ = (0.85, 0.8)  # shares of the FLOPs at which losses are compared
 SEARCHED = 2  # batches of training text that thresholds are searched on
 WAYS = {
@@ -96,7 +97,7 @@ def plan(settings: Settings) -> list[Training]:
             f"{steps}-s{seed}",
             {"steps": steps, "seed": seed},
             seeded(_config(settings, steps), seed),
-            Skipped(settings.fitted),
+            Skipped(settings.fitted, RATES),
         )
         for seed in range(1, settings.seeds + 1)  # on seed 0 what is fitted was chosen; whole comparisons first
         for steps in settings.steps
@@ -115,6 +116,7 @@ class Skipped:
     with the log squared gains of held-out text, mean over sublayers; mean squared gains by sublayer."""
 
     fitted: int
+    rates: tuple[float, ...]  # shares of the pairs
 
     def __call__(self, folder: Path) -> dict:
         run = open_run(folder, calibrated=False)
@@ -123,16 +125,16 @@ class Skipped:
         held_out = list(validation.batches(run.config.train.eval_batches))
         seen, there = signals.see(text), signals.see(held_out)
         scaled, learned, first = signals.scaled(seen), signals.fitted(seen, text), signals.first_order(seen, text)
-        search = text[:SEARCHED]
+        search, counts = text[:SEARCHED], signals.counts(self.rates[-1])
         known = [signals.worth(s.gains) for s in (*seen[:SEARCHED], *there)]
         found = {
-            "angle": signals.points(signals.turned(), RATES, search, held_out, multiply_adds=signals.gate),
-            "scaled": signals.points(scaled, RATES, search, held_out, multiply_adds=signals.gate),
-            "learned": signals.points(learned, RATES, search, held_out, multiply_adds=run.config.model.width),
-            "first": signals.points(first, RATES, search, held_out, multiply_adds=run.config.model.width),
-            "oracle": signals.points(signals.nothing(), RATES, search, held_out, known=known),
-            "sublayers": [signals.without(signals.least(seen, count), held_out) for count in signals.counts(RATES[-1])],
-            "random": [signals.others(np.full(signals.shape, 1.0 - rate), held_out) for rate in RATES],
+            "angle": signals.points(signals.turned(), self.rates, search, held_out, multiply_adds=signals.gate),
+            "scaled": signals.points(scaled, self.rates, search, held_out, multiply_adds=signals.gate),
+            "learned": signals.points(learned, self.rates, search, held_out, multiply_adds=run.config.model.width),
+            "first": signals.points(first, self.rates, search, held_out, multiply_adds=run.config.model.width),
+            "oracle": signals.points(signals.nothing(), self.rates, search, held_out, known=known),
+            "sublayers": [signals.without(signals.least(seen, count), held_out) for count in counts],
+            "random": [signals.others(np.full(signals.shape, 1.0 - rate), held_out) for rate in self.rates],
         }
         for way in ("angle", "learned"):
             found[f"{way}_tokens"] = [signals.others(ran, held_out) for _, ran in found[way]]
@@ -148,21 +150,21 @@ class Skipped:
         }
 
 
-def added(records: Sequence[Record], steps: int, way: str, share: float) -> dict[int, float]:
+def added(records: Sequence[Record], steps: int, way: str, share: float, curve: str = LINEAR) -> dict[int, float]:
     """By seed that came through: loss over the dense model's, at this share of its forward FLOPs."""
     found = {}
     for record in records:
         if record.labels["steps"] == steps and record.metrics["loss"] is not None:
             points = record.metrics["curves"][way]
             dense = Point(*points[0])
-            found[record.labels["seed"]] = on_curve(points, share * dense.flops) - dense.loss
+            found[record.labels["seed"]] = on_curve(points, share * dense.flops, curve=curve) - dense.loss
     return found
 
 
-def gaps(records: Sequence[Record], steps: int) -> list[Gap]:
+def gaps(records: Sequence[Record], steps: int, curve: str = LINEAR) -> list[Gap]:
     """What the fitted square's rivals lose more than it does, at equal FLOPs. A model that diverged counts for none."""
     lost = {r.labels["seed"]: None for r in records if r.labels["steps"] == steps and r.metrics["loss"] is None}
-    own = lambda way, share: lost | added(records, steps, way, share)  # noqa: E731
+    own = lambda way, share: lost | added(records, steps, way, share, curve)  # noqa: E731
     return [
         Gap.of(f"{WAYS[way]}, {share:.0%}", own(way, share), own("learned", share)) for share in READ for way in RIVALS
     ]
@@ -186,7 +188,8 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     nearest = min((gap for gap in last if gap.values), key=lambda gap: gap.middle, default=None)
     head = f"{nearest.name}, against the fitted square: {nearest} nats" if nearest else ""
     text = f"{'; '.join(told)} (nats per token, 95% over {settings.seeds} seeds)"
-    return Summary(text, ahead_of_all(last), rows, {"within_one_model": True}, head)
+    verdict, reasons = on_every_curve(lambda curve: gaps(records, settings.steps[-1], curve))
+    return Summary(text, verdict, rows, {"within_one_model": True}, head, reasons)
 
 
 def _tokens(settings: Settings, steps: int) -> int:

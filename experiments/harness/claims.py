@@ -30,8 +30,12 @@ class Claim:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The arms it is about; all are in the recipe."""
+        """The arms it names; all are in the recipe."""
         return (self.judged,)
+
+    def about(self, arms: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the recipe's arms without which a size decides nothing."""
+        return self.named
 
     @property
     def reference(self) -> str:
@@ -67,14 +71,16 @@ class Lowest(Claim):
     def named(self) -> tuple[str, ...]:
         return self.judged, *self.rivals
 
+    def about(self, arms: tuple[str, ...]) -> tuple[str, ...]:
+        return self.named if self.rivals else arms
+
     def decide(self, outcome: Outcome) -> Decision:
         if self.judged not in outcome.arms:
             return Decision("undecided", f"no {self.judged}", outcome.ranking())
         rivals = [arm for arm in self.rivals or outcome.arms if arm != self.judged and arm in outcome.arms]
         gaps = [outcome.gap(arm, self.judged, shape) for shape in outcome.shapes for arm in rivals]
         nearest = min(gaps, key=lambda gap: gap.middle, default=None)
-        complete = set(self.rivals) <= set(outcome.arms) and gaps
-        verdict = ahead_of_all(gaps) if complete else "undecided"
+        verdict = ahead_of_all(gaps)
         head = f"{nearest.name} minus {self.judged}: {outcome.gap_text(nearest)} nats" if nearest else "no rival"
         return Decision(verdict, head, outcome.ranking())
 

@@ -154,7 +154,10 @@ class Comparison:
         decision = self.claim.decide(outcome)
         rows = [self._row(outcome, arm, shape) for shape in outcome.shapes for arm in outcome.order(shape)]
         details = {"at_the_grid_edge": outcome.edges} | self.profiles(outcome)
-        return Summary(decision.told, decision.verdict, rows, details, decision.headline)
+        reasons = [f"without {arm}" for arm in self.claim.about(tuple(self.arms)) if arm not in outcome.arms]
+        reasons += outcome.astray
+        verdict = "undecided" if reasons else decision.verdict
+        return Summary(decision.told, verdict, rows, details, decision.headline, reasons)
 
     def _row(self, outcome: Outcome, arm: str, shape: Shape) -> dict[str, Any]:
         reference, tried, sound = self.claim.reference, outcome.tried(arm, shape), outcome.sound(arm, shape)

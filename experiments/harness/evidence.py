@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.jobs import Record
+from experiments.harness.jobs import TEXT, Record
 from experiments.harness.ngram import JUDGED_ORDER, KEY, key
 from experiments.harness.settings import brief
 from experiments.harness.verdicts import UNTUNED, barred
@@ -108,9 +108,24 @@ def concluded(summary: Any, records: Sequence[Record], floors: Sequence[Record])
     edges = summary.details.get("at_the_grid_edge", [])
     found = evidence(records, floors, edges)
     tuned = UNTUNED not in found.flags or summary.details.get("within_one_model", False) or _one_config(records)
-    reasons = [*summary.reasons, *barred(found.seeds, edges, bool(found.above_floor) if found.shapes else None, tuned)]
+    above = bool(found.above_floor) if found.shapes else None
+    reasons = [*summary.reasons, *_texts(records, floors), *barred(found.seeds, edges, above, tuned)]
     verdict = "undecided" if reasons else summary.verdict
     return dataclasses.replace(summary, verdict=verdict, reasons=reasons, evidence=dataclasses.asdict(found))
+
+
+def _texts(records: Sequence[Record], floors: Sequence[Record]) -> list[str]:
+    """Corpora of one path that were different ones when runs read them, as the standard libraries of two Pythons are;
+    records from before 2026-11-27 do not tell."""
+    found: dict[tuple, set[str]] = {}
+    for record in (*records, *floors):
+        if TEXT in record.metrics:
+            found.setdefault(key(flatten(record.config))[:2], set()).add(record.metrics[TEXT])
+    return [
+        f"runs have read {len(own)} different texts, all called {where}"
+        for (where, _), own in found.items()
+        if len(own) > 1
+    ]
 
 
 def _one_config(records: Sequence[Record]) -> bool:

@@ -15,12 +15,14 @@ from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, TrainConfig, differences, from_dict, to_dict
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import judged
-from nagjax.runs.names import METRICS
+from nagjax.runs.names import CORPUS, METRICS
 from nagjax.train.loop import BROKEN_DOWN, train
 from pallas_kernels.origin import origin
 
 RECORD = "record.json"
+TEXT = "text"  # among a run's metrics: a hash of the corpus it has read
 NAMES = {field.name for field in dataclasses.fields(RunConfig)}
+OF = "of"  # which function measured a run; records from before 2026-11-27 do not tell
 RUN = {"scheme", "model", "optimizer", "train", "data"}  # a run's config has had these from the beginning
 
 
@@ -60,8 +62,11 @@ class Training:
     after: Callable[[Path], dict[str, Any]] | None = None
 
     def config(self) -> dict[str, Any]:
+        if self.after is None:
+            return to_dict(self.run_config)
         options = dataclasses.asdict(self.after) if dataclasses.is_dataclass(self.after) else {}
-        return to_dict(self.run_config) | ({"after": options} if options else {})
+        made = type(self.after) if options else self.after
+        return to_dict(self.run_config) | {"after": {OF: f"{made.__module__}.{made.__qualname__}"} | options}
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Scores at the end of training; `diverged` and no loss if training broke down."""
@@ -107,6 +112,7 @@ def trained_metrics(folder: Path) -> dict[str, Any]:
     last = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if '"eval"' in line][-1]
     last = judged(last)
     facts, scores = run.depth_facts, run.task_scores
+    text = json.loads((folder / CORPUS).read_text(encoding="utf-8"))["content"]
     return {name: value for name, value in last.items() if name not in ("kind", "step")} | {
         "steps": run.step,
         "parameters": run.info["parameters"],
@@ -115,6 +121,7 @@ def trained_metrics(folder: Path) -> dict[str, Any]:
         "growth": facts.growth,
         "late_turn_degrees": facts.late_turn_degrees,
         "dead_sublayers": facts.dead_gates,
+        TEXT: text,
         "curve": [[int(t), round(float(v), 5)] for t, v in zip(run.evals.tokens, run.evals.loss, strict=True)],
         **({"tasks": scores} if scores else {}),
     }
@@ -124,17 +131,28 @@ def finished(job: Job, folder: Path) -> Record | None:
     """The record in the job's folder, if there is one. Raises UserError if it is of another job."""
     path = folder / job.name / RECORD
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        record = read_record(path)
     except FileNotFoundError:
         return None
-    if told := changed(values["config"], job):
+    if told := changed(record.config, job):
         raise UserError("out", str(path), f"is of another experiment: {told}; choose another --out")
-    return Record(**values)
+    return record
+
+
+def read_record(path: Path) -> Record:
+    """Raises OSError, and UserError for a file that is damaged."""
+    try:
+        return Record(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError("out", str(path), f"cannot be read ({error}): delete it, and its job is done again") from None
 
 
 def changed(config: dict[str, Any], job: Job) -> str:
     """In which options a record's config is not the job's; "" where it is."""
-    found = differences(renewed(config), _json(job.config()))
+    now = _json(job.config())
+    if OF not in config.get("after", {}) and now.get("after"):
+        now["after"].pop(OF, None)
+    found = differences(renewed(config), now)
     return ", ".join(f"{key} was {was!r} and is now {now!r}" for key, (was, now) in found.items())
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from nagjax.data import DataConfig, batches, open_dataset
+from experiments.harness.jobs import TEXT
+from nagjax.data import DataConfig, Dataset, batches, open_dataset
 from nagjax.runs.config import RunConfig
 
 ORDERS = (2, 3, 4, 5)
@@ -110,14 +111,15 @@ class Floor:
         }
 
     def run(self, folder: Path) -> dict[str, Any]:
-        def text(split: str, count: int, repeat: bool) -> tuple[Text, int]:
+        def text(split: str, count: int, repeat: bool) -> tuple[Text, Dataset]:
             dataset = open_dataset(self.data, split=split)
             rows = batches(dataset, batch=self.batch, context=self.context, repeat=repeat)
-            return Text.of(itertools.islice(rows, count), max(ORDERS) - 1), dataset.tokenizer.vocab_size
+            return Text.of(itertools.islice(rows, count), max(ORDERS) - 1), dataset
 
-        (trained, vocab), (judged, _) = text("train", self.steps, True), text("validation", self.eval_batches, False)
-        found = losses(trained, judged, vocab)
-        return {"ngram": {str(n): round(loss, 5) for n, loss in found.items()}, "targets": len(judged.targets)}
+        (trained, corpus), (judged, _) = text("train", self.steps, True), text("validation", self.eval_batches, False)
+        found = losses(trained, judged, corpus.tokenizer.vocab_size)
+        tables = {str(n): round(loss, 5) for n, loss in found.items()}
+        return {"ngram": tables, "targets": len(judged.targets), TEXT: corpus.content}
 
 
 KEY = ("data.path", "data.tokenizer", "data.seed", "model.context", "train.batch", "train.steps", "train.eval_batches")

@@ -106,6 +106,21 @@ class Outcome:
         return "; ".join(f"{s.name}: {', '.join(told(arm, s) for arm in self.order(s))}" for s in self.shapes)
 
     @property
+    def astray(self) -> list[str]:
+        """Arms and shapes of which a fresh run has another rate than these trials chose: records of two experiments."""
+        found = []
+        for shape in self.shapes:
+            for arm in self.arms:
+                chosen = self.tried(arm, shape).factor
+                own = {run.get("factor") for run in self.runs(arm, shape).values()} - {None, chosen}
+                if own and chosen is not None:
+                    at = ", ".join(f"{factor:g}" for factor in sorted(own))
+                    found.append(
+                        f"{arm} {shape.name} has runs at {at} times its rate, where its trials chose {chosen:g}"
+                    )
+        return found
+
+    @property
     def edges(self) -> list[str]:
         """Arms and shapes whose tuning is not finished."""
         return [f"{arm} {s.name}" for s in self.shapes for arm in self.arms if self.tried(arm, s).edge]

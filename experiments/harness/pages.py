@@ -163,7 +163,8 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any], by: str
     parts += [found["measured"][:1].upper() + found["measured"][1:] + "."] if found["measured"] else []
     parts += [markdown(found["table"]), *_legend(found["table"])] if found["table"] else []
     file = result_file(home, recipe.name, size).relative_to(home).as_posix()
-    remarks = _since(recipe, size, result) + _replanned(recipe, result) + _unclean(result) + _again(result)
+    remarks = _since(recipe, size, result) + _replanned(recipe, result)
+    remarks += "".join(remark(result) for remark in (_unclean, _again, _machines))
     return [*parts, f"`{result['command']}`: [numbers](../{file}){remarks}"]
 
 
@@ -192,9 +193,22 @@ def _replanned(recipe: Recipe, result: dict[str, Any]) -> str:
 
 
 def _again(result: dict[str, Any]) -> str:
-    """What of the file's numbers is not as the runs left it; `computed_again` in a result file."""
-    again = result.get("computed_again")
-    return f". Computed again since, at commit {again['commit'][:7]}: {again['what']}" if again else ""
+    """What of the file's numbers is not as the runs left it; `computed_again` in a file, or in its runs' origin."""
+    found = [record.origin["computed_again"] for record in result["records"] if "computed_again" in record.origin]
+    told = dict.fromkeys(f"at commit {again['commit'][:7]}: {again['what']}" for again in found)
+    return f". Computed again since, {'; '.join(told)}" if told else ""
+
+
+def _machines(result: dict[str, Any]) -> str:
+    """Which arms ran on which processors, where not all ran on the same: roundings differ."""
+    found: dict[str, set[str]] = {}
+    for record in result["records"]:
+        if "arm" in record.labels and "factor" not in record.labels and "loss" in record.metrics:
+            found.setdefault(record.labels["arm"], set()).add(record.origin.get("cpu", "an unknown processor"))
+    if len({frozenset(own) for own in found.values()}) < 2:
+        return ""
+    told = (f"{arm} on {' and '.join(sorted(own))}" for arm, own in sorted(found.items()))
+    return f". Arms ran on different processors, whose roundings differ: {', '.join(told)}"
 
 
 def _unclean(result: dict[str, Any]) -> str:

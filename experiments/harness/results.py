@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness.jobs import Record
 from experiments.harness.verdicts import Verdict
+from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.report.style import RC
 from nagjax.runs.config import flatten
@@ -60,10 +61,16 @@ def write_result(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, _told(name, size, command, settings, records, floors, {"summary": dataclasses.asdict(summary)}))
     before, ours = unfinished_file(home, name, size), {record.name for record in (*records, *floors)}
-    others = [record for record in records_in(before) if record.name not in ours]
-    if all("factor" in record.labels for record in others):  # rates that were tried stand in their tuning's record
+    if all(record.name in ours or _trial(record, records) for record in records_in(before)):
         before.unlink(missing_ok=True)
     return path
+
+
+def _trial(record: Record, records: Sequence[Record]) -> bool:
+    """Whether it tried a rate and stands in its tuning's record, one of these."""
+    place = {name: value for name, value in record.labels.items() if name not in ("factor", "seed")}
+    losses = [own.metrics.get("losses", ()) for own in records if own.labels == place]
+    return any(factor == record.labels.get("factor") for own in losses for factor, _ in own)
 
 
 def write_summary(home: Path, name: str, size: str, summary: Summary) -> None:
@@ -123,8 +130,16 @@ def _told(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result file; `records` holds its runs as `Record`s, with flat configs, `floors` those of the n-gram tables."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+    """A result file; `records` holds its runs as `Record`s, with flat configs, `floors` those of the n-gram tables.
+    Raises UserError for one that is damaged."""
+    try:
+        return _read(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError("results", str(path), f"cannot be read ({error}): bring it back, or delete it") from None
+
+
+def _read(values: dict[str, Any]) -> dict[str, Any]:
+    again = {name: values[name] for name in ("computed_again",) if name in values}
     values["floors"] = [Record(**floor) for floor in values.get("floors", ())]
     configs: dict[str, dict[str, Any]] = {}
     for run in values["runs"]:
@@ -138,7 +153,7 @@ def read_result(path: Path) -> dict[str, Any]:
             configs[run["name"]],
             run["metrics"],
             run["seconds"],
-            values["origin"] | run.get("origin", {}),
+            values["origin"] | again | run.get("origin", {}),
         )
         for run in values["runs"]
     ]

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from experiments.harness.jobs import RECORD, Job, Record, changed, finished
+from experiments.harness.jobs import RECORD, Job, Record, changed, finished, read_record
 from experiments.harness.rates import Tuning
 from experiments.harness.results import records_in, result_file, unfinished_file
 from nagjax.errors import UserError
@@ -56,7 +56,7 @@ def reuse(homes: Sequence[Path], name: str, size: str, jobs: Sequence[Job], fold
 def done(jobs: Sequence[Job], folder: Path) -> list[Record]:
     """The records in the folder: of these jobs, and of the rates that an unfinished tuning has tried beyond its first
     grid, which no job of the plan stands for."""
-    there = [Record(**json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob(f"*/{RECORD}"))]
+    there = [read_record(path) for path in sorted(folder.glob(f"*/{RECORD}"))]
     open_ones = [job for job in jobs if finished(job, folder) is None]
     found = [finished(job, folder) for job in [*jobs, *_widened(open_ones, there)]]
     return [record for record in found if record is not None]
@@ -69,9 +69,16 @@ def _widened(jobs: Sequence[Job], records: Iterable[Record]) -> list[Job]:
 
 
 def check_kept(home: Path, name: str, size: str, jobs: Sequence[Job]) -> None:
-    """Raises UserError if the size's result file holds runs that this plan, whose result would replace it, lacks."""
-    path = result_file(home, name, size)
-    gone = sorted({record.name for record in records_in(path)} - {job.name for job in jobs})
+    """Raises UserError if the size's result file holds runs that this plan, whose result would replace it, lacks or has
+    with another config; and where what is kept of it is damaged."""
+    path, planned = result_file(home, name, size), {job.name: job for job in jobs}
+    records_in(unfinished_file(home, name, size))
+    there = records_in(path)
+    gone = sorted({record.name for record in there} - planned.keys())
     if gone:
         shown = ", ".join(gone[:3]) + (f" and {len(gone) - 3} more" if len(gone) > 3 else "")
         raise UserError("results", str(path), f"it holds runs that this plan lacks, {shown}; give another --results")
+    for record in there:
+        if told := changed(nested(record.config), planned[record.name]):
+            fix = f"its {record.name} is of another experiment: {told}; give another --results, or delete it"
+            raise UserError("results", str(path), fix)

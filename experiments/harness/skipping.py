@@ -1,12 +1,14 @@
 """Trained models that skip: which pairs of a token and a sublayer do not run, what the rest costs, and its loss."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
+from scipy.interpolate import PchipInterpolator
 
+from experiments.harness.verdicts import Gap, Verdict, ahead_of_all
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.runs.opening import OpenRun
@@ -90,7 +92,23 @@ class Skipping:
         return middle
 
 
-def on_curve(points: Sequence[Sequence[float]], flops: float, field: str = "loss") -> float:
-    """A field of `Point`s, between them linearly in their FLOPs; beyond their ends, the end's."""
-    ordered = sorted((Point(*point) for point in points), key=lambda point: point.flops)
-    return float(np.interp(flops, [p.flops for p in ordered], [getattr(p, field) for p in ordered]))
+LINEAR, CUBIC = "linear", "monotone cubic"  # the curves through points; the second: Fritsch & Butland 1984
+
+
+def on_curve(points: Sequence[Sequence[float]], flops: float, field: str = "loss", curve: str = LINEAR) -> float:
+    """A field of `Point`s, on a curve through them over their FLOPs; beyond their ends, the end's."""
+    own = [Point(*point) for point in points]
+    x, first = np.unique([point.flops for point in own], return_index=True)
+    y = np.array([getattr(point, field) for point in own])[first]
+    if curve == LINEAR or len(x) < 2:
+        return float(np.interp(flops, x, y))
+    return float(PchipInterpolator(x, y)(np.clip(flops, x[0], x[-1])))
+
+
+def on_every_curve(gaps: Callable[[str], Sequence[Gap]]) -> tuple[Verdict, list[str]]:
+    """What gaps say that are read off curves between points; where it depends on the curve, why nothing is decided."""
+    found = {curve: ahead_of_all(gaps(curve)) for curve in (LINEAR, CUBIC)}
+    if len({*found.values()}) == 1:
+        return found[LINEAR], []
+    told = ", ".join(f"{verdict} by a {curve} one" for curve, verdict in found.items())
+    return "undecided", [f"the verdict depends on the curve drawn between the points: {told}"]

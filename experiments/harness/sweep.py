@@ -1,12 +1,12 @@
 """Working through a plan: finished jobs are skipped, several processes or machines share the rest.
 
-Processes of one machine take the next job nobody holds: a job is held by a lock on a file in its folder, which the
-system releases however the process ends. Machines of an array (SLURM, TPU slices) each take every n-th job instead.
+A process takes the next job that nobody holds; a job is held by `nagjax.runs.lock` on a folder in its own, which is
+free again however its process ends, on file systems without locks two minutes later. Machines of an array (SLURM, TPU
+slices) each take every n-th job, and besides what those wait for, such as the trials of a rate.
 """
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import signal
 import subprocess
@@ -23,6 +23,7 @@ from experiments.harness.settings import from_json
 from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
 from nagjax.processes import end, on_sigterm, shared_cores
+from nagjax.runs.lock import Held, WriterLock
 
 
 def work(jobs: Sequence[Job], folder: Path) -> None:
@@ -104,11 +105,10 @@ def _held(folder: Path) -> Iterator[bool]:
     if jax.process_count() > 1:
         yield True
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            stack.enter_context(WriterLock(folder / "held", "an experiment's job"))
+        except Held:
             yield False
             return
         yield True

@@ -44,7 +44,6 @@ from nagjax.data.store import (
     abandoned,
     cannot_write,
     check_files,
-    is_manifest,
     open_stream,
     open_tokenizer,
     read_manifest,
@@ -87,9 +86,7 @@ class Request(NamedTuple):
         with reached(self.folder, "out"):
             if not (self.folder / MANIFEST).exists():
                 return None
-        if not is_manifest(self.folder):
-            raise UserError("out", str(self.folder), f"its {MANIFEST} is no corpus's: choose another folder")
-        manifest = read_manifest(self.folder)
+        manifest = read_manifest(self.folder, "out")
         if other := _difference(manifest.source, self.source):
             raise UserError("out", str(self.folder), f"holds another corpus already ({other}): choose another folder")
         open_tokenizer(self.folder, manifest)

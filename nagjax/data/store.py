@@ -151,17 +151,9 @@ def write_manifest(
     return manifest
 
 
-def is_manifest(folder: StoragePath) -> bool:
-    """Whether the folder's manifest.json may be a corpus's: one that cannot be read may."""
-    try:
-        data = parse_json(read_own(folder / MANIFEST))
-    except (OSError, ValueError, UserError):
-        return True
-    return isinstance(data, dict) and "format" in data
-
-
-def read_manifest(folder: str | os.PathLike) -> Manifest:
-    """The manifest of a corpus folder. Raises UserError when it is absent or of another format."""
+def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
+    """The manifest of a corpus folder. Raises UserError when it is absent, damaged or of another format, and, naming
+    `field`, when the folder's manifest.json is another program's."""
     folder = storage_path(folder)
     try:
         with reached(folder, "path"):
@@ -178,7 +170,9 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read: {error}") from None
     except ValueError as error:
         raise UserError("path", str(folder / MANIFEST), f"cannot be read ({error}): copy it again, or {ANEW}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if not isinstance(data, dict) or "format" not in data:
+        raise UserError(field, str(folder), f"its {MANIFEST} is no corpus's: choose another folder")
+    if data["format"] != FORMAT:
         raise UserError("path", str(folder), f"its format is not {FORMAT}: {ANEW}")
     try:
         manifest = Manifest.from_json(data)

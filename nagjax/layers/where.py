@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from nagjax.errors import UserError
+
 Window = int | Int[Array, ""] | None  # tokens that a query sees, counting back from its own; None: all
 
 
@@ -20,6 +22,13 @@ class Where(NamedTuple):
         """One document per row."""
         positions = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), (batch, tokens))
         return cls(jnp.ones((batch, tokens), jnp.int32), positions)
+
+    def of(self, shape: tuple[int, ...]) -> "Where":
+        """Itself. Raises UserError where it is not that of tokens of this shape."""
+        for name, given in self._asdict().items():
+            if jnp.shape(given) != shape:
+                raise UserError(f"where.{name}", jnp.shape(given), f"give one for each token, {list(shape)}")
+        return self
 
 
 def seen_mask(

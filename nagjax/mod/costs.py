@@ -21,7 +21,7 @@ class Costs(NamedTuple):
     # forward and backward pass, without the gradients of frozen branches and of a frozen head; what rematerialisation
     # computes again is not counted
     train: float
-    executed_parameters: float
+    executed_parameters: float  # all but those of matrices that a token skips
     kv_bytes: float
 
 
@@ -46,12 +46,12 @@ def costs(
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}
     average = lambda tree, frozen=False: _multiply_adds(tree, frozen) / config.depth  # noqa: E731
-    stored = {kind: average(branch) for kind, branch in branches.items()}
-    active = stored | {"mlp": stored["mlp"] - idle_experts(config, branches["mlp"]) / config.depth}
+    adapters = {kind: blocks[kind].get("lora", {}) for kind in branches}
+    stored = {kind: average((branch, adapters[kind])) for kind, branch in branches.items()}
+    idle = sum(idle_experts(config, tree["mlp"]) for tree in (branches, adapters))
+    active = stored | {"mlp": stored["mlp"] - idle / config.depth}
     gates, entries = ({kind: average(blocks[kind].get(part, {})) for kind in branches} for part in ("gate", "entry"))
-    known = average({name: branches["attention"][name] for name in ("key", "value")})
-    adapters = {kind: blocks[kind].get("lora", {}) for kind in gates}
-    more = {kind: (_multiply_adds(own) - idle_experts(config, own)) / config.depth for kind, own in adapters.items()}
+    known = average([tree["attention"].get(name) for tree in (branches, adapters) for name in ("key", "value")])
     frozen = {kind: average(branch, frozen=True) for kind, branch in branches.items()}
     frozen["mlp"] -= idle_experts(config, branches["mlp"], frozen=True) / config.depth
     scorer = routers()[router]()
@@ -66,9 +66,9 @@ def costs(
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
     for own, rates, window in zip(shared, nominal, config.windows, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            main += share * (active[kind] + more[kind] + gates[kind] + entries[kind])
+            main += share * (active[kind] + gates[kind] + entries[kind])
             without += share * frozen[kind]
-            unused = stored[kind] - share * active[kind]
+            unused = stored[kind] - share * active[kind] + (1.0 - share) * gates[kind]
             if kind == "attention":
                 everyone = config.mod.kv == "all" and share > 0.0
                 keys = _seen(config, share, window) if slots is None else _multiplied(config, rate, slots)
@@ -77,11 +77,12 @@ def costs(
                     main += (1.0 - share) * known
                     unused -= (1.0 - share) * known
                 held += 1.0 if everyone or (config.mod.adaptive and share > 0.0) else share
-            skipped += unused
             if 0.0 < rate < 1.0 and (kept(rate, tokens) < tokens or learns):
                 recalled = scorer.recalls and not (kind == "mlp" and config.mod.unit == "block")
                 scoring += score[kind] * (1.0 - share if recalled else 1.0)
+                unused -= (1.0 - share) * scorer.multiply_adds(0, gates[kind])
                 guessing += guess[kind] if decider == "predictor" else 0.0
+            skipped += unused
     main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
     main += 0 if config.head_epsilon is None else config.width**2
     without += config.vocab * config.width * (not _trained(parameters.get("head", parameters["embedding"])["tokens"]))

@@ -278,15 +278,15 @@ class Transformer(nnx.Module):
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
         Raises UserError if tokens are not [B, T], or more than a model with learned positions has; if `causal` needs
-        cuts and there are none, or another number of them; and for types that the model has not.
+        cuts and there are none, or another number of them; for types that the model has not; and for a `where` of
+        other shapes than the tokens.
         """
         if tokens.ndim != 2:
             raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")
-        if where is None:
-            if self.config.positions == "learned" and tokens.shape[1] > self.config.context:
-                fix = f"the model has {self.config.context} learned positions: give no longer sequences"
-                raise UserError("tokens", tokens.shape, fix)
-            where = Where.whole(*tokens.shape)
+        if where is None and self.config.positions == "learned" and tokens.shape[1] > self.config.context:
+            fix = f"the model has {self.config.context} learned positions: give no longer sequences"
+            raise UserError("tokens", tokens.shape, fix)
+        where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
         progress = jnp.asarray(progress, jnp.float32)
         asked = causal or self.config.mod.adaptive
         routed = any(map(self.config.mod.routes, ("attention", "mlp")))

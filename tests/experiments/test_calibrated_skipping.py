@@ -7,7 +7,8 @@ import pytest
 
 from experiments.calibrated_skipping import CONTROLS, RATES, SIZES, added, curves, plan, summarise
 from experiments.harness.jobs import Record
-from experiments.harness.skipping import RUN, Point, Skipping, on_curve
+from experiments.harness.skipping import CUBIC, LINEAR, RUN, Point, Skipping, on_curve, on_every_curve
+from experiments.harness.verdicts import Gap
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter
 from nagjax.residual import find_scheme
@@ -46,6 +47,18 @@ def test_curves_are_read_in_flops():
     assert on_curve(points, 75.0) == 3.5 and on_curve(points[::-1], 75.0, "accuracy") == pytest.approx(0.45)
     assert on_curve(points, 120.0) == 3.0 and on_curve(points, 10.0) == 4.0
     assert on_curve([list(point) for point in points], 50.0) == 4.0  # as a result file has them
+
+
+def test_a_verdict_that_depends_on_the_curve_is_none():
+    bent = [Point(0.0, 100.0, 3.0, 0.5), Point(0.1, 90.0, 3.0, 0.5), Point(0.3, 70.0, 4.0, 0.5)]
+    assert on_curve(bent, 80.0) == 3.5 and on_curve(bent, 80.0, curve=CUBIC) == pytest.approx(
+        3.5 - 20 / 8 * (50 * 0.05 / 30)
+    )
+    assert on_curve([*bent, bent[0]], 120.0, curve=CUBIC) == 3.0 and on_curve(bent[:1], 90.0, curve=CUBIC) == 3.0
+    ahead, behind = ([Gap("", {seed: sign + 0.1 * seed for seed in range(5)})] for sign in (1.0, -1.0))
+    assert on_every_curve(lambda curve: ahead) == ("supported", [])
+    verdict, (reason,) = on_every_curve(lambda curve: ahead if curve == LINEAR else behind)
+    assert verdict == "undecided" and "supported by a linear one, not supported by a monotone cubic one" in reason
 
 
 def test_what_is_lost_is_compared_at_the_angles_share_of_the_flops():

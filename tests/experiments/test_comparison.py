@@ -166,7 +166,25 @@ def test_lowest_of_all():
     # A rival that the size leaves out leaves the claim open.
     three = Comparison(schemes("plain", "nag", "lns"), Lowest("nag", ("plain", "lns")), "")
     two = dataclasses.replace(SETTINGS, arms=("plain", "nag"))
-    assert three.summarise(two, records(GROWING)).verdict == "undecided"
+    assert three.summarise(two, records(GROWING)).reasons == ["without lns"]
+    for claim in (Lowest("nag"), Lowest("nag", ("plain", "lns")), Matches("nag", ("plain", "lns"), 0.9)):
+        three = dataclasses.replace(three, claim=claim)
+        assert three.summarise(two, records(GROWING)).verdict == "undecided", claim
+    assert dataclasses.replace(three, claim=Lowest("nag", ("plain",))).summarise(two, records(GROWING)).reasons == []
+
+
+def test_runs_at_another_rate_than_their_trials_chose_decide_nothing():
+    """As where the trials are of one result file and the runs of another."""
+    own = records(GROWING)
+    for record in own:
+        if "factor" not in record.labels:
+            record.metrics["factor"] = 1.0
+    found = comparison(Lowest("nag", ("plain",)))
+    assert found.summarise(SETTINGS, own).verdict == "supported"
+    own[-1].metrics["factor"] = 2.0
+    summary = found.summarise(SETTINGS, own)
+    assert summary.verdict == "undecided"
+    assert summary.reasons == ["nag 32x16-512 has runs at 2 times its rate, where its trials chose 1"]
 
 
 def test_a_winner_that_diverges_wins_nothing():

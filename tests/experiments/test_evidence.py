@@ -1,5 +1,7 @@
 """What a result rests on, and the verdict that leaves."""
 
+import dataclasses
+
 from experiments.harness.evidence import budget, concluded, evidence
 from experiments.harness.jobs import Record
 from experiments.harness.results import Summary
@@ -49,6 +51,15 @@ def test_what_bars_a_verdict():
     few = verdict([*RUNS, *(run(seed, 2.5, arm="bad") for seed in range(1, 4))])
     assert few == ("undecided", ["3 fresh seeds, 5 needed"])
     assert verdict(RUNS, at_the_grid_edge=["nag 8"])[1] == ["best rate at the grid's edge: nag 8"]
+
+
+def test_texts_of_one_name_are_one_text():
+    read = lambda record, text: dataclasses.replace(record, metrics=record.metrics | {"text": text})  # noqa: E731
+    same = [read(one, "a") for one in RUNS]
+    assert verdict(same) == ("supported", []) and verdict([*same[:4], RUNS[4]]) == ("supported", [])
+    told = ("undecided", ["runs have read 2 different texts, all called stdlib"])
+    assert verdict([*same[:4], read(RUNS[4], "b")]) == told
+    assert verdict(same, [*FLOORS[:4], read(FLOORS[4], "b")]) == told
 
 
 def test_the_seed_of_the_trials_is_none_of_the_fresh_ones():

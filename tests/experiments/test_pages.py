@@ -10,6 +10,7 @@ from experiments.harness.jobs import Record
 from experiments.harness.pages import (
     NOT_MEASURED,
     _again,
+    _machines,
     _one_below,
     _replanned,
     _since,
@@ -78,7 +79,8 @@ def test_a_page_says_what_today_s_code_would_plan_otherwise_and_what_was_compute
     longer = [dataclasses.replace(one, config=one.config | {"train.steps": 7}) for one in result["records"][:2]]
     told = _replanned(recipe, result | {"records": [*longer, *result["records"][2:]]})
     assert f"train.steps was 7 and is now 300 (2 of {len(result['records'])} runs)" in told
-    assert "abcdef0: losses" in _again({"computed_again": {"commit": "abcdef0123", "what": "losses"}})
+    again = {"computed_again": {"commit": "abcdef0123", "what": "losses"}}
+    assert "abcdef0: losses" in _again({"records": [Record("", {}, {}, {}, origin=again)]})
 
 
 def test_a_size_whose_runs_another_holds_does_not_stand_beside_it():
@@ -89,6 +91,12 @@ def test_a_size_whose_runs_another_holds_does_not_stand_beside_it():
     assert {*standing(found)} == {"longest", "other", "same"}
     rows = [line for line in table().splitlines() if "tokens_and_depth.md" in line]
     assert len(rows) == 2 and "## Size longer: supported; superseded by longest" in page("tokens_and_depth")
+
+
+def test_a_page_says_which_arms_ran_on_which_processors():
+    of = lambda arm, cpu: Record("", {"arm": arm, "seed": 1}, {}, {"loss": 1.0}, origin={"cpu": cpu})  # noqa: E731
+    assert _machines({"records": [of("a", "A"), of("b", "A")]}) == ""
+    assert "a on A, b on A and B" in _machines({"records": [of("a", "A"), of("b", "A"), of("b", "B")]})
 
 
 def test_a_page_says_how_many_jobs_were_done_with_uncommitted_changes():

@@ -1,13 +1,14 @@
 """What result files hold is not done again, and writing one loses nothing that another command has done."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
 from experiments.harness import command
-from experiments.harness.jobs import RECORD, Job, Record, Training, finished
+from experiments.harness.jobs import RECORD, Job, Record, Training, changed, finished
 from experiments.harness.rates import Tuning
 from experiments.harness.recipe import load, planned
 from experiments.harness.results import Summary, read_result, unfinished_file, write_result, write_unfinished
@@ -106,15 +107,16 @@ def test_the_first_home_counts(tmp_path):
 class Rate:
     """A trial that is better the higher its rate."""
 
+    arm: str
     factor: float
 
     @property
     def name(self):
-        return f"x{self.factor:g}"
+        return f"{self.arm}-x{self.factor:g}"
 
     @property
     def labels(self):
-        return {"factor": self.factor}
+        return {"arm": self.arm, "factor": self.factor}
 
     def config(self):
         return {"factor": self.factor}
@@ -124,14 +126,15 @@ class Rate:
 
 
 def test_rates_beyond_the_first_grid_are_kept_before_their_tuning_is_finished(tmp_path):
-    tuning = Tuning("rate", {}, Rate, (1.0, 2.0), 8)
-    plan, folder = [Rate(1.0), Rate(2.0), tuning], tmp_path / "folder"
-    work([Rate(1.0), Rate(2.0), Rate(4.0)], folder)  # what a tuning that was ended leaves
+    of = functools.partial(Rate, "arm")
+    tuning = Tuning("rate", {"arm": "arm"}, of, (1.0, 2.0), 8)
+    plan, folder = [of(1.0), of(2.0), tuning], tmp_path / "folder"
+    work([of(1.0), of(2.0), of(4.0)], folder)  # what a tuning that was ended leaves
     write_unfinished(tmp_path, "tried", "cpu", "", Settings((), 1), done(plan, folder), [])
     again = tmp_path / "again"
-    assert reuse([tmp_path], "tried", "cpu", plan, again) == 2 and finished(Rate(4.0), again) is not None
+    assert reuse([tmp_path], "tried", "cpu", plan, again) == 2 and finished(of(4.0), again) is not None
     work(plan, again)
-    assert [record.name for record in done(plan, again)] == ["x1", "x2", "rate"]  # whose record has the rest
+    assert [record.name for record in done(plan, again)] == ["arm-x1", "arm-x2", "rate"]  # whose record has the rest
 
 
 def test_a_smaller_plan_does_not_replace_a_larger_result(tmp_path, capsys):
@@ -140,11 +143,59 @@ def test_a_smaller_plan_does_not_replace_a_larger_result(tmp_path, capsys):
     _written(tmp_path, jobs)
     check_kept(tmp_path, "tried", "cpu", [*jobs, Count("c")])
     check_kept(tmp_path, "another", "cpu", [])
+    with pytest.raises(UserError, match="its b is of another experiment: value was 1 and is now 2"):
+        check_kept(tmp_path, "tried", "cpu", [Count("a"), Count("b", 2)])
     with pytest.raises(UserError, match=r"holds runs that this plan lacks, b; give another --results"):
         check_kept(tmp_path, "tried", "cpu", jobs[:1])
     with pytest.raises(SystemExit):
         command.main("nag_start.py", ["--seeds", "1", "--out", str(tmp_path / "out")])
     assert "nag_start.cpu.json" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named_before_anything_is_run(tmp_path):
+    path = unfinished_file(tmp_path, "tried", "cpu")
+    path.parent.mkdir()
+    path.write_text("<<<<<<< ours")
+    with pytest.raises(UserError, match="unfinished/tried.cpu.json': cannot be read .*bring it back, or delete it"):
+        check_kept(tmp_path, "tried", "cpu", [])
+
+
+def test_trials_of_an_arm_that_a_result_lacks_stay(tmp_path):
+    arms = {arm: Tuning(arm, {"arm": arm}, functools.partial(Rate, arm), (1.0, 2.0), 8) for arm in ("one", "other")}
+    trials = {arm: [Rate(arm, factor) for factor in (1.0, 2.0)] for arm in arms}
+    work([*trials["one"], *trials["other"], arms["one"]], tmp_path / "jobs")
+    part = _written(tmp_path, [*trials["one"], *trials["other"]], write_unfinished)
+    _written(tmp_path, [*trials["one"], arms["one"]])
+    assert {record.name for record in read_result(part)["records"]} >= {"other-x1", "other-x2"}
+    work([arms["other"]], tmp_path / "jobs")
+    _written(tmp_path, [arms["one"], arms["other"]])
+    assert not part.exists()
+
+
+def test_what_was_computed_again_is_still_told_of_runs_that_are_reused(tmp_path):
+    jobs = [Count("a"), Count("b")]
+    work(jobs, tmp_path / "jobs")
+    path = _written(tmp_path, jobs[:1])
+    path.write_text(path.read_text().replace('"size":', '"computed_again": {"commit": "abc", "what": "it"},\n "size":'))
+    assert reuse([tmp_path], "tried", "cpu", jobs, tmp_path / "out") == 1
+    work(jobs, tmp_path / "out")
+    write_result(
+        tmp_path, "more", "cpu", "", Settings((), 1), collect(jobs, tmp_path / "out"), Summary("", "undecided")
+    )
+    told = [
+        record.origin.get("computed_again") for record in read_result(tmp_path / "results/more.cpu.json")["records"]
+    ]
+    assert told == [{"commit": "abc", "what": "it"}, None]
+
+
+def test_a_run_that_another_function_measured_is_another_experiment():
+    config = RunConfig(find_scheme("nag")(), ModelConfig(depth=2, width=16))
+    job = Training("run", {}, config, done)
+    known = json.loads(json.dumps(job.config()))
+    assert changed(known, job) == "" and "after.of was" in changed(known, Training("run", {}, config, reuse))
+    assert (
+        changed({name: own for name, own in known.items() if name != "after"}, job) == ""
+    )  # written before it was told
 
 
 def test_a_smoke_run_is_kept_in_its_own_folder(tmp_path):

@@ -1,8 +1,10 @@
 """Each job is done once, by any free worker, and a record belongs to one experiment only."""
 
 import dataclasses
+import errno
 import fcntl
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,9 @@ from nagjax.errors import UserError
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
+from nagjax.runs import lock
 from nagjax.runs.config import RunConfig, flatten
+from nagjax.runs.lock import WriterLock
 from nagjax.sweep import taken
 
 
@@ -63,13 +67,37 @@ def test_shards_share_and_finished_jobs_are_skipped(tmp_path):
 
 def test_a_job_held_by_another_process_is_left_to_it(tmp_path):
     jobs = [Count("held"), Count("free")]
-    (tmp_path / "held").mkdir()
-    with (tmp_path / "held" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with WriterLock(tmp_path / "held" / "held", "test"):
         work(jobs, tmp_path)
         assert [_times(tmp_path, job) for job in jobs] == [0, 1]
     work(jobs, tmp_path)
     assert _times(tmp_path, jobs[0]) == 1
+
+
+def test_a_job_is_held_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    work([Count("job")], tmp_path)
+    assert _times(tmp_path, Count("job")) == 1
+    with WriterLock(tmp_path / "other" / "held", "test"):
+        monkeypatch.setattr(lock, "_boot", lambda: "another machine's")
+        threading.Timer(1.5, lambda: _beat(tmp_path / "other" / "held" / lock.LOCK)).start()
+        work([Count("other")], tmp_path)
+    assert not (tmp_path / "other" / "ran").exists()
+
+
+def _beat(path: Path) -> None:
+    """As its holder does."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"beat": "later"}))
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    work([Count("job")], tmp_path)
+    (tmp_path / "job" / "record.json").write_text('{"name": "jo')
+    with pytest.raises(UserError, match="record.json': cannot be read .*delete it, and its job is done again"):
+        finished(Count("job"), tmp_path)
 
 
 def test_a_record_of_another_config_is_refused(tmp_path):

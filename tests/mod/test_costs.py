@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import numpy as np
 import pytest
 
-from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks
+from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig, OtherBlocks
 from nagjax.measure.routing_times import RoutingTimes, compiled_flops
 from nagjax.mod import ModConfig, kept
 from nagjax.mod.costs import costs, mod_rates
@@ -111,6 +112,24 @@ def test_rates_parameters_and_cache_by_hand():
     assert facts["mod_rate"] == rates and facts["train_flops_per_token"] == each.train < dense.train
     everything = dataclasses.replace(bp.config.model, mod=dataclasses.replace(mod, kv="all"))
     assert costs(everything, bp.parameters, "nag", "threshold").kv_bytes == dense.kv_bytes
+
+
+@pytest.mark.parametrize(("scheme", "read_anyway"), [("review", 0), ("nag", 1)])
+def test_a_skipped_sublayer_runs_neither_its_adapters_nor_its_gate(scheme, read_anyway):
+    """But the gate that its score is made of, and the adapters of keys and values, which all tokens have."""
+    mod = ModConfig(rate=(0.5,), every=3)
+    bp = tiny.blueprint(tiny.run_config(find_scheme(scheme)(), mod=mod, lora=LoRAConfig(rank=2)))
+    size = lambda tree: sum(math.prod(p.shape[1:]) for p in jax.tree.leaves(tree) if len(p.shape) >= 3)  # noqa: E731
+    blocks = bp.parameters["blocks"]
+    skipped = sum(size([blocks[kind]["branch"], blocks[kind]["lora"]]) for kind in ("attention", "mlp"))
+    for part in ("branch", "lora"):
+        skipped -= size([blocks["attention"][part][name] for name in ("key", "value")])
+    skipped += sum(size(blocks[kind]["gate"]) for kind in ("attention", "mlp")) * (1 - read_anyway)
+    ran = model_costs(_dense(bp)).executed_parameters - model_costs(bp).executed_parameters
+    routers = sum(
+        math.prod(p.shape) for kind in ("attention", "mlp") for p in jax.tree.leaves(blocks[kind].get("routing", {}))
+    )
+    assert ran == pytest.approx(0.5 * skipped - routers)
 
 
 def _dense(bp):

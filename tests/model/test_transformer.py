@@ -142,3 +142,7 @@ def test_a_scheme_may_be_named_and_what_does_not_fit_is_refused():
             make(positions="learned")(jnp.zeros(shape, jnp.int32))
     with pytest.raises(UserError, match="did you mean 'nag'"):
         make("nagg")
+    tokens = jnp.zeros((2, 4), jnp.int32)
+    for where in (Where.whole(1, 4), Where(jnp.ones((2, 4)), jnp.arange(4))):
+        with pytest.raises(UserError, match="where.* = .*give one for each token"):
+            make()(tokens, where)
