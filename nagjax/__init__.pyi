@@ -114,8 +114,9 @@ class CompleteP(Residual):
 
 class DeepNorm(Residual):
     """
-    `h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks. Wang et al. 2022, arXiv:2203.00555, the
-    rule for decoder-only models; constants as in torchscale's decoder.
+    `h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks, `unit(x) = x / rms(x)`. Wang et al.
+    2022, arXiv:2203.00555, the rule for decoder-only models, with RMSNorm in place of LayerNorm; constants as in
+    torchscale's decoder.
     """
 
     Scheme: ClassVar[type[_DeepNorm]]
@@ -172,7 +173,8 @@ class Highway(Residual):
     """
     `r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
     arXiv:2606.31859 compares Review Residuals. There gates decay as all parameters do; here not, unless `--decay` names
-    them.
+    them. W starts with a standard deviation of 0.02, as there, at every width and under every parametrization: what it
+    makes of a state of unit size is 0.02 sqrt(D).
     """
 
     Scheme: ClassVar[type[_Highway]]
@@ -312,7 +314,7 @@ class MHC(Residual):
 class MixLN(Residual):
     """
     `h <- gain * unit(h + f_l(h))` in the first floor(post L) of L blocks, `h <- h + f_l(gain_l * unit(h))` in the
-    rest; the head reads `gain * unit(h)`. Li et al. 2024, arXiv:2412.13795.
+    rest, `unit(x) = x / rms(x)`; the head reads `gain * unit(h)`. Li et al. 2024, arXiv:2412.13795.
     """
 
     Scheme: ClassVar[type[_MixLN]]
@@ -421,7 +423,8 @@ class Parallel(Residual):
 
 class PeriLN(Residual):
     """
-    `h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`. Kim et al. 2025, arXiv:2502.02732.
+    `h_0 = gain_0 * unit(e)`, `h <- h + gain'_l * unit(f_l(gain_l * unit(h)))`, `unit(x) = x / rms(x)`. Kim et
+    al. 2025, arXiv:2502.02732.
     """
 
     Scheme: ClassVar[type[_PeriLN]]

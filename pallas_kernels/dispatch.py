@@ -44,7 +44,7 @@ from jax.interpreters import mlir
 
 from pallas_kernels.derivatives import once
 from pallas_kernels.launch import WIDE_ON_AMD, interpreter, interpreting, traced_platform, tracing_for
-from pallas_kernels.placement import Placement, alike, check_divides, current_placement, on_shards, place
+from pallas_kernels.placement import Placement, alike, check_divides, on_shards, place, placement_of
 
 PLATFORMS = ("cpu", "tpu", "cuda", "rocm")
 
@@ -159,10 +159,10 @@ def run(
     _log(choice)
     choice = choice.only(traced_platform())
     dtypes = tuple(jnp.dtype(a.dtype) for a in args)
-    placement = current_placement()
-    lead = _lead_shape(op.inputs, args)
+    rows = _rows(len(lead := _lead_shape(op.inputs, args)), op.inputs)
+    placement = placement_of(args, rows)
     check_divides(op.name, lead, placement)
-    args = place(args, placement, _rows(len(lead), op.inputs))
+    args = place(args, placement, rows)
     return _differentiable(choice, dtypes, placement, interpreter())(*args)
 
 

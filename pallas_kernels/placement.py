@@ -89,6 +89,16 @@ def current_placement() -> Placement | None:
     return None if AxisType.Manual in inside.axis_types else placement
 
 
+def placement_of(args: Sequence[jax.Array], lead: Sequence[int | None]) -> Placement | None:
+    """The current placement; where there is none and the mesh in use has Explicit axes, as the first argument with
+    rows is split."""
+    placement, mesh = current_placement(), jax.sharding.get_abstract_mesh()
+    if placement is not None or AxisType.Explicit not in mesh.axis_types or AxisType.Manual in mesh.axis_types:
+        return placement
+    first, count = next((x, n) for x, n in zip(args, lead, strict=True) if n is not None)
+    return Placement(mesh, P(*tuple(jax.typeof(first).sharding.spec)[:count]))
+
+
 def on_shards(
     fn: Callable,
     placement: Placement | None,

@@ -48,6 +48,7 @@ LINES = {
     "nagjax.sweep": ["nagjax.config_file", "nagjax.memory", "nagjax.processes", "nagjax.report"],
     "nagjax.stubs": ["nagjax", "nagjax.residual"],
     "nagjax.cli": ["nagjax", "nagjax.config_file"],  # commands are imported when they are called
+    "nagjax.__main__": ["nagjax.cli"],
     "nagjax.commands": [
         "nagjax.cli",
         "nagjax.memory",

@@ -15,6 +15,7 @@ def main(
     batches: Count = 4,
     skip_batches: Count = 4,
     curve_batches: Count = 8,
+    devices: Count = 1,
 ) -> None:
     """Report how much of a model's depth is used, and which blocks could be removed: diagnosis.html, diagnosis.json.
 
@@ -25,6 +26,7 @@ def main(
         batches: batches (of the run's size) for statistics of one pass; of a mixture at least one of each corpus.
         skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.
         curve_batches: batches for the loss without several blocks.
+        devices: split parameters and batches over so many of this machine's devices.
     """
     from nagjax.interop.hub import report_folder
 
@@ -35,8 +37,9 @@ def main(
     from nagjax.report.diagnose_report import write_diagnosis
     from nagjax.report.diagnosis import Effort, diagnose
     from nagjax.runs.lock import lock_of_report
+    from nagjax.train.distributed.mesh import local_devices
 
-    opened = load(run)
+    opened = load(run, devices=local_devices(devices))
     say(repr(opened))
     check_writable(place)
     with lock_of_report(place, "diagnose"):

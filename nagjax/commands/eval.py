@@ -20,6 +20,7 @@ def main(
     fewshot: Natural | None = None,
     limit: Count | None = None,
     weights: Literal["full", "int8"] = "full",
+    devices: Count = 1,
     *,
     given: Given,
 ) -> None:
@@ -36,6 +37,7 @@ def main(
         fewshot: examples in each prompt of the harness; the task's own number by default.
         limit: ask only so many questions of each task.
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
+        devices: split parameters and batches over so many of this machine's devices.
     """
     if tasks is None:
         given.refuse(("task_folder", "fewshot", "limit"), "is for questions: give --tasks, too, or leave it out")
@@ -43,7 +45,7 @@ def main(
         given.refuse(("data", "batches"), "is for the loss of a text: leave it out, or --tasks")
     note(f"evaluating {run}")
     if tasks is not None:
-        scores = _on_tasks(run, tasks, task_folder, fewshot, limit, weights)
+        scores = _on_tasks(run, tasks, task_folder, fewshot, limit, weights, devices)
         if as_json:
             print(json.dumps(scores))
             return
@@ -53,8 +55,9 @@ def main(
         return
     from nagjax.generate.evaluate import evaluate
     from nagjax.interop.load import load
+    from nagjax.train.distributed.mesh import local_devices
 
-    scores = evaluate(load(run), data=data, batches=batches, weights=weights)
+    scores = evaluate(load(run, devices=local_devices(devices)), data=data, batches=batches, weights=weights)
     if as_json:
         print(json.dumps(scores))
         return
@@ -71,6 +74,7 @@ def _on_tasks(
     fewshot: int | None,
     limit: int | None,
     weights: Literal["full", "int8"],
+    devices: int,
 ) -> dict[str, dict[str, float]]:
     """Metrics of each task by name. Files need no harness; all that was found is written to the run's folder."""
     from nagjax.files import write_text
@@ -78,6 +82,7 @@ def _on_tasks(
     from nagjax.interop.load import load
     from nagjax.runs.lock import lock_of_report
     from nagjax.runs.names import TASKS
+    from nagjax.train.distributed.mesh import local_devices
     from nagjax.train.tasks import FILE, open_tasks, task_names
 
     names = task_names(tasks)
@@ -90,7 +95,7 @@ def _on_tasks(
     elif folder is not None or fewshot is not None:
         name, value = ("fewshot", fewshot) if folder is None else ("task_folder", str(folder))
         raise UserError(name, value, "is for tasks of lm-evaluation-harness: leave it out for files of questions")
-    opened = with_weights(load(run), weights)
+    opened = with_weights(load(run, devices=local_devices(devices)), weights)
     asked = open_tasks(files, opened.tokenizer, opened.config.model.context, limit)
     with lock_of_report(run, "eval", "run"):
         found = {"results": {task.name: {} for task in asked.tasks}}

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import say
-from nagjax.errors import UserError
 from nagjax.ranges import Count
 
 
@@ -35,14 +34,10 @@ def main(
     files = [path for path in source.glob("*.safetensors") if not path.match(TWICE)]
     weights = sum(path.stat().st_size for path in files if path.is_file())
     say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
-    import jax
-
     from nagjax.interop.importing import import_model
+    from nagjax.train.distributed.mesh import local_devices
 
-    there = jax.local_devices()
-    if devices > len(there):
-        raise UserError("devices", devices, f"this machine has {len(there)}")
-    run = import_model(source, out, context=context, dtype=dtype, devices=there[:devices], say=say)
+    run = import_model(source, out, context=context, dtype=dtype, devices=local_devices(devices), say=say)
     name = shlex.quote(str(out))
     use = f"generate {name} --prompt 'def '" if run.config.model.causal else f"map {name} --text 'a text'"
     print(f"{run!r}\n  nagjax info {name}\n  nagjax {use}")

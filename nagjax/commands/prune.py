@@ -23,6 +23,7 @@ def main(
     curve: bool = False,
     data: str | None = None,
     batches: Count = 8,
+    devices: Count = 1,
     *,
     given: Given,
 ) -> None:
@@ -40,12 +41,13 @@ def main(
         curve: remove nothing; show the loss as more and more blocks are left out, by every rule.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: validation batches for each loss.
+        devices: split parameters and batches over so many of this machine's devices.
     """
     chosen = [block - 1 for block in block_list(blocks)]
     if curve:
         gone = ("rule", "count", "blocks", "heal_steps", "lr")
         given.refuse(gone, "--curve removes nothing, and tries every rule: leave it out")
-        _curve(runs, out, data, batches)
+        _curve(runs, out, data, batches, devices)
         return
     if blocks:
         given.refuse(("rule", "count"), "give either --blocks, or --count and a --rule")
@@ -55,16 +57,17 @@ def main(
     keep_freed_memory()
     from nagjax.report.labels import number
     from nagjax.report.pruning import prune
+    from nagjax.train.distributed.mesh import local_devices
 
     options = {"rule": rule, "count": count, "blocks": chosen, "heal_steps": heal_steps, "lr": lr}
-    record = prune(runs[0], out, batches=batches, data=data, **options)
+    record = prune(runs[0], out, batches=batches, data=data, devices=local_devices(devices), **options)
     loss, gone = record["loss"], ", ".join(str(block + 1) for block in record["removed"])
     before, after, healed = (number(loss[name], 4) for name in ("before", "after", "healed"))
     then = f", healed {healed}" if heal_steps else ""
     print(f"removed blocks {gone}: loss {before}, without them {after}{then}\n{out}")
 
 
-def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> None:
+def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int, devices: int) -> None:
     if not 1 <= len(runs) <= 2 or len({run.resolve() for run in runs}) < len(runs):
         raise UserError("runs", [str(run) for run in runs], "--curve takes one run, or two others side by side")
     say(f"loss without more and more blocks of {' and '.join(map(str, runs))}, into {out}")
@@ -73,12 +76,14 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int) -> N
     from nagjax.report.curve_plot import curve_plot
     from nagjax.report.labels import number
     from nagjax.runs.folder import read_config
+    from nagjax.train.distributed.mesh import local_devices
 
     names = [read_config(run).scheme.title for run in runs]
     if len({*names}) < len(names):
         names = [f"{name}, {run}" for name, run in zip(names, runs, strict=True)]
     check_writable(out)
-    curves = [pruning_curve(run, batches=batches, data=data) for run in runs]
+    there = local_devices(devices)
+    curves = [pruning_curve(run, batches=batches, data=data, devices=there) for run in runs]
     write_bytes(out / "curve.png", curve_plot(list(zip(names, curves, strict=True))))
     write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
     for name, curve in zip(names, curves, strict=True):

@@ -26,7 +26,7 @@ from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.cuts import mean_cut
 from nagjax.mod.deciders import Decider, find_decider
 from nagjax.mod.routers import Router, find_router, routers
-from nagjax.mod.selection import is_chosen, lowered, top_tokens
+from nagjax.mod.selection import is_chosen, lowered, scattered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing, mean_gate
 from nagjax.residual.recalled import recalled
@@ -179,7 +179,6 @@ class MoD:
             executed=_share(ran, real),
             agreement=_share((logits >= 0) == ran, real),
         )
-        batch = jnp.arange(x.shape[0])[:, None]
         for site, product in zip(sites, products, strict=True):
             picked, at = scheme.read(rows), self._at(site.at, rows, product)
             if isinstance(site.branch, Mixing):
@@ -195,7 +194,7 @@ class MoD:
                     rows, gate = scheme.advance(rows, update, at)
                     stream = scheme.skip(stream, at)
                     after = put(stream, rows, chosen.indices)  # of a block's attention only if it is observed
-            gate = jnp.zeros((*ran.shape, 1)).at[batch, chosen.indices].set(mean_gate(gate, picked)[..., None])
+            gate = scattered(mean_gate(gate, picked)[..., None].astype(jnp.float32), chosen.indices, x.shape[1])
             results.append(Result(after, None, gate, ran, notes, done.notes))
             notes = notes | {"cut": jnp.full_like(notes["cut"], -jnp.inf)}  # the first one's is the block's
         return tuple(results)
@@ -229,7 +228,6 @@ class MoD:
             indices = top_tokens(ran.astype(jnp.float32), where, k).indices
             moved = jax.tree.map(pin, take(moved, indices))
         rows, there, mine, weights, products = moved
-        batch = jnp.arange(ran.shape[0])[:, None]
         for (branch, at), product in zip(parts, products, strict=True):
             at = self._at(at, rows, product)
             gate = jnp.zeros((*ran.shape, 1))
@@ -248,7 +246,7 @@ class MoD:
                 after, opened = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
                 rows, stream = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = (mine * mean_gate(opened, picked))[..., None]
-            gate = opened if everyone else gate.at[batch, indices].set(opened)
+            gate = opened if everyone else scattered(opened, indices, ran.shape[1])
             done.append((rows if indices is None else put(stream, rows, indices), gate, update.notes))
         return done
 

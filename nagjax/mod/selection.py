@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from nagjax.layers.where import Where
 from pallas_kernels.placement import current_placement, on_shards
@@ -53,5 +53,11 @@ def lowered(cut: Float[Array, "*#B"], scale: float, dtype: jax.typing.DTypeLike)
 
 def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:
     """Which tokens are among the chosen."""
-    rows = jnp.arange(indices.shape[0])[:, None]
-    return jnp.zeros((indices.shape[0], tokens), bool).at[rows, indices].set(True)
+    return scattered(indices >= 0, indices, tokens)
+
+
+def scattered(rows: Shaped[Array, "B k ..."], indices: Int[Array, "B k"], tokens: int) -> Shaped[Array, "B T ..."]:
+    """The rows at their indices, and 0 elsewhere."""
+    one = lambda own, at: jnp.zeros((tokens, *own.shape[1:]), own.dtype).at[at].set(own)  # noqa: E731
+    there = (indices >= 0).reshape(*indices.shape, *[1] * (rows.ndim - 2))
+    return jax.vmap(one)(jnp.where(there, rows, 0), indices)  # on an Explicit mesh split as the indices are

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, check_rules, choose
@@ -16,16 +18,22 @@ SHARES = (0, 1 / 24, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2)  # of the blocks
 
 
 def pruning_curve(
-    folder: str | Path, *, rules: Sequence[str] = tuple(RULES), batches: int = 8, data: str | None = None
+    folder: str | Path,
+    *,
+    rules: Sequence[str] = tuple(RULES),
+    batches: int = 8,
+    data: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> dict:
     """Validation loss (nats per token, first `batches` batches) against blocks left out, with no training.
 
     Returns `depth`, `loss` (of the whole model), `batches`, and `rules`: by name a list of [blocks left out, loss,
-    which], where a loss that is not finite is None. Blocks are chosen on training text. Raises UserError: all that
-    `open_run` raises, an unknown rule, and a whole model whose loss is not finite.
+    which], where a loss that is not finite is None. Blocks are chosen on training text. Parameters and batches are
+    split over the `devices`, by default one. Raises UserError: all that `open_run` raises, an unknown rule, and a whole
+    model whose loss is not finite.
     """
     check_rules(rules)
-    run = open_run(folder, calibrated=False)
+    run = open_run(folder, devices=devices, calibrated=False)
     return curve_of(run, Cutter(run), rules, batches, data)
 
 

@@ -37,6 +37,7 @@ def prune(
     heal_steps: int = 0,
     lr: float | None = None,
     data: str | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> dict:
     """Removes blocks of the run in `folder` for good and writes what is left to the new folder `out`, a run like any.
 
@@ -48,13 +49,14 @@ def prune(
 
     Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
     healing); one that is not finite is None. Returns these with `removed`, `rule` and `kept` (places in the model from
-    which nothing had been removed yet), as is written to `prune.json`. A calibrated rate is not taken along.
+    which nothing had been removed yet), as is written to `prune.json`. A calibrated rate is not taken along. Parameters
+    and batches are split over the `devices`, by default one.
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
     """
     _check(rule, count, blocks, heal_steps, lr)
     with new_folder(out, "prune") as building:
-        run = open_run(folder, calibrated=False)
+        run = open_run(folder, devices=devices, calibrated=False)
         cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
         gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
         before, after = finite(cutter.loss(held_out)), finite(cutter.loss(held_out, gone))

@@ -66,6 +66,25 @@ def test_info_says_what_is_skipped(runs, capsys):
     assert "50.0%  (attention 50.0%, MLP 50.0%)" in printed(capsys, "info", runs / "routed")
 
 
+def test_a_run_is_opened_on_several_devices(runs, tmp_path, capsys):
+    dense, found = runs / "dense", {}
+    for count in (1, 2):
+        on = "--devices", count
+        found[count] = [json.loads(printed(capsys, "eval", dense, "--as-json", *on))["loss"]]
+        effort = ["--batches", "1", "--skip-batches", "1", "--curve-batches", "1"]
+        printed(capsys, "diagnose", dense, "--out", tmp_path / f"seen{count}", *effort, *on)
+        found[count].append(json.loads((tmp_path / f"seen{count}" / "diagnosis.json").read_text())["loss"])
+        healed = ["--blocks", "1", "--heal-steps", "1", "--lr", "1e-3"]
+        printed(capsys, "prune", dense, "--out", tmp_path / f"short{count}", "--batches", "1", *healed, *on)
+        found[count] += json.loads((tmp_path / f"short{count}" / "prune.json").read_text())["loss"].values()
+        printed(capsys, "prune", dense, "--curve", "--out", tmp_path / f"curve{count}", "--batches", "1", *on)
+        (curve,) = json.loads((tmp_path / f"curve{count}" / "curve.json").read_text()).values()
+        found[count].append(curve["loss"])
+    assert found[2] == pytest.approx(found[1], rel=1e-4) and len(found[1]) == 6
+    assert main(["eval", str(dense), "--devices", "99"]) == 2
+    assert "devices = 99: this machine has" in capsys.readouterr().err
+
+
 def test_a_map_tells_what_the_context_leaves_out(runs, tmp_path, capsys):
     told = printed(capsys, "map", runs / "dense", "--text", "a" * 40, "--out", tmp_path)
     assert "(the first 32 of 40 tokens, all that the context holds)" in told

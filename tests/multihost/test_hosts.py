@@ -1,6 +1,8 @@
 """A process' index among the hosts, from options and environment; wrong settings are named."""
 
 import socket
+import subprocess
+import sys
 import types
 
 import jax
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from nagjax.errors import UserError
+from nagjax.train.distributed import hosts as hosts_module
 from nagjax.train.distributed import mesh as mesh_module
 from nagjax.train.distributed.hosts import HostsConfig, Place, _wait_for_first, connect, find
 from nagjax.train.distributed.mesh import batch_share
@@ -45,6 +48,7 @@ def test_who_is_where(config, environment, cloud_tpu, place):
         (HostsConfig("a:1", 2), {}, "PROCESS_ID", "--hosts.index"),
         (HostsConfig(), PLAIN | {"PROCESS_ID": "4"}, "PROCESS_ID", "from 0 to 3: NUM_PROCESSES is 4"),
         (HostsConfig(), PLAIN | {"PROCESS_ID": "one"}, "PROCESS_ID", "whole number"),
+        (HostsConfig(), PLAIN | {"NUM_PROCESSES": "\u00b2"}, "NUM_PROCESSES", "whole number"),
         (HostsConfig(coordinator="a"), PLAIN, "hosts.coordinator", "ADDRESS:PORT"),
         (HostsConfig(), PLAIN | {"NUM_PROCESSES": "0"}, "NUM_PROCESSES", "at least 1"),
         (HostsConfig(), {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "SLURM_NTASKS", "with srun"),
@@ -64,6 +68,37 @@ def test_a_first_host_that_is_not_there_is_an_error():
         with pytest.raises(UserError, match="did not find each other.*open the port") as caught:
             connect(HostsConfig(address, 2, 1, timeout=0))
     assert caught.value.field == "hosts.coordinator"
+
+
+def test_a_first_host_that_waits_in_vain_ends_with_one_line():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    hosts = ["--hosts.coordinator", address, "--hosts.count", "2", "--hosts.index", "0", "--hosts.timeout", "2"]
+    command = [sys.executable, "-m", "nagjax", "train", "--depth", "1", *hosts]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 2 and "Check failure" not in found.stderr
+    (line,) = (line for line in found.stderr.splitlines() if line.startswith("nagjax: error: "))
+    assert "hosts.timeout = 2: not all 2 hosts have come in this time: start every one" in line and address in line
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices", "detection"),
+    [
+        ({}, None, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "CUDA_VISIBLE_DEVICES": "0,1,2"}, None, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "CUDA_VISIBLE_DEVICES": "4,5,6"}, [0, 1, 2], "deactivate"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"}, None, None),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1"}, None, "deactivate"),
+    ],
+)
+def test_a_process_alone_on_its_node_has_all_its_gpus(environment, devices, detection, monkeypatch):
+    told = {}
+    monkeypatch.setattr(hosts_module.os, "environ", PLAIN | environment)
+    monkeypatch.setattr(hosts_module, "_wait_for_first", lambda *_: None)
+    monkeypatch.setattr(hosts_module.jax.distributed, "initialize", lambda *_, **given: told.update(given))
+    connect(HostsConfig())
+    assert (told["local_device_ids"], told["cluster_detection_method"]) == (devices, detection)
 
 
 def test_the_first_host_may_have_an_address_of_version_6():

@@ -147,11 +147,16 @@ def test_sharding_rules():
 
 
 @pytest.mark.parametrize(
-    "wrong, axis",
-    [(MeshConfig(data=3, fsdp=3), "data"), (MeshConfig(fsdp=3), "data"), (MeshConfig(fsdp=2, tensor=16), "tensor")],
+    "wrong, given, most, axis",
+    [
+        (MeshConfig(data=3, fsdp=3), "data 3 x fsdp 3", "at most", "data"),
+        (MeshConfig(fsdp=3), "fsdp 3", "a divisor of", "fsdp"),
+        (MeshConfig(fsdp=2, tensor=16), "fsdp 2 x tensor 16", "a divisor of", "tensor"),
+        (MeshConfig(data=2, tensor=16), "data 2 x tensor 16", "at most", "tensor"),
+    ],
 )
-def test_a_mesh_that_does_not_fit(wrong, axis):
-    words = f"data x fsdp x expert x tensor x sequence must be 8, the number of devices: change --mesh.{axis}"
+def test_a_mesh_that_does_not_fit(wrong, given, most, axis):
+    words = f"mesh = '{given}': their product has to be {most} 8, the number of devices: change --mesh.{axis}"
     with pytest.raises(UserError, match=words):
         make_mesh(wrong)
     with pytest.raises(UserError, match="at least 1"):

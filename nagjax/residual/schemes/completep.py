@@ -40,4 +40,4 @@ class CompleteP(PreNorm):
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
         weight = (jnp.float32(at.blocks) / self.base_depth) ** -self.exponent
-        return super().advance(stream, (weight * update).astype(update.dtype), at)
+        return super().advance(stream, weight * update, at)

@@ -12,8 +12,9 @@ from nagjax.residual.schemes.post_ln import PostLN
 
 @dataclasses.dataclass(frozen=True)
 class DeepNorm(PostLN):
-    """`h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks. Wang et al. 2022, arXiv:2203.00555, the
-    rule for decoder-only models; constants as in torchscale's decoder.
+    """`h <- gain_l * unit(alpha h + f_l(h))`, `alpha = (2 L)^(1/4)`, L blocks, `unit(x) = x / rms(x)`. Wang et al.
+    2022, arXiv:2203.00555, the rule for decoder-only models, with RMSNorm in place of LayerNorm; constants as in
+    torchscale's decoder.
 
     The initial values of attention's values and output and of both maps of the feed-forward branch are divided by
     `(8 L)^(1/4)`; queries and keys are not. Some published "DeepNorm" results use something else: alpha fixed at 2.83

@@ -14,7 +14,7 @@ from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
 
 
 class StateGate(nnx.Module):
-    """`sigmoid(W h + b)`, W [D, D] normal 0.02, b [D] zeros."""
+    """`sigmoid(W h + b)`, W [D, D] normal 0.02 at every width, b [D] zeros."""
 
     def __init__(self, width: int, rngs: nnx.Rngs):
         weight = 0.02 * jax.random.normal(rngs.params(), (width, width), jnp.float32)
@@ -34,7 +34,8 @@ class StateGate(nnx.Module):
 class Highway(PreNorm):
     """`r = sigmoid(W h + b)`; `h <- h + r * f(RMSNorm(h))`. Srivastava et al. 2015, in the additive form to which
     arXiv:2606.31859 compares Review Residuals. There gates decay as all parameters do; here not, unless `--decay` names
-    them.
+    them. W starts with a standard deviation of 0.02, as there, at every width and under every parametrization: what it
+    makes of a state of unit size is 0.02 sqrt(D).
     """
 
     name: ClassVar[str] = "highway"

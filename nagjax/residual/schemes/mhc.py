@@ -54,10 +54,12 @@ class MHC(MultiStream):
         H_pre = sigmoid(h_pre);  H_post = 2 sigmoid(h_post);  H_res = Sinkhorn(exp(h_res)), doubly stochastic
         h     = alpha (RMSNorm(flat X) phi) + b,  each with its own phi, alpha = 0.01 and b
 
-    Sinkhorn: 20 times, the columns and then the rows are divided by their sums. Where the paper is silent this follows
-    MaxText's implementation: phi starts with variance 1/(n D) and b at 0, so that every stream starts close to that of
-    a pre-norm model. One difference: MaxText's head reads the sum of the streams; here it reads through an H_pre of its
-    own, which starts at half of that sum.
+    Sinkhorn: 20 times, the columns and then the rows are divided by their sums. Where the paper is silent initial
+    values are those of MaxText's implementation: phi with variance 1/(n D) and b at 0, so that every stream starts
+    close to that of a pre-norm model. In all else this follows the paper's equations, from which MaxText differs: it
+    normalises the streams before H_pre mixes them, begins Sinkhorn with a softmax and ends it with the columns, mixes
+    with H_res transposed, and its head reads the sum of the streams; here the head reads through an H_pre of its own,
+    which starts at half of that sum.
     """
 
     name: ClassVar[str] = "mhc"

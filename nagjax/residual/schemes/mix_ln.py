@@ -15,12 +15,13 @@ from nagjax.residual.protocol import Boundary
 @dataclasses.dataclass(frozen=True)
 class MixLN(PreNorm):
     """`h <- gain * unit(h + f_l(h))` in the first floor(post L) of L blocks, `h <- h + f_l(gain_l * unit(h))` in the
-    rest; the head reads `gain * unit(h)`. Li et al. 2024, arXiv:2412.13795.
+    rest, `unit(x) = x / rms(x)`; the head reads `gain * unit(h)`. Li et al. 2024, arXiv:2412.13795.
 
     There is one gain for each reader, as in plain pre-norm. These are as many gains as in the source and express the
     same functions, but two are elsewhere: a Post-LN sublayer uses the gain in the next reader's entry. So the first
     Pre-LN sublayer, whose entry is already used, reads `unit(h)`, and the first Post-LN sublayer's entry is a gain on
-    the embedding that it reads. Both are gains on a branch's input, which its matrices can absorb.
+    the embedding that it reads. Both are gains on a branch's input, which its matrices can absorb. With
+    `post` 1 the head is the first behind the border: it reads `unit(h)` of the last, normalised state.
     """
 
     name: ClassVar[str] = "mix_ln"

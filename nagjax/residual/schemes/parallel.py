@@ -16,7 +16,8 @@ class Parallel(LayerNorm):
     has one norm for both.
 
     Attention's update enters the residual at once; the MLP still reads the normalised residual from before it. A last
-    branch without a partner is added as in pre-norm.
+    branch without a partner is added as in pre-norm. Between the two the residual does not tell what the MLP reads:
+    `rebuild` is for the ends of blocks.
     """
 
     name: ClassVar[str] = "parallel"

@@ -22,8 +22,8 @@ class ProRes(PreNorm):
     block in a training of n steps is `ramp = T L / n`, which is 0.24 for T = 1000, 24 blocks and 100 000 steps.
 
     Choices where the source is silent: a ramp longer than the training is refused, so that a finished model is plain
-    pre-norm; further training has no ramp. `ramp` 0 is pre-norm from the first step. The first step, with t = 0,
-    changes only the embedding and the head.
+    pre-norm; further training has no ramp. `ramp` 0 is pre-norm from the first step. In the first step, with t = 0,
+    no branch has a gradient.
     """
 
     name: ClassVar[str] = "prores"
@@ -43,4 +43,4 @@ class ProRes(PreNorm):
         return jnp.minimum(at.progress * blocks / (self.ramp * block), 1.0).astype(jnp.float32)
 
     def advance(self, stream: PreNormStream, update, at: Boundary):
-        return super().advance(stream, (self.weight(at) * update).astype(update.dtype), at)
+        return super().advance(stream, self.weight(at) * update, at)

@@ -1,11 +1,15 @@
 """Connects the hosts of a run with `jax.distributed`, from options or from the environment."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
+import re
 import socket
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 
@@ -13,6 +17,7 @@ from nagjax.errors import UserError
 from nagjax.train.distributed.hosts_config import HostsConfig
 
 HEARTBEAT = 60  # seconds without a sign of life from a host, after which the others end
+SPARE = 60  # seconds that jax waits for the others beyond `timeout`, at which this process ends by itself
 FAREWELL = 20  # seconds that a host waits at its end for the others to end
 
 
@@ -66,7 +71,7 @@ def _given(option: str | int | None, name: str, environment: Mapping[str, str], 
         return None
     if variable == "COORDINATOR_ADDRESS":
         return _Given(variable, text)
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UserError(variable, text, "give a whole number, or unset it")
     return _Given(variable, int(text))
 
@@ -84,7 +89,7 @@ def _spelled_out(coordinator: _Given | None, count: _Given | None, index: _Given
     assert coordinator and count and index
     processes, number = int(count.value), int(index.value)
     host, _, port = str(coordinator.value).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(coordinator.name, coordinator.value, "give ADDRESS:PORT, such as 10.0.0.2:8476")
     if processes < 1:
         raise UserError(count.name, count.value, "give a number of processes of at least 1")
@@ -98,24 +103,61 @@ def connect(config: HostsConfig) -> None:
     """Connects to the other hosts, if there are any. Must be called before jax looks for devices.
 
     If a host dies the others end too, within `HEARTBEAT` seconds, so that the launcher can restart all of them. Raises
-    UserError if the environment is incomplete, or if process 0 cannot be reached within `timeout` seconds.
+    UserError if the environment is incomplete, or if process 0 cannot be reached within `timeout` seconds; ends the
+    process with code 2 if another one does not come in this time.
     """
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:
         return
     if place.index and place.coordinator:
         _wait_for_first(place.coordinator, config)
+    alone = _alone_on_its_node(os.environ)
     try:
-        jax.distributed.initialize(
-            place.coordinator,
-            place.count,
-            place.index,
-            initialization_timeout=config.timeout,
-            heartbeat_timeout_seconds=HEARTBEAT,
-            shutdown_timeout_seconds=FAREWELL,
-        )
+        with _ends_after(config.timeout, place):
+            jax.distributed.initialize(
+                place.coordinator,
+                place.count,
+                place.index,
+                local_device_ids=_visible(os.environ) if alone else None,
+                cluster_detection_method="deactivate" if alone and place.coordinator else None,
+                initialization_timeout=config.timeout + SPARE,
+                heartbeat_timeout_seconds=HEARTBEAT,
+                shutdown_timeout_seconds=FAREWELL,
+            )
     except (RuntimeError, ValueError) as error:
         raise _not_found(place.coordinator, config, error) from error
+
+
+def _alone_on_its_node(environment: Mapping[str, str]) -> bool:
+    """Whether SLURM has started one process on every node. jax would give each the first GPU of its node alone."""
+    return {*re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))} == {"1"}
+
+
+def _visible(environment: Mapping[str, str]) -> list[int] | None:
+    """The numbers of the GPUs that this process was given; None where the environment does not list them."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    return list(range(len(given.split(",")))) if given else None
+
+
+@contextlib.contextmanager
+def _ends_after(seconds: int, place: Place) -> Iterator[None]:
+    """Ends the process with one line if the body takes longer: XLA would abort it with a stack trace, and raise
+    nothing."""
+
+    def end() -> None:
+        missing = f"not all {place.count or ''} hosts have come in this time".replace("  ", " ")
+        port = f"open {place.coordinator} to all" if place.coordinator else "open their ports"
+        fix = f"{missing}: start every one, with the same number of hosts, and {port}; or give them more seconds"
+        print(f"nagjax: error: {UserError('hosts.timeout', seconds, fix)}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _wait_for_first(coordinator: str, config: HostsConfig) -> None:

@@ -34,10 +34,20 @@ def make_mesh(config: MeshConfig, devices=None) -> Mesh:
     data = config.data or max(len(devices) // model, 1)
     shape = (data, config.fsdp, config.expert, config.tensor, config.sequence)
     if data * model > len(devices) or (config.data is None and data * model != len(devices)):
-        few = "data" if model <= len(devices) else max(AXES[1:], key=lambda axis: getattr(config, axis))
-        fix = f"the product {' x '.join(AXES)} must be {len(devices)}, the number of devices: change --mesh.{few}"
-        raise UserError("mesh", shape, fix)
+        given = " x ".join(f"{axis} {getattr(config, axis)}" for axis in AXES if getattr(config, axis) not in (None, 1))
+        most = "at most" if config.data else "a divisor of"
+        larger = "data" if config.data and model <= len(devices) else max(AXES[1:], key=lambda a: getattr(config, a))
+        fix = f"their product has to be {most} {len(devices)}, the number of devices: change --mesh.{larger}"
+        raise UserError("mesh", given, fix)
     return Mesh(np.array(devices[: data * model]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def local_devices(count: int) -> list[jax.Device]:
+    """The first devices of this machine, so many. Raises UserError where it has fewer."""
+    there = jax.local_devices()
+    if count > len(there):
+        raise UserError("devices", count, f"this machine has {len(there)}")
+    return there[:count]
 
 
 def batch_parts(shape: Mapping[str, int]) -> int:

@@ -1,0 +1,57 @@
+"""Schemes in a user's own model on a mesh with Explicit axes: arrays say how they are split, and nothing is wrapped."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import nagjax
+from pallas_kernels import shard_rows
+from tests.own_models import SUBLAYERS, WIDTH, residual, stacked
+from tests.residual.stack import normal
+from tests.residual.test_in_shard_map import NAMES, assert_same
+
+DATA = P("data")
+
+
+@pytest.fixture
+def mesh():
+    if jax.device_count() < 4:
+        pytest.skip("needs 4 devices")
+    return jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+
+
+def both(module, forward, mesh, rows=DATA, wrap=lambda step: step):
+    """Gradients of the parameters and of the rows: on one device, and with the rows split over the mesh."""
+    graph, params = nnx.split(module)
+    x = normal(0, 4, 6, WIDTH)
+
+    def grads(params, x):
+        return jax.grad(lambda p, x: jnp.mean(forward(nnx.merge(graph, p), x) ** 3), argnums=(0, 1))(params, x)
+
+    want = jax.jit(grads)(params, x)
+    with jax.set_mesh(mesh):
+        got = jax.jit(wrap(grads))(params, jax.device_put(x, NamedSharding(mesh, rows)))
+        assert got[1].sharding.spec[: len(rows)] == rows[: len(rows)]
+    return want, jax.device_get(got)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_one_device(name, mesh):
+    assert_same(*both((residual(name), stacked()), lambda own, x: own[0](x, [own[1]], progress=1.0), mesh))
+
+
+@pytest.mark.parametrize("rows", [P(), P("data", "tensor"), P(("data", "tensor"))], ids=str)
+def test_rows_may_be_whole_or_split_over_several_axes(rows, mesh):
+    own = residual("nag"), stacked()
+    assert_same(*both(own, lambda own, x: own[0](x, [own[1]], progress=1.0), mesh, rows))
+
+
+@pytest.mark.parametrize("wrap", [lambda mesh: lambda step: step, lambda mesh: lambda s: shard_rows(s, mesh, "data")])
+@pytest.mark.parametrize("name", ["nag", "plain"])
+def test_with_mixture_of_depths(name, wrap, mesh):
+    own = nagjax.MixtureOfDepths(residual(name), 0.5, rngs=nnx.Rngs(1))
+    forward = lambda own, x: own(x, [jnp.tanh] * SUBLAYERS, progress=1.0)[0]  # noqa: E731
+    assert_same(*both(own, forward, mesh, wrap=wrap(mesh)))
