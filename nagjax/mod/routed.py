@@ -222,9 +222,9 @@ class MoD:
         branch notes."""
         pin = ctx.pin
         stream, where, ran, scores, parts = operands
-        scheme, everyone, done = self.scheme, k == ran.shape[1], []
+        scheme, done = self.scheme, []
         moved, indices = (stream, where, ran, scores, [at.projected for _, at in parts]), None
-        if 0 < k and not everyone:
+        if 0 < k < ran.shape[1]:
             indices = top_tokens(ran.astype(jnp.float32), where, k).indices
             moved = jax.tree.map(pin, take(moved, indices))
         rows, there, mine, weights, products = moved
@@ -246,7 +246,7 @@ class MoD:
                 after, opened = scheme.advance(rows, self.router.weigh(pin(update.value), weights), at)
                 rows, stream = jax.tree.map(where_ran(mine), after, scheme.skip(rows, at)), scheme.skip(stream, at)
             opened = (mine * mean_gate(opened, picked))[..., None]
-            gate = opened if everyone else scattered(opened, indices, ran.shape[1])
+            gate = opened if indices is None else scattered(opened, indices, ran.shape[1])
             done.append((rows if indices is None else put(stream, rows, indices), gate, update.notes))
         return done
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 import jax
 
@@ -140,7 +140,7 @@ def _visible(environment: Mapping[str, str]) -> list[int] | None:
 
 
 @contextlib.contextmanager
-def _ends_after(seconds: int, place: Place) -> Iterator[None]:
+def _ends_after(seconds: int, place: Place) -> Generator[None]:
     """Ends the process with one line if the body takes longer: XLA would abort it with a stack trace, and raise
     nothing."""
 
