@@ -90,13 +90,14 @@ def current_placement() -> Placement | None:
 
 
 def placement_of(args: Sequence[jax.Array], lead: Sequence[int | None]) -> Placement | None:
-    """The current placement; where there is none and the mesh in use has Explicit axes, as the first argument with
-    rows is split."""
+    """The current placement; where there is none and all axes of the mesh in use are Explicit, that of the rows which
+    are split over most of them. None where rows are whole, as `vmap` makes of an axis that is split."""
     placement, mesh = current_placement(), jax.sharding.get_abstract_mesh()
-    if placement is not None or AxisType.Explicit not in mesh.axis_types or AxisType.Manual in mesh.axis_types:
+    if placement is not None or {*mesh.axis_types} != {AxisType.Explicit}:
         return placement
-    first, count = next((x, n) for x, n in zip(args, lead, strict=True) if n is not None)
-    return Placement(mesh, P(*tuple(jax.typeof(first).sharding.spec)[:count]))
+    specs = [P(*tuple(jax.typeof(x).sharding.spec)[:n]) for x, n in zip(args, lead, strict=True) if n is not None]
+    rows = max(specs, key=lambda spec: len(_axes(spec)))
+    return Placement(mesh, rows) if _axes(rows) else None
 
 
 def on_shards(

@@ -12,7 +12,7 @@ import jax
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.files import write_text
-from nagjax.runs.config import RunConfig, TrainConfig, differences, from_dict, to_dict
+from nagjax.runs.config import RunConfig, TrainConfig, differences, flatten, from_dict, to_dict
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import judged
 from nagjax.runs.names import CORPUS, METRICS
@@ -65,8 +65,8 @@ class Training:
         if self.after is None:
             return to_dict(self.run_config)
         options = dataclasses.asdict(self.after) if dataclasses.is_dataclass(self.after) else {}
-        made = type(self.after) if options else self.after
-        return to_dict(self.run_config) | {"after": {OF: f"{made.__module__}.{made.__qualname__}"} | options}
+        made = self.after if hasattr(self.after, "__qualname__") else type(self.after)
+        return to_dict(self.run_config) | {"after": options | {OF: f"{made.__module__}.{made.__qualname__}"}}
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Scores at the end of training; `diverged` and no loss if training broke down."""
@@ -152,8 +152,12 @@ def changed(config: dict[str, Any], job: Job) -> str:
     now = _json(job.config())
     if OF not in config.get("after", {}) and now.get("after"):
         now["after"].pop(OF, None)
-    found = differences(renewed(config), now)
-    return ", ".join(f"{key} was {was!r} and is now {now!r}" for key, (was, now) in found.items())
+    then = renewed(config)
+    told = flatten(then)
+    return ", ".join(
+        f"{key} was {repr(was) if key in told else 'not recorded'} and is now {today!r}"
+        for key, (was, today) in differences(then, now).items()
+    )
 
 
 def renewed(values: Any) -> Any:

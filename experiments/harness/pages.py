@@ -201,14 +201,15 @@ def _again(result: dict[str, Any]) -> str:
 
 def _machines(result: dict[str, Any]) -> str:
     """Which arms ran on which processors, where not all ran on the same: roundings differ."""
-    found: dict[str, set[str]] = {}
+    arms: dict[str, set[str]] = {}
     for record in result["records"]:
         if "arm" in record.labels and "factor" not in record.labels and "loss" in record.metrics:
-            found.setdefault(record.labels["arm"], set()).add(record.origin.get("cpu", "an unknown processor"))
-    if len({frozenset(own) for own in found.values()}) < 2:
+            arms.setdefault(record.labels["arm"], set()).add(record.origin.get("cpu", "an unknown processor"))
+    if len({frozenset(own) for own in arms.values()}) < 2:
         return ""
-    told = (f"{arm} on {' and '.join(sorted(own))}" for arm, own in sorted(found.items()))
-    return f". Arms ran on different processors, whose roundings differ: {', '.join(told)}"
+    of = {cpu: [arm for arm, own in sorted(arms.items()) if cpu in own] for cpu in sorted(set().union(*arms.values()))}
+    told = "; ".join(f"on {cpu}: {', '.join(own)}" for cpu, own in of.items())
+    return f". Runs of different processors, whose roundings differ, are compared ({told})"
 
 
 def _unclean(result: dict[str, Any]) -> str:

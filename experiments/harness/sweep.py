@@ -1,8 +1,9 @@
 """Working through a plan: finished jobs are skipped, several processes or machines share the rest.
 
-A process takes the next job that nobody holds; a job is held by `nagjax.runs.lock` on a folder in its own, which is
-free again however its process ends, on file systems without locks two minutes later. Machines of an array (SLURM, TPU
-slices) each take every n-th job, and besides what those wait for, such as the trials of a rate.
+A process takes the next job that nobody holds. A job is held by `nagjax.runs.lock` on a folder in its own, which is
+free again however its process ends: at once on its machine, on others two minutes later (to see whether a process of
+another machine is still there takes up to 20 seconds). Machines of an array (SLURM, TPU slices) each take every n-th
+job, and besides what those wait for, such as the trials of a rate.
 """
 
 import contextlib
@@ -107,7 +108,7 @@ def _held(folder: Path) -> Iterator[bool]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(WriterLock(folder / "held", "an experiment's job"))
+            stack.enter_context(WriterLock(folder / "held", "experiment"))
         except Held:
             yield False
             return

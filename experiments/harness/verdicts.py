@@ -10,10 +10,13 @@
 4. Rates. What is trained apart is compared at tuned rates, of which the best is inside the grid: a neighbour on either
    side is worse, or diverges. Within one trained model there is nothing to tune.
 5. Floor. The best arm is below the 4-gram table of the same training text.
+6. Arms. All that the claim is about were run, and every run at the rate that the trials beside it chose.
+7. Text. Runs that are compared have read one text, not two of one name.
+8. Curves. A verdict read off curves between points is the same by straight lines and by monotone cubics.
 
-A claim that the differences decide, and that fails 1, 4 or 5, is undecided, with the reasons told. A claim of several
-parts that has to hold in each (`within`, `both`) is supported if each does at 5%, which needs no correction; that one
-part fails is told at 5% for that part alone.
+A claim that the differences decide, and that fails 1 or one of 4 to 8, is undecided, with the reasons told. A claim of
+several parts that has to hold in each (`within`, `both`) is supported if each does at 5%, which needs no correction;
+that one part fails is told at 5% for that part alone.
 """
 
 import dataclasses

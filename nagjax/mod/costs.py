@@ -66,7 +66,7 @@ def costs(
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
     for own, rates, window in zip(shared, nominal, config.windows, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            main += share * (active[kind] + gates[kind] + entries[kind])
+            main += share * (active[kind] + gates[kind]) + entries[kind]  # who skips is read by the next one
             without += share * frozen[kind]
             unused = stored[kind] - share * active[kind] + (1.0 - share) * gates[kind]
             if kind == "attention":

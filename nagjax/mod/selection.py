@@ -59,5 +59,6 @@ def is_chosen(indices: Int[Array, "B k"], tokens: int) -> Bool[Array, "B T"]:
 def scattered(rows: Shaped[Array, "B k ..."], indices: Int[Array, "B k"], tokens: int) -> Shaped[Array, "B T ..."]:
     """The rows at their indices, and 0 elsewhere."""
     one = lambda own, at: jnp.zeros((tokens, *own.shape[1:]), own.dtype).at[at].set(own)  # noqa: E731
+    # On an Explicit mesh the rows have to be split as the indices are, which a `where` by them sees to.
     there = (indices >= 0).reshape(*indices.shape, *[1] * (rows.ndim - 2))
-    return jax.vmap(one)(jnp.where(there, rows, 0), indices)  # on an Explicit mesh split as the indices are
+    return jax.vmap(one)(jnp.where(there, rows, jnp.zeros((), rows.dtype)), indices)

@@ -12,7 +12,7 @@ from nagjax.data import Dataset, Mixture, batches, open_dataset
 from nagjax.data.shares import among
 from nagjax.errors import UserError
 from nagjax.runs.blueprint import ModelBlueprint
-from nagjax.train.distributed.mesh import batch_sharding, batch_share
+from nagjax.train.distributed.mesh import batch_sharding, batch_share, check_devices
 from nagjax.train.loss import Batch
 from nagjax.train.step import jit_eval_step
 
@@ -35,9 +35,12 @@ class Evaluator:
     training's rows, whatever there is of its validation text.
 
     With `causal`, Mixture-of-Depths chooses tokens by the run's causal decider instead of by top-k.
+
+    Raises UserError where the devices do not divide the run's batches.
     """
 
     def __init__(self, blueprint: ModelBlueprint, dataset: Dataset | None = None, *, causal: bool = False):
+        check_devices(blueprint.config.train.batch, blueprint.mesh.shape)
         self.blueprint = blueprint
         self.dataset = dataset or open_dataset(blueprint.config.data, split="validation")
         mixture = self.dataset if isinstance(self.dataset, Mixture) else None

@@ -81,6 +81,9 @@ def test_a_run_is_opened_on_several_devices(runs, tmp_path, capsys):
         (curve,) = json.loads((tmp_path / f"curve{count}" / "curve.json").read_text()).values()
         found[count].append(curve["loss"])
     assert found[2] == pytest.approx(found[1], rel=1e-4) and len(found[1]) == 6
+    for command in ("eval", "diagnose"):
+        assert main([command, str(dense), "--devices", "3"]) == 2
+        assert "devices = 3: the run's batches have 8 sequences: give a divisor, such as 2" in capsys.readouterr().err
     assert main(["eval", str(dense), "--devices", "99"]) == 2
     assert "devices = 99: this machine has" in capsys.readouterr().err
 

@@ -96,7 +96,7 @@ def test_a_size_whose_runs_another_holds_does_not_stand_beside_it():
 def test_a_page_says_which_arms_ran_on_which_processors():
     of = lambda arm, cpu: Record("", {"arm": arm, "seed": 1}, {}, {"loss": 1.0}, origin={"cpu": cpu})  # noqa: E731
     assert _machines({"records": [of("a", "A"), of("b", "A")]}) == ""
-    assert "a on A, b on A and B" in _machines({"records": [of("a", "A"), of("b", "A"), of("b", "B")]})
+    assert "(on A: a, b; on B: b)" in _machines({"records": [of("a", "A"), of("b", "A"), of("b", "B")]})
 
 
 def test_a_page_says_how_many_jobs_were_done_with_uncommitted_changes():

@@ -198,6 +198,20 @@ def test_a_run_that_another_function_measured_is_another_experiment():
     )  # written before it was told
 
 
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """Without options."""
+
+    def __call__(self, folder: Path) -> dict:
+        return {}
+
+
+def test_whatever_may_be_called_measures_a_run():
+    for after in (Measure(), functools.partial(done, [])):
+        config = Training("run", {}, RunConfig(find_scheme("nag")(), ModelConfig(depth=2, width=16)), after).config()
+        assert config["after"]["of"] in ("tests.experiments.test_reuse.Measure", "functools.partial")
+
+
 def test_a_smoke_run_is_kept_in_its_own_folder(tmp_path):
     jobs = planned(load("inverse_depth_fit"), load("inverse_depth_fit").settings("smoke"))
     work(jobs[:1], tmp_path)

@@ -132,6 +132,17 @@ def test_a_skipped_sublayer_runs_neither_its_adapters_nor_its_gate(scheme, read_
     assert ran == pytest.approx(0.5 * skipped - routers)
 
 
+def test_who_skips_is_read_through_the_next_entry():
+    bp = tiny.blueprint(tiny.run_config(find_scheme("mhc")(), mod=ModConfig(mlp_rate=(1.0,))))
+    blocks = bp.parameters["blocks"]
+    entries = [p for p in jax.tree.leaves(blocks["mlp"]["entry"]) if len(p.shape) >= 3]
+    without = jax.tree.map(lambda p: p, bp.parameters)
+    without["blocks"]["mlp"]["entry"] = {}
+    both = (costs(bp.config.model, parameters, "random", "threshold") for parameters in (bp.parameters, without))
+    whole, rest = (each.forward for each in both)
+    assert whole - rest == 2 * sum(math.prod(p.shape) for p in entries) > 0
+
+
 def _dense(bp):
     model = dataclasses.replace(bp.config.model, mod=ModConfig())
     return tiny.blueprint(dataclasses.replace(bp.config, model=model))

@@ -41,7 +41,8 @@ def test_chosen_tokens_run_as_without_routing_and_the_others_pass(name):
     x = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
     for branch, update in ((tanh, tanh), (Average(), lambda x: 2.0 * jnp.mean(x, axis=1, keepdims=True) + 0.0 * x)):
         got, routed = jax.jit(lambda x, branch=branch: own(x, [branch], progress=1.0, noise=0))(x)
-        assert routed.ran.shape == (1, 2, TOKENS) and own.kept(TOKENS) == 6 and (routed.ran.sum(-1) == 6).all()
+        assert routed.ran.shape == (1, 2, TOKENS) and routed.ran.dtype == bool
+        assert own.kept(TOKENS) == 6 and (routed.ran.sum(-1) == 6).all()
         whole = own.residual(x, [update], progress=1.0)
         still = own.residual(x, [jnp.zeros_like], progress=1.0)
         want = jnp.where(routed.ran[0][..., None], whole, still)

@@ -8,6 +8,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from jax._src import xla_bridge
 
 from nagjax.errors import UserError
 from nagjax.train.distributed import hosts as hosts_module
@@ -82,23 +83,33 @@ def test_a_first_host_that_waits_in_vain_ends_with_one_line():
     assert "hosts.timeout = 2: not all 2 hosts have come in this time: start every one" in line and address in line
 
 
+@pytest.mark.parametrize("place", [PLAIN, SLURM], ids=["spelled-out", "slurm"])
 @pytest.mark.parametrize(
-    ("environment", "devices", "detection"),
+    ("environment", "visible"),
     [
-        ({}, None, None),
-        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)", "CUDA_VISIBLE_DEVICES": "0,1,2"}, None, None),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "CUDA_VISIBLE_DEVICES": "4,5,6"}, [0, 1, 2], "deactivate"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"}, None, None),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1"}, None, "deactivate"),
+        ({}, "0"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, "0"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"}, "0"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, "all"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1"}, "all"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "JAX_LOCAL_DEVICE_IDS": "0"}, "0"),
     ],
 )
-def test_a_process_alone_on_its_node_has_all_its_gpus(environment, devices, detection, monkeypatch):
-    told = {}
-    monkeypatch.setattr(hosts_module.os, "environ", PLAIN | environment)
+def test_a_process_alone_on_its_node_has_all_its_gpus(place, environment, visible, monkeypatch):
+    flag = xla_bridge.CUDA_VISIBLE_DEVICES  # jax.config writes it, and reads it not
+    before = flag.value
+
+    def takes_the_first(*_, **__):  # as jax does under SLURM
+        jax.config.update("jax_cuda_visible_devices", "0")
+
+    monkeypatch.setattr(hosts_module.os, "environ", place | environment)
     monkeypatch.setattr(hosts_module, "_wait_for_first", lambda *_: None)
-    monkeypatch.setattr(hosts_module.jax.distributed, "initialize", lambda *_, **given: told.update(given))
-    connect(HostsConfig())
-    assert (told["local_device_ids"], told["cluster_detection_method"]) == (devices, detection)
+    monkeypatch.setattr(hosts_module.jax.distributed, "initialize", takes_the_first)
+    try:
+        connect(HostsConfig())
+        assert flag.value == visible
+    finally:
+        jax.config.update("jax_cuda_visible_devices", before)
 
 
 def test_the_first_host_may_have_an_address_of_version_6():
@@ -107,7 +118,7 @@ def test_the_first_host_may_have_an_address_of_version_6():
     except OSError:
         pytest.skip("this machine has no IPv6")
     with listening:
-        _wait_for_first(f"[::1]:{listening.getsockname()[1]}", HostsConfig(timeout=0))
+        _wait_for_first(f"[::1]:{listening.getsockname()[1]}", HostsConfig(), 0.0)
 
 
 def shares(monkeypatch, owners, tensor=1):

@@ -49,6 +49,23 @@ def test_rows_may_be_whole_or_split_over_several_axes(rows, mesh):
     assert_same(*both(own, lambda own, x: own[0](x, [own[1]], progress=1.0), mesh, rows))
 
 
+def test_rows_that_are_split_only_in_the_update(mesh):
+    x, own = normal(0, 4, 6, WIDTH), residual("nag")
+    want = own(x, [jnp.tanh] * SUBLAYERS, progress=1.0)
+    split = lambda rows: jax.sharding.reshard(jnp.tanh(rows), P("data"))  # noqa: E731
+    with jax.set_mesh(mesh):
+        got = jax.jit(lambda x: own(x, [split] * SUBLAYERS, progress=1.0))(jax.device_put(x, NamedSharding(mesh, P())))
+    assert got.sharding.spec[0] == "data"
+    assert_same([want], [jax.device_get(got)])
+
+
+@pytest.mark.parametrize("name", ["nag", "plain"])
+def test_gradients_through_a_vmap_over_the_split_axis(name, mesh):
+    own = residual(name), stacked()
+    each = lambda own, x: jax.vmap(lambda row: own[0](row, [own[1]], progress=1.0))(x)  # noqa: E731
+    assert_same(*both(own, each, mesh))
+
+
 @pytest.mark.parametrize("wrap", [lambda mesh: lambda step: step, lambda mesh: lambda s: shard_rows(s, mesh, "data")])
 @pytest.mark.parametrize("name", ["nag", "plain"])
 def test_with_mixture_of_depths(name, wrap, mesh):

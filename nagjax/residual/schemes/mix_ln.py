@@ -21,7 +21,7 @@ class MixLN(PreNorm):
     same functions, but two are elsewhere: a Post-LN sublayer uses the gain in the next reader's entry. So the first
     Pre-LN sublayer, whose entry is already used, reads `unit(h)`, and the first Post-LN sublayer's entry is a gain on
     the embedding that it reads. Both are gains on a branch's input, which its matrices can absorb. With
-    `post` 1 the head is the first behind the border: it reads `unit(h)` of the last, normalised state.
+    `post` 1 there is no Pre-LN sublayer, and the head takes the place of the first one: it reads `unit(h)`.
     """
 
     name: ClassVar[str] = "mix_ln"

@@ -91,15 +91,15 @@ class NAG(Scheme):
         u      = f_l(r) - mean(f_l(r));   u_perp = u - (<u, r> / D) r;   n = u_perp / rms(u_perp)
         t      = alpha_l m_l(r)                                           # tan of the rotation angle
         r'     = (r + t n) / sqrt(1 + t^2);   s' = s + log(1 + t^2) / 2
-        logits = exp(s_L + g) <r_L, W_v> / D,  rows W_v centred and of norm sqrt(D);   s_0 = log rms(embedding) + log G
+        logits = exp(s_L + g) <r_L, W_v> / D,  rows W_v centred and of norm sqrt(D);   s_0 = log(G rms(embedding))
 
     Choices where the paper is silent: alpha rises linearly from 0 to its value over the first `ramp` of the training,
     and all gate parameters learn at `gate_rate` times the matrices' rate without weight decay (both prevent gates from
     closing early); the embedding is centred when it is looked up; the head's gain g is a learned scalar in log space,
     initialised so that the first logits have a standard deviation of one half at every width and depth. Only the sum of
-    g and the paper's log G counts; both learn, so that it moves at twice their rate. An update of zeros has no
-    direction: it leaves r and still adds to s, so a branch whose last layer starts at 0 makes the logits sharper until
-    it moves.
+    g and of log G, the paper's gain on the embedding, counts; both learn, so that it moves at twice their rate. An
+    update of zeros has no direction: it leaves r and still adds to s, so a branch whose last layer starts at 0 makes
+    the logits sharper until it moves.
     """
 
     name: ClassVar[str] = "nag"

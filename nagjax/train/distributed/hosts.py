@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import socket
@@ -17,7 +18,8 @@ from nagjax.errors import UserError
 from nagjax.train.distributed.hosts_config import HostsConfig
 
 HEARTBEAT = 60  # seconds without a sign of life from a host, after which the others end
-SPARE = 60  # seconds that jax waits for the others beyond `timeout`, at which this process ends by itself
+LEAST = 1.0  # seconds, so that hosts which are all there find each other
+SPARE = 60  # seconds that jax would wait for the others longer than this process, which ends by itself
 FAREWELL = 20  # seconds that a host waits at its end for the others to end
 
 
@@ -109,38 +111,34 @@ def connect(config: HostsConfig) -> None:
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:
         return
+    deadline = time.monotonic() + config.timeout
     if place.index and place.coordinator:
-        _wait_for_first(place.coordinator, config)
-    alone = _alone_on_its_node(os.environ)
+        _wait_for_first(place.coordinator, config, deadline)
+    left = max(deadline - time.monotonic(), LEAST)
     try:
-        with _ends_after(config.timeout, place):
+        with _ends_after(left, config, place):
             jax.distributed.initialize(
                 place.coordinator,
                 place.count,
                 place.index,
-                local_device_ids=_visible(os.environ) if alone else None,
-                cluster_detection_method="deactivate" if alone and place.coordinator else None,
-                initialization_timeout=config.timeout + SPARE,
+                initialization_timeout=math.ceil(left) + SPARE,
                 heartbeat_timeout_seconds=HEARTBEAT,
                 shutdown_timeout_seconds=FAREWELL,
             )
     except (RuntimeError, ValueError) as error:
         raise _not_found(place.coordinator, config, error) from error
+    if _alone_on_its_node(os.environ) and not os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        for visible in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(visible, "all")  # jax has taken the GPU of the task's number on its node: the first
 
 
 def _alone_on_its_node(environment: Mapping[str, str]) -> bool:
-    """Whether SLURM has started one process on every node. jax would give each the first GPU of its node alone."""
+    """Whether SLURM has started one process on every node."""
     return {*re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))} == {"1"}
 
 
-def _visible(environment: Mapping[str, str]) -> list[int] | None:
-    """The numbers of the GPUs that this process was given; None where the environment does not list them."""
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    return list(range(len(given.split(",")))) if given else None
-
-
 @contextlib.contextmanager
-def _ends_after(seconds: int, place: Place) -> Generator[None]:
+def _ends_after(seconds: float, config: HostsConfig, place: Place) -> Generator[None]:
     """Ends the process with one line if the body takes longer: XLA would abort it with a stack trace, and raise
     nothing."""
 
@@ -148,7 +146,7 @@ def _ends_after(seconds: int, place: Place) -> Generator[None]:
         missing = f"not all {place.count or ''} hosts have come in this time".replace("  ", " ")
         port = f"open {place.coordinator} to all" if place.coordinator else "open their ports"
         fix = f"{missing}: start every one, with the same number of hosts, and {port}; or give them more seconds"
-        print(f"nagjax: error: {UserError('hosts.timeout', seconds, fix)}", file=sys.stderr, flush=True)
+        print(f"nagjax: error: {UserError('hosts.timeout', config.timeout, fix)}", file=sys.stderr, flush=True)
         os._exit(2)
 
     timer = threading.Timer(seconds, end)
@@ -160,11 +158,11 @@ def _ends_after(seconds: int, place: Place) -> Generator[None]:
         timer.cancel()
 
 
-def _wait_for_first(coordinator: str, config: HostsConfig) -> None:
-    """Waits until process 0 listens: jax itself would end the process with a stack trace."""
+def _wait_for_first(coordinator: str, config: HostsConfig, deadline: float) -> None:
+    """Waits until process 0 listens, at most until the deadline of the monotonic clock: jax itself would end the
+    process with a stack trace."""
     host, _, port = coordinator.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")  # around the colons of IPv6
-    deadline = time.monotonic() + config.timeout
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=5).close()

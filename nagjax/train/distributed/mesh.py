@@ -64,6 +64,15 @@ def check_rows(batch: int, accumulate: int, shape: Mapping[str, int]) -> None:
         raise UserError("batch", batch, f"batch / accumulate must be divisible by {axes} = {shards}; try {fitting}")
 
 
+def check_devices(batch: int, shape: Mapping[str, int]) -> None:
+    """Raises UserError if a finished run's batches cannot be split over the devices that it was opened on."""
+    if batch % (parts := batch_parts(shape)):
+        fitting = next(count for count in range(parts, 0, -1) if batch % count == 0)
+        raise UserError(
+            "devices", parts, f"the run's batches have {batch} sequences: give a divisor, such as {fitting}"
+        )
+
+
 def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
     """Raises UserError if the tokens of a sequence cannot be split over the mesh's `sequence` axis."""
     parts = shape["sequence"]
