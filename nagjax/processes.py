@@ -18,6 +18,18 @@ from nagjax.errors import Preempted, UserError
 from nagjax.json_reader import parse_json
 
 
+@contextlib.contextmanager
+def alarm(seconds: float, act: Callable, *args) -> Generator[None]:
+    """Calls `act(*args)` after so many seconds, unless the block has ended."""
+    timer = threading.Timer(seconds, act, args)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def cores() -> int:
     """Of this machine that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -32,7 +32,7 @@ LINES = {
     "nagjax.runs.names": [],
     "nagjax.runs.config": ["nagjax.model", "nagjax.data"],
     "nagjax.options": ["nagjax.runs.config", "nagjax.arguments"],
-    "nagjax.train.distributed": ["nagjax.runs.config"],
+    "nagjax.train.distributed": ["nagjax.runs.config", "nagjax.processes"],
     "nagjax.train.checkpoint": ["nagjax.train.distributed", "nagjax.runs.names", "nagjax.files"],
     "nagjax.runs": ["nagjax.train.checkpoint"],
     "nagjax.train": ["nagjax.runs", "nagjax.console"],

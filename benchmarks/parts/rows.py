@@ -7,12 +7,13 @@ import contextlib
 import gc
 import json
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from nagjax.processes import alarm
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
 TRIES = 2  # a case that was begun so often and never finished is passed over
@@ -159,18 +160,6 @@ class Compiled:
             if case.compile and i not in self.made:
                 self.made[i] = self.pool.submit(case.compile)
         return (self.made.pop(number).result(),)
-
-
-@contextlib.contextmanager
-def alarm(seconds: float, act: Callable, *args) -> Iterator[None]:
-    """Calls `act(*args)` after so many seconds, unless the block has ended."""
-    timer = threading.Timer(seconds, act, args)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _device() -> str:

@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.parts.rows import Case, Options, Paused, alarm
+from benchmarks.parts.rows import Case, Options, Paused
 from nagjax.data import DataConfig, train_bpe
 from nagjax.data.stdlib import stdlib_documents
 from nagjax.errors import Preempted
 from nagjax.model.config import ModelConfig
+from nagjax.processes import alarm
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.runs.log import load_run

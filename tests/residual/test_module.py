@@ -348,19 +348,6 @@ def test_parameters_in_bfloat16(name):
         close(run(narrow, x, False)[1][0], run((own, stack), x, False)[1][0], 0.05)
 
 
-WEIGHTED = ("completep", "prores", "skip_init", "layer_scale")  # a branch's output times something small
-
-
-@pytest.mark.parametrize("name", WEIGHTED)
-@pytest.mark.parametrize("narrow", [jnp.float16, jnp.bfloat16])
-def test_a_narrow_update_is_weighed_in_the_residuals_precision(name, narrow):
-    own, x = residual(name, 40), jnp.zeros((2, WIDTH))
-    update = jnp.full((2, WIDTH), 1e-5, narrow)
-    moved = [own.advance(own.open(x, 0.01), u, 40).rows.hidden for u in (update, update.astype(jnp.float32))]
-    np.testing.assert_allclose(*moved, rtol=1e-5)
-    assert np.all(moved[0] > 0)
-
-
 @pytest.mark.parametrize("name", schemes())
 def test_with_64_bit_types(name):
     start, x = jax.tree.leaves(residual(name)), normal(0, 2, 3, WIDTH)

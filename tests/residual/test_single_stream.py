@@ -10,6 +10,7 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from nagjax.residual.module import module_of
 from nagjax.residual.protocol import SublayerIndex, telemetry
 from tests.residual.stack import assert_rows_close, boundary, build, normal, streams
 
@@ -252,3 +253,16 @@ def test_a_post_norm_state_does_not_grow():
         seen = streams(stack, *inputs(20.0))
         notes = telemetry(stack.scheme, seen[3], seen[4], jnp.ones((1, 1, 1)))
         assert abs(notes["growth"]) < 1e-5 and abs(notes["log_norm"]) < 1e-5 and notes["turn"] > 0.5
+
+
+WEIGHTED = ("completep", "prores", "skip_init", "layer_scale")  # a branch's output times something small
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("narrow", [jnp.float16, jnp.bfloat16])
+def test_a_narrow_update_is_weighed_in_the_residuals_precision(name, narrow):
+    own, x = module_of(find_scheme(name))(WIDTH, 40, rngs=nnx.Rngs(0)), jnp.zeros((2, WIDTH))
+    update = jnp.full((2, WIDTH), 1e-5, narrow)
+    moved = [own.advance(own.open(x, 0.01), u, 40).rows.hidden for u in (update, update.astype(jnp.float32))]
+    np.testing.assert_allclose(*moved, rtol=1e-5)
+    assert np.all(moved[0] > 0)

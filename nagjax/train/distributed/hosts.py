@@ -1,6 +1,5 @@
 """Connects the hosts of a run with `jax.distributed`, from options or from the environment."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -8,13 +7,13 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 
 import jax
 
 from nagjax.errors import UserError
+from nagjax.processes import alarm
 from nagjax.train.distributed.hosts_config import HostsConfig
 
 HEARTBEAT = 60  # seconds without a sign of life from a host, after which the others end
@@ -116,7 +115,7 @@ def connect(config: HostsConfig) -> None:
         _wait_for_first(place.coordinator, config, deadline)
     left = max(deadline - time.monotonic(), LEAST)
     try:
-        with _ends_after(left, config, place):
+        with alarm(left, _end, config, place):
             jax.distributed.initialize(
                 place.coordinator,
                 place.count,
@@ -137,25 +136,13 @@ def _alone_on_its_node(environment: Mapping[str, str]) -> bool:
     return {*re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))} == {"1"}
 
 
-@contextlib.contextmanager
-def _ends_after(seconds: float, config: HostsConfig, place: Place) -> Generator[None]:
-    """Ends the process with one line if the body takes longer: XLA would abort it with a stack trace, and raise
-    nothing."""
-
-    def end() -> None:
-        missing = f"not all {place.count or ''} hosts have come in this time".replace("  ", " ")
-        port = f"open {place.coordinator} to all" if place.coordinator else "open their ports"
-        fix = f"{missing}: start every one, with the same number of hosts, and {port}; or give them more seconds"
-        print(f"nagjax: error: {UserError('hosts.timeout', config.timeout, fix)}", file=sys.stderr, flush=True)
-        os._exit(2)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _end(config: HostsConfig, place: Place) -> None:
+    """Ends the process with one line. XLA would abort it with a stack trace, and raise nothing."""
+    missing = f"not all {place.count or ''} hosts have come in this time".replace("  ", " ")
+    port = f"open {place.coordinator} to all" if place.coordinator else "open their ports"
+    fix = f"{missing}: start every one, with the same number of hosts, and {port}; or give them more seconds"
+    print(f"nagjax: error: {UserError('hosts.timeout', config.timeout, fix)}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _wait_for_first(coordinator: str, config: HostsConfig, deadline: float) -> None:
