@@ -6,7 +6,7 @@ Expected: at equal tokens, 1M, NAG from 1/l has 1.477 and pre-norm ReZero 1.502 
   64; by what 28% more tokens gave plain, ReZero would have 1.446 and 1.406 here, where NAG has 1.441 and 1.401
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
 Time: smoke 15 s; with --processes 2 and --reuse: cpu two hours beside other work, longer (2.1M tokens,
-  --reuse equal_flops.longer) two and a half (estimated); h200 and paper not measured
+  --reuse equal_flops.longer) four beside other work; h200 and paper not measured
 Command: nice python -m experiments.equal_flops_rezero --reuse equal_flops.cpu --processes 2
 
 Pre-norm ReZero's FLOPs are plain's. Both train until they cost what Review does for 1M tokens, as in equal_flops, each
