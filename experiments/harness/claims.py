@@ -80,9 +80,8 @@ class Lowest(Claim):
         rivals = [arm for arm in self.rivals or outcome.arms if arm != self.judged and arm in outcome.arms]
         gaps = [outcome.gap(arm, self.judged, shape) for shape in outcome.shapes for arm in rivals]
         nearest = min(gaps, key=lambda gap: gap.middle, default=None)
-        verdict = ahead_of_all(gaps)
         head = f"{nearest.name} minus {self.judged}: {outcome.gap_text(nearest)} nats" if nearest else "no rival"
-        return Decision(verdict, head, outcome.ranking())
+        return Decision(ahead_of_all(gaps), head, outcome.ranking())
 
 
 @dataclasses.dataclass(frozen=True)

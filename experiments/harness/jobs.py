@@ -149,10 +149,9 @@ def read_record(path: Path) -> Record:
 
 def changed(config: dict[str, Any], job: Job) -> str:
     """In which options a record's config is not the job's; "" where it is."""
-    now = _json(job.config())
-    if OF not in config.get("after", {}) and now.get("after"):
-        now["after"].pop(OF, None)
-    then = renewed(config)
+    now, then = _json(job.config()), renewed(config)
+    if OF not in config.get("after", {}):
+        now.get("after", {}).pop(OF, None)
     told = flatten(then)
     return ", ".join(
         f"{key} was {repr(was) if key in told else 'not recorded'} and is now {today!r}"

@@ -139,7 +139,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _read(values: dict[str, Any]) -> dict[str, Any]:
-    again = {name: values[name] for name in ("computed_again",) if name in values}
+    again = {"computed_again": values["computed_again"]} if "computed_again" in values else {}
     values["floors"] = [Record(**floor) for floor in values.get("floors", ())]
     configs: dict[str, dict[str, Any]] = {}
     for run in values["runs"]:

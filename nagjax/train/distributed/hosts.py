@@ -138,9 +138,12 @@ def _alone_on_its_node(environment: Mapping[str, str]) -> bool:
 
 def _end(config: HostsConfig, place: Place) -> None:
     """Ends the process with one line. XLA would abort it with a stack trace, and raise nothing."""
-    missing = f"not all {place.count or ''} hosts have come in this time".replace("  ", " ")
+    every = "all" if place.count is None else f"all {place.count}"
     port = f"open {place.coordinator} to all" if place.coordinator else "open their ports"
-    fix = f"{missing}: start every one, with the same number of hosts, and {port}; or give them more seconds"
+    fix = (
+        f"not {every} hosts have come in this time: start every one, with the same number of hosts, and {port}; "
+        "or give them more seconds"
+    )
     print(f"nagjax: error: {UserError('hosts.timeout', config.timeout, fix)}", file=sys.stderr, flush=True)
     os._exit(2)
 
