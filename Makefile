@@ -77,7 +77,7 @@ test-eval: .venv-eval/.eval
 	.venv-eval/bin/python -m pytest tests/interop/test_lm_eval.py tests/train/test_harness_tasks.py
 
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
-# at most 120 s per program.
+# at most ten minutes per program.
 aot: .venv-aot/.aot
 	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step --step nagjax.train.abstract_step:routed_step --check pallas_kernels/README.md $(AOT)
 	.venv-aot/bin/python -m pytest -n $(JOBS) --dist worksteal tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py

@@ -25,14 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.parts.rows import REHEARSAL, note_end  # noqa: E402
-from benchmarks.parts.worker import FINISHED, LEFT, PARTS  # noqa: E402
+from benchmarks.parts.worker import FINISHED, LEFT, NO_ACCELERATOR, PARTS  # noqa: E402
 
 CUDA_PACKAGES = ("cu13", "cuda_nvcc")  # in which jax looks for its compiler
+USUAL_CUDA = "/usr/local/cuda/bin"  # often not on the path of a shell that nobody logged in to
 GRACE = 30.0  # seconds after the time is up in which a part may end by itself
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The number of parts with cases that are left."""
+    """The number of parts with cases that are left. Raises SystemExit where there is nothing to measure on."""
     parser = argparse.ArgumentParser(prog="python benchmarks/device.py", description=__doc__.split("\n")[0])
     parser.add_argument("--part", action="append", choices=[*PARTS, "all"], required=True, help="may be repeated")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows")
@@ -63,7 +64,11 @@ def measure(part: str, out: Path, scratch: Path, deadline: float, rehearse: bool
             run = subprocess.run([*command, *["rehearse"] * rehearse], env=environment(part), timeout=seconds + GRACE)
         except subprocess.TimeoutExpired:
             print(f"{part}: killed, as it had not ended {GRACE:g} s after its time", flush=True)
+            if PARTS[part][1]:  # a case that hung would have ended the process itself
+                note_end(written, stopped=True)
             return False
+        if run.returncode == NO_ACCELERATOR:
+            raise SystemExit(1)
         if run.returncode in (FINISHED, LEFT):
             return run.returncode == FINISHED
         note_end(written, stopped=run.returncode == 0)  # 0: a training, before its first step
@@ -99,9 +104,9 @@ def compilers_root() -> str | None:
     installed = [Path(folder) for folder in namespace.submodule_search_locations or ()] if namespace else []
     if not installed or any((folder / of / "bin" / "ptxas").exists() for folder in installed for of in CUDA_PACKAGES):
         return None
-    nvcc = shutil.which("nvcc")
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=USUAL_CUDA)
     return str(Path(nvcc).resolve().parents[1]) if nvcc else None
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(min(main(), 1))

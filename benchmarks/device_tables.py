@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +26,7 @@ from benchmarks.parts.rows import REHEARSAL, measured  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "device"
 PAGES = ("README.md", "pallas_kernels/README.md", "docs/hardware.md")
 NOTHING = "Not measured on any device yet: `python benchmarks/device.py --part {part} --out FOLDER` does it."
+TOLD = ("jax", "nvidia-cudnn-cu13", "libtpu", "torch", "triton", "tokamax")  # versions that a table is headed with
 MARKED = re.compile(r"(<!-- device: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -58,20 +60,25 @@ def kernels(rows: list[dict]) -> str:
                     continue
                 share = f"{own['of_copy']:.0%}" if own.get("of_copy") else "-"
                 ratio = f"{own['vs_reference']:.2f}" if own.get("vs_reference") else "-"
-                lines.append((op, shape, implementation, what, f"{own['us']:.1f}", share, ratio))
-    header = ("op", "rows", "implementation", "pass", "µs", "of copy bandwidth", "time / XLA's fusion")
-    return _table(header, lines)
+                time = f"{own['us']:.1f}" + (" with the host's" if own.get("host_time") else "")
+                lines.append((op, shape, implementation, what, time, share, ratio))
+        if "error_backward" in row["result"]:
+            lines.append((op, shape, case["implementation"], "backward", "failed", "-", "-"))
+    copies = [row["result"]["copy_GB/s"] for row in rows if "copy_GB/s" in row.get("result", {})]
+    share = f"of a copy's {statistics.median(copies):.0f} GB/s" if copies else "of a copy's GB/s"
+    return _table(("op", "rows", "implementation", "pass", "µs", share, "time / XLA's fusion"), lines)
 
 
 def steps(rows: list[dict]) -> str:
     """Step time, MFU and memory by size, rematerialisation, kernels and scheme, against plain under the same ones in
-    the same process: another start may have been on another machine."""
-    good = [row for row in rows if "result" in row]
-    plain = {_setting(row): row["result"]["milliseconds"] for row in good if row["case"]["scheme"] == "plain"}
+    the same process: another start may have been on another machine. The peak of MFU is that of a matrix product in the
+    same process; in brackets, the data sheet's."""
     lines = []
-    for row in good:
+    for row in rows:
+        if "result" not in row:
+            continue
         case, found = row["case"], row["result"]
-        base = plain.get(_setting(row))
+        ratio, of_sheet = found["vs_base"], found["mfu_of_data_sheet"]
         lines.append(
             (
                 case["size"],
@@ -79,13 +86,14 @@ def steps(rows: list[dict]) -> str:
                 case["kernels"],
                 case["scheme"],
                 f"{found['milliseconds']:.1f}",
-                f"{found['milliseconds'] / base:.3f}" if base else "-",
-                f"{found['mfu']:.1%}",
+                f"{ratio['milliseconds']:.3f}" if ratio else "-",
+                f"{found['matmul_flops'] / 1e12:.0f}",
+                f"{found['mfu']:.1%}" + (f" ({of_sheet:.1%})" if of_sheet else ""),
                 _gib(found["temporary_bytes"]),
             )
         )
-    header = ("size", "remat", "kernels", "scheme", "ms per step", "/ plain", "MFU", "temporary memory")
-    return _table(header, lines)
+    figures = ("ms per step", "/ plain", "peak, TFLOP/s", "MFU", "temporary memory")
+    return _table(("size", "remat", "kernels", "scheme", *figures), lines)
 
 
 def attention(rows: list[dict]) -> str:
@@ -116,17 +124,15 @@ def _shape(case: dict) -> str:
 
 def mod(rows: list[dict]) -> str:
     """Time saved over FLOPs saved by Mixture-of-Depths, against the dense step of the same process."""
-    good = [row for row in rows if "result" in row]
-    key = lambda row: (row["case"]["size"], row["case"]["scheme"], row["origin"]["date"])  # noqa: E731
-    dense = {key(row): row["result"] for row in good if row["case"]["rate"] == 0.0}
     lines = []
-    for row in good:
-        base, found = dense.get(key(row)), row["result"]
-        if row["case"]["rate"] and base:
-            time = found["milliseconds"] / base["milliseconds"]
-            flops = found["flops_per_step"] / base["flops_per_step"]
-            rate = f"{row['case']['rate']:.0%}"
-            lines.append((*key(row)[:2], rate, f"{time:.3f}", f"{flops:.3f}", f"{(1 - time) / (1 - flops):.2f}"))
+    for row in rows:
+        case = row["case"]
+        if "result" in row and case["rate"]:
+            figures = ("-",) * 3
+            if ratio := row["result"]["vs_base"]:
+                time, flops = ratio["milliseconds"], ratio["flops_per_step"]
+                figures = f"{time:.3f}", f"{flops:.3f}", f"{(1 - time) / (1 - flops):.2f}"
+            lines.append((case["size"], case["scheme"], f"{case['rate']:.0%}", *figures))
     header = ("size", "scheme", "tokens skipped", "time / dense", "FLOPs / dense", "time saved / FLOPs saved")
     return _table(header, lines)
 
@@ -177,8 +183,10 @@ def render(name: str, results: Path) -> str:
 
 def _part(name: str, path: Path, rows: list[dict]) -> str:
     """The table under what it was measured on; without a table where every case failed."""
-    where = rows[-1]["origin"]
-    said = f"{where['device']}, jax {where['versions']['jax']}, commit {where['commit']}, {where['date'][:10]}."
+    where, days = rows[-1]["origin"], sorted({row["origin"]["date"][:10] for row in rows})
+    with_packages = "".join(f", {name} {has}" for name, has in where["versions"].items() if name in TOLD and has)
+    of_days = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    said = f"{where['device']}{with_packages}, commit {where['commit']}, {of_days}."
     failed = sum("error" in row for row in rows)
     said += f" {failed} of {len(rows)} cases failed; {path.name} has their errors." if failed else ""
     return said if failed == len(rows) else f"{said}\n\n{TABLES[name](rows)}"
@@ -204,10 +212,6 @@ def main(argv: list[str] | None = None) -> int:
             if not given.check:
                 path.write_text(new, encoding="utf-8")
     return 1 if given.check and stale else 0
-
-
-def _setting(row: dict) -> tuple:
-    return (*(row["case"][name] for name in ("size", "remat", "kernels")), row["origin"]["date"])
 
 
 def _gib(size: int | None) -> str:

@@ -1,7 +1,8 @@
 """Gathers the packages that a bare machine lacks into one folder, as wheels: `python benchmarks/wheels.py`.
 
 The folder is carried to a machine that reaches no package index and installed there without one; benchmarks/README.md
-has the command. Versions are those of constraints.txt. Make it anew after a change: it names the commit, too.
+has the command. Versions are those of constraints.txt. It names the commit, too: make it anew after one. Results of
+code that was changed since have "-dirty" behind its name.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pallas_kernels.origin import commit  # noqa: E402
+from pallas_kernels.origin import commit, sources  # noqa: E402
 
 # What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold.
-PACKAGES = ("grain", "array_record", "portpicker", "jax-triton")
-COMMIT = "COMMIT"  # the file beside the wheels that names the commit: a checkout may travel without its history
+PACKAGES = ("grain", "array_record", "portpicker")
+COMMIT = "COMMIT"  # the file beside the wheels with the commit and its sources: a checkout may travel without history
 PLATFORMS = ("_2_39", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 
 
@@ -38,7 +39,7 @@ def main() -> None:
         subprocess.run([*command, "-d", made, *PACKAGES], check=True)
         shutil.rmtree(given.out, ignore_errors=True)  # two versions of one package cannot be installed
         shutil.copytree(made, given.out)
-    (given.out / COMMIT).write_text(f"{commit()}\n")
+    (given.out / COMMIT).write_text(f"{commit()}+{sources()}\n")
     size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
     print(f"{given.out}: {len(list(given.out.glob('*.whl')))} wheels, {size / 2**20:.0f} MiB")
 

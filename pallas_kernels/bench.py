@@ -1,10 +1,11 @@
 """Time every op: `python -m pallas_kernels.bench [--json FILE] [--op NAME] [--repeats N]`.
 
 For each op, implementation and shape of `shapes.BENCH`: microseconds of the forward pass and of forward plus
-backward, the bandwidth computed from the bytes that the op must move (`bytes_moved`), its ratio to the
-bandwidth of a plain copy measured in the same run, and the time relative to XLA's own compilation of the
-reference. The backward pass alone is the difference of the two times, where that is positive. Row ops are timed
-without donated operands, so XLA first copies the stream that they write into: their bandwidth is not shown.
+backward (with a barrier between the two), the bandwidth computed from the bytes that the op must move
+(`bytes_moved`), its ratio to the bandwidth of a plain copy measured in the same run, and the time relative to
+XLA's own compilation of the reference. The backward pass alone is the difference of the two times, where that is
+positive. Row ops are timed without donated operands, so XLA first copies the stream that they write into: their
+bandwidth is not shown.
 
 On a CPU the shapes are small, and the figures only show that everything runs.
 """
@@ -75,10 +76,12 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
             continue
         row = {"op": name, "shape": list(shape), "implementation": implementation}
         try:
-            times = timed(name, implementation, shape, rotate=rotate, repeats=repeats)
+            times, failed = timed(name, implementation, shape, rotate=rotate, repeats=repeats)
         except Exception as error:  # the others have theirs
             yield row | {"error": in_one_line(error)}
             continue
+        if failed:
+            yield row | {"error": in_one_line(failed)}
         reference = times if implementation == REFERENCE else reference
         for what, taken in times.items():
             ratio = taken / reference[what] if what in reference else None
@@ -87,15 +90,18 @@ def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) 
 
 def timed(
     name: str, implementation: str, shape: tuple[int, int, str], *, rotate: int, repeats: int
-) -> dict[str, float]:
-    """Microseconds by pass; no "backward" where noise was larger than it."""
+) -> tuple[dict[str, float], Exception | None]:
+    """Microseconds by pass, no "backward" where noise was larger than it; and what the gradients ended in, which leaves
+    the forward pass alone."""
     op, of = all_ops()[name], sample(name, *shape)
-    times = {
-        what: microseconds(fn, make, rotate=rotate, repeats=repeats)
-        for what, fn, make in _programs(op, implementation, of)
-    }
-    difference = times["forward+backward"] - times["forward"]
-    return times | ({"backward": difference} if difference > 0 else {})
+    (what, fn, make), (both, gradients, make_both) = _programs(op, implementation, of)
+    times = {what: microseconds(fn, make, rotate=rotate, repeats=repeats)}
+    try:
+        times[both] = microseconds(gradients, make_both, rotate=rotate, repeats=repeats)
+    except Exception as error:
+        return times, error
+    difference = times[both] - times[what]
+    return times | ({"backward": difference} if difference > 0 else {}), None
 
 
 def bandwidth(name: str, shape: tuple[int, int, str], what: str, microseconds: float) -> float | None:
@@ -112,7 +118,7 @@ def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Ca
     def forward(*args):
         return run(op, implementation, *args, **of.constants)
 
-    both = functools.partial(with_gradients, forward)
+    both = functools.partial(_one_after_the_other, forward)
     outputs = jax.eval_shape(forward, *of.args)
     yield "forward", forward, lambda key: arrays(key, of.args)
     yield "forward+backward", both, lambda key: (arrays(key, of.args), arrays(key, outputs))
@@ -121,6 +127,12 @@ def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Ca
 def with_gradients(forward: Callable, args: tuple, cotangents: tuple) -> list[jax.Array]:
     """Outputs, then gradients."""
     outputs, pull = jax.vjp(forward, *args)
+    return [*outputs, *(g for g in pull(cotangents) if g.dtype != jax.dtypes.float0)]
+
+
+def _one_after_the_other(forward: Callable, args: tuple, cotangents: tuple) -> list[jax.Array]:
+    """`with_gradients`, with the passes apart as in a training step: XLA would fuse them and read operands once."""
+    outputs, pull, cotangents = jax.lax.optimization_barrier((*jax.vjp(forward, *args), cotangents))
     return [*outputs, *(g for g in pull(cotangents) if g.dtype != jax.dtypes.float0)]
 
 

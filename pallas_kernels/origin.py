@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -70,9 +71,11 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 @functools.cache
 def commit() -> str | None:
     """The commit of the checkout that contains this code, with "-dirty" if the code differs from it; None outside of a
-    checkout. For a copy without history, the environment variable NAGJAX_COMMIT gives it."""
+    checkout. For a copy without history, the environment variable NAGJAX_COMMIT gives it, with a `+` and the `sources`
+    of that commit behind it if a change is to be noticed."""
     if told := os.environ.get("NAGJAX_COMMIT"):
-        return told
+        name, _, digest = told.partition("+")
+        return f"{name}-dirty" if digest not in ("", sources()) and not name.endswith("-dirty") else name
     folder = pathlib.Path(__file__).parents[1]
     if not (folder / ".git").exists() or not shutil.which("git"):
         return None
@@ -83,3 +86,13 @@ def commit() -> str | None:
     name = git("rev-parse", "--short", "HEAD")
     changed = git("status", "--porcelain", "--", *CODE)
     return (f"{name}-dirty" if changed else name) or None
+
+
+def sources() -> str:
+    """The first digits of a SHA-256 of all Python files of CODE, with their names."""
+    folder, digest = pathlib.Path(__file__).parents[1], hashlib.sha256()
+    found = (path for pattern in CODE for path in folder.glob(pattern))
+    files = {file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path])}
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

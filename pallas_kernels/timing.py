@@ -14,7 +14,8 @@ import jax.numpy as jnp
 ROTATE_BYTES = 512 * 2**20
 MOST_SETS = 8
 MOST_CALLS = 64  # of the function in a program
-PROGRAM_SECONDS = 3e-4  # that a program takes at least, many times what the host takes to start it
+PROGRAM_BYTES = 2 * 2**30  # that a program visits, should MOST_CALLS allow it: few devices take less than
+PROGRAM_SECONDS = 3e-4  # for it, many times what the host takes to start it
 ROUND_SECONDS = 0.02
 WARM_SECONDS = 0.1  # in which a device that was idle reaches its clock
 
@@ -28,12 +29,15 @@ def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotat
     """Median time of one `fn(*args)` on the device.
 
     One program calls `fn` on several sets of arguments in turn, together larger than `rotate` bytes, over and over
-    until it takes PROGRAM_SECONDS, and is `queued`. Barriers between the calls prevent fusion and overlap. With
-    `rotate` = 0 (a CPU) `fn` is called once in a program.
+    until it has visited PROGRAM_BYTES or, where the device is faster, takes PROGRAM_SECONDS; it is `queued`. Barriers
+    between the calls prevent fusion and overlap. With `rotate` = 0 (a CPU) `fn` is called once in a program.
     """
     first = make_args(jax.random.key(0))
-    sets = max(1, min(MOST_SETS, math.ceil(rotate / size((first, jax.eval_shape(fn, *first))))))
+    each = size((first, jax.eval_shape(fn, *first)))
+    sets = max(1, min(MOST_SETS, math.ceil(rotate / each)))
     args = [first, *(make_args(jax.random.key(i)) for i in range(1, sets))]
+    if rotate:
+        args *= max(min(math.ceil(PROGRAM_BYTES / each), MOST_CALLS) // sets, 1)
 
     @jax.jit
     def program(args):
@@ -44,18 +48,25 @@ def microseconds(fn: Callable, make_args: Callable[[jax.Array], tuple], *, rotat
             outs.append(fn(*each))
         return outs
 
+    run = running(lambda: program(args))
+    run(1)  # compiles
+    if rotate and (taken := warmed(run)) < PROGRAM_SECONDS and len(args) < MOST_CALLS:
+        args *= min(math.ceil(PROGRAM_SECONDS / taken), MOST_CALLS // len(args))
+        run(1)
+    return queued(run, repeats) / len(args) * 1e6
+
+
+def running(call: Callable[[], object]) -> Callable[[int], float]:
+    """`run(times)`: the seconds until what so many calls return is computed."""
+
     def run(times: int) -> float:
         start = time.perf_counter()
         for _ in range(times):
-            out = program(args)
+            out = call()
         jax.block_until_ready(out)
         return time.perf_counter() - start
 
-    run(1)  # compiles
-    if rotate and (each := warmed(run)) < PROGRAM_SECONDS:
-        args *= min(math.ceil(PROGRAM_SECONDS / each), MOST_CALLS // sets)
-        run(1)
-    return queued(run, repeats) / len(args) * 1e6
+    return run
 
 
 def warmed(run: Callable[[int], float]) -> float:

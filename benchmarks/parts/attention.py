@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import statistics
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +13,10 @@ import numpy as np
 from benchmarks.parts.rows import Case, Options
 from nagjax.layers.attend import attend
 from nagjax.layers.where import Where
+from pallas_kernels.timing import queued, running, warmed
 
 IMPLEMENTATIONS = {"gpu": ("cudnn", "xla", "tokamax"), "tpu": ("splash", "xla"), "cpu": ("xla",)}
+REPEATS = 7
 
 
 def here() -> list[str]:
@@ -83,12 +83,8 @@ def error(found, exact) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-def milliseconds(run, rounds: int = 7, calls: int = 3) -> float:
-    times = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        for _ in range(calls):
-            out = run()
-        jax.block_until_ready(out)
-        times.append((time.perf_counter() - began) / calls)
-    return 1e3 * statistics.median(times)
+def milliseconds(call: Callable[[], object]) -> float:
+    """Median of a function that is compiled, on a device that has reached its clock."""
+    run = running(call)
+    warmed(run)
+    return 1e3 * queued(run, REPEATS)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import time
 from collections.abc import Iterator
 
 import jax
 
 from benchmarks.parts.rows import Case, Options
-from pallas_kernels.bench import arrays, bandwidth, runs_here, timed
+from pallas_kernels.bench import arrays, bandwidth, in_one_line, runs_here, timed
 from pallas_kernels.dispatch import REFERENCE, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, queued
+from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, queued, running, size, warmed
 
 WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple behind all ops at 1024
 ROWS = 16384
@@ -55,13 +54,13 @@ def _of_width(ops: tuple[str, ...], shape: tuple[int, int, str]) -> Iterator[Cas
 
 
 def measure(name: str, implementation: str, shape: tuple[int, int, str]) -> dict:
-    """By pass: `us`, `of_copy`, `vs_reference`."""
-    times, passes = _timed(name, implementation, shape), {}
+    """By pass: `us`, `of_copy`, `vs_reference`; `error_backward`, where the gradients fail alone."""
+    (times, failed), passes = _timed(name, implementation, shape), {}
     if implementation == REFERENCE:
         _references[name, shape] = times
     elif (name, shape) not in _references:  # its case was measured by another process
         try:
-            _references[name, shape] = _timed(name, REFERENCE, shape)
+            _references[name, shape] = _timed(name, REFERENCE, shape)[0]
         except Exception:  # its own case has the error
             _references[name, shape] = {}
     base = _references[name, shape]
@@ -69,10 +68,11 @@ def measure(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
         share = bandwidth(name, shape, what, us)
         ratio = us / base[what] if what in base else None
         passes[what] = {"us": us, "of_copy": share and share / copy(), "vs_reference": ratio}
-    return {"implementations": {implementation: passes}, "copy_GB/s": copy()}
+    found = {"implementations": {implementation: passes}, "copy_GB/s": copy()}
+    return found | ({"error_backward": in_one_line(failed)} if failed else {})
 
 
-def _timed(name: str, implementation: str, shape: tuple[int, int, str]) -> dict[str, float]:
+def _timed(name: str, implementation: str, shape: tuple[int, int, str]) -> tuple[dict[str, float], Exception | None]:
     return timed(name, implementation, shape, rotate=_rotate(), repeats=REPEATS)
 
 
@@ -80,31 +80,37 @@ def peers(shape: tuple[int, int, str]) -> dict:
     """`benchmarks.parts.peers`, which imports PyTorch."""
     from benchmarks.parts import peers
 
-    return peers.measure(shape, copy())
+    return peers.measure(shape, copy(), ROTATE_BYTES)
 
 
 def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict:
     """Forward time of an op that writes into a stream it owns, as it does inside a training step: of one program that
-    visits so many streams that none is still in a cache, queued so often that the device does not wait for the host."""
+    visits so many streams, each with rows of its own, that none is still in a cache. It is queued so often that the
+    device does not wait for the host; barriers keep one call behind the other."""
     op, of = all_ops()[name], sample(name, *shape)
-    stream, *rest = arrays(jax.random.key(0), of.args)
-    count = max(-(-_rotate() // stream.nbytes), 1)
-    streams = [stream.copy() for _ in range(count)]
+    count = max(-(-_rotate() // size(of.args[0])), 1)
+    sets = [arrays(jax.random.key(i), of.args) for i in range(count)]
+    streams, rests = [stream for stream, *_ in sets], [rest for _, *rest in sets]
+    del sets  # streams are given away
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def program(streams, rest):
-        return [run(op, implementation, stream, *rest, **of.constants)[0] for stream in streams]
+    def program(streams, rests):
+        written = []
+        for stream, rest in zip(streams, rests, strict=True):
+            if written:
+                stream, rest, written[-1] = jax.lax.optimization_barrier((stream, rest, written[-1]))
+            written.append(run(op, implementation, stream, *rest, **of.constants)[0])
+        return written
 
-    def seconds(times: int) -> float:
+    def once():
         nonlocal streams
-        began = time.perf_counter()
-        for _ in range(times):
-            streams = program(streams, rest)
-        jax.block_until_ready(streams)
-        return time.perf_counter() - began
+        streams = program(streams, rests)
+        return streams
 
-    seconds(1)  # compiles
-    return {"implementations": {implementation: {"forward": {"us": queued(seconds, REPEATS) / count * 1e6}}}}
+    go = running(once)
+    go(1)  # compiles
+    warmed(go)
+    return {"implementations": {implementation: {"forward": {"us": queued(go, REPEATS) / count * 1e6}}}}
 
 
 @functools.cache

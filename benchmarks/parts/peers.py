@@ -9,36 +9,59 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.testing import do_bench
+from triton.testing import do_bench, do_bench_cudagraph
 
 EPSILON = 1e-6
 ROWS_PER_PROGRAM = 32  # of the backward kernel, which sums the gain's gradient over them
 
 
-def measure(shape: tuple[int, int, str], copy: float) -> dict:
-    """By peer and pass: `us`, and `of_copy`, the share of a copy's bandwidth `copy` (GB/s) at one visit's bytes."""
+def measure(shape: tuple[int, int, str], copy: float, rotate: int) -> dict:
+    """By peer and pass: `us`, and `of_copy`, the share of a copy's bandwidth `copy` (GB/s) at one visit's bytes; in the
+    forward pass `host_time`, where the host's is in it. Operands of more than `rotate` bytes are visited in turn."""
     rows, width, dtype = shape
     dtype = getattr(torch, dtype)
     make = lambda: torch.randn(rows, width, device="cuda", dtype=dtype)  # noqa: E731
     gain = torch.randn(width, device="cuda", requires_grad=True)
-    stream, update, pulled, pulled_normed = make().requires_grad_(), make().requires_grad_(), make(), make()
     moved = 4 * rows * width * dtype.itemsize
+    sets = [(make().requires_grad_(), make().requires_grad_(), (make(), make())) for _ in range(-(-rotate // moved))]
     found = {}
     for name, function in {"torch_compile": compiled(), "triton_by_hand": _AddNorm.apply}.items():
+        forward, by_host = _microseconds(lambda one, of=function: of(*one[:2], gain), sets)
+        both, both_by_host = _microseconds(lambda one, of=function: _gradients(of, *one[:2], gain, one[2]), sets)
+        times = {"forward": forward} | ({"backward": both - forward} if both > forward else {})
+        found[name] = {what: {"us": us, "of_copy": moved / us / 1e3 / copy} for what, us in times.items()}
+        if by_host or both_by_host:
+            found[name]["forward"]["host_time"] = True
+    stream, update, pulled = sets[0]
+    return {"implementations": found, "errors_triton_by_hand": _errors(_AddNorm.apply, stream, update, gain, pulled)}
 
-        def both(function=function):
-            outputs = function(stream, update, gain)
-            return torch.autograd.grad(outputs, (stream, update, gain), (pulled, pulled_normed))
 
-        forward = 1e3 * do_bench(lambda function=function: function(stream, update, gain), return_mode="median")
-        backward = 1e3 * do_bench(both, return_mode="median") - forward
-        found[name] = {
-            what: {"us": us, "of_copy": moved / us / 1e3 / copy}
-            for what, us in (("forward", forward), ("backward", backward))
-        }
-    exact = _eager(stream.double(), update.double(), gain.double())[1]
-    error = (_AddNorm.apply(stream, update, gain)[1].double() - exact).norm() / exact.norm()
-    return {"implementations": found, "error_triton_by_hand": float(error)}
+def _gradients(function, stream, update, gain, pulled):
+    """Outputs, then gradients."""
+    outputs = function(stream, update, gain)
+    return *outputs, *torch.autograd.grad(outputs, (stream, update, gain), pulled)
+
+
+def _microseconds(call, sets) -> tuple[float, bool]:
+    """Median time of a call, and whether the host's is in it. The results of a round over all sets are kept until its
+    end: none is written where another one was, in a cache."""
+
+    def visit():
+        return [call(one) for one in sets]
+
+    try:
+        return 1e3 * do_bench_cudagraph(visit, return_mode="median") / len(sets), False
+    except RuntimeError:  # a graph of it cannot be captured
+        torch.cuda.synchronize()
+        return 1e3 * do_bench(visit, return_mode="median") / len(sets), True
+
+
+def _errors(function, stream, update, gain, pulled) -> list[float]:
+    """Relative error (2-norm) of the normalised rows and of each gradient, against float64."""
+    wide = [x.detach().double().requires_grad_() for x in (stream, update, gain)]
+    exact = _gradients(_eager, *wide, tuple(x.double() for x in pulled))[1:]
+    found = _gradients(function, stream, update, gain, pulled)[1:]
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
 
 
 def compiled():

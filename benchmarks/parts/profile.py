@@ -6,8 +6,10 @@ import functools
 from collections.abc import Iterator
 
 from benchmarks.parts.rows import Case, Options
-from benchmarks.parts.steps import SCHEMES, Size, blueprint_of, random_batch, sizes
+from benchmarks.parts.steps import Size, blueprint_of, random_batch, sizes
 from nagjax.measure.profile import trace_steps
+
+SCHEMES = ("nag", "plain", "review", "lns")  # each is compiled anew: launches as graphs are part of a program
 
 
 def cases(options: Options) -> Iterator[Case]:

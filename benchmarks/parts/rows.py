@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -15,7 +16,10 @@ from typing import Any, NamedTuple
 
 from nagjax.processes import alarm
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "grain", "jax-triton", "torch", "triton")
+PACKAGES = (
+    *("jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "libtpu", "tokamax", "jax-triton", "torch", "triton"),
+    *("flax", "optax", "orbax-checkpoint", "chex", "grain"),
+)
 TRIES = 2  # a case that was begun so often and never finished is passed over
 ENDINGS = 3  # so are all cases of a kernel that has ended the process so often
 AHEAD = 8  # programs that are compiled before they are needed, where a part lets them
@@ -51,8 +55,9 @@ class Unusable(Exception):
 
 class Rows:
     """Appends to `FOLDER/PART.jsonl`: a line of origin for every start, one line when a case begins, one with what came
-    of it. A case that has its line from this kind of device is not measured again; delete the line, or the file, to do
-    so. A case that takes longer than `limit` seconds ends the process, with AGAIN for its exit code."""
+    of it. A case that has figures from this kind of device is not measured again, nor one that failed there at this
+    commit with these versions; delete the line, or the file, to do so. A case that takes longer than `limit` seconds
+    ends the process, with AGAIN for its exit code."""
 
     def __init__(self, part: str, folder: Path, deadline: float, limit: float | None = None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,9 +81,7 @@ class Rows:
                 left += 1
                 continue
             if not started:
-                from pallas_kernels.origin import origin  # starts jax, which reading results does not need
-
-                self._append({"origin": origin(PACKAGES)})
+                self._append({"origin": self.origin})
                 started = True
             self._append({"case": case.name, "begun": True})
             began = time.monotonic()
@@ -115,28 +118,40 @@ class Rows:
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
 
+    @functools.cached_property
+    def origin(self) -> dict:
+        from pallas_kernels.origin import origin  # starts jax, which reading results does not need
+
+        return origin(PACKAGES)
+
     def _known(self) -> tuple[set[str], Counter[str], Counter[str | None], dict[str, float]]:
         """The cases that are finished, how often each was begun without an end, how often an implementation has ended
-        its process, and the latest time of each kind, the kind measured last at the end."""
+        its process, and the latest time of each kind, the kind measured last at the end. What failed at another commit
+        or with other versions may work now."""
         finished, begun, ended, times = set(), Counter[str](), Counter[str | None](), {}
-        devices = {row["origin"].get("device") for row in self.lines if "origin" in row} - {None}
-        other = devices - {_device()} if devices else set()
-        where = None
+        where: dict = {}
         for row in self.lines:
-            where = row["origin"].get("device") if "origin" in row else where
-            if "case" in row and where not in other:
-                key, kind = _key(row["case"]), _kind(row["case"])
-                if "result" in row and "seconds" in row:
+            where = row.get("origin", where)
+            if "case" not in row or not self._as_now(where, "device"):
+                continue
+            key, kind = _key(row["case"]), _kind(row["case"])
+            if "result" in row:
+                finished.add(key)
+                if "seconds" in row:
                     times.pop(kind, None)
                     times[kind] = row["seconds"]
+            elif self._as_now(where, "versions", "commit"):
                 ended[row["case"].get("implementation")] += "ended" in row
                 if "begun" in row:
                     begun[key] += 1
                 elif "paused" in row:
                     begun[key] = 0
-                elif "result" in row or "error" in row:
+                elif "error" in row:
                     finished.add(key)
         return finished, begun, ended, times
+
+    def _as_now(self, where: dict, *facts: str) -> bool:
+        return all(where.get(fact) == self.origin.get(fact) for fact in facts)
 
     def _append(self, row: dict) -> None:
         append(self.path, row)
@@ -160,12 +175,6 @@ class Compiled:
             if case.compile and i not in self.made:
                 self.made[i] = self.pool.submit(case.compile)
         return (self.made.pop(number).result(),)
-
-
-def _device() -> str:
-    import jax
-
-    return jax.devices()[0].device_kind
 
 
 def usable() -> bool:
@@ -200,7 +209,7 @@ def append(path: Path, row: dict) -> None:
 def _hopeless(begun: int, implementation: str | None, ended: Counter[str | None]) -> str | None:
     """Why a case is passed over: each try costs a start of the process."""
     if begun >= TRIES:
-        return f"ended the process {TRIES} times"
+        return f"was begun {TRIES} times and never finished"
     if implementation not in (None, *COMPILED_BY_XLA) and ended[implementation] >= ENDINGS:
         return f"{implementation} ended the process {ENDINGS} times"
     return None

@@ -11,7 +11,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.loss import Batch
 from nagjax.train.state import Blueprint
 from nagjax.train.step import jit_train_step
+from pallas_kernels.timing import queued, running, warmed
 
 SCHEMES = ("plain", "nag", "lns", "review")
 VOCAB = 32768
@@ -69,9 +70,11 @@ def cases(options: Options) -> Iterator[Case]:
     for name, remat, kernels in [("rehearsal", "block", "auto")] if options.rehearsal else SETTINGS:
         if device_bytes() < LEAST_BYTES.get((name, remat), 0):
             continue
+        plain = functools.partial(measure, known[name], "plain", kernels=kernels, remat=remat)
         for scheme in SCHEMES:
             case = {"size": name, "scheme": scheme, "kernels": kernels, "remat": remat}
-            yield Case(case, functools.partial(measure, known[name], scheme, kernels=kernels, remat=remat))
+            own = functools.partial(measure, known[name], scheme, kernels=kernels, remat=remat)
+            yield Case(case, functools.partial(compared, own, plain))
 
 
 def device_bytes() -> float:
@@ -82,11 +85,12 @@ def device_bytes() -> float:
 def routed_cases(options: Options) -> Iterator[Case]:
     """Part `mod`: Mixture-of-Depths at a quarter and at half of the tokens, against the dense step."""
     for size in sizes(options.rehearsal):
-        for rate in (0.0, 0.25, 0.5):
-            for scheme in ("nag",) if options.rehearsal else ("nag", "plain"):
+        for scheme in ("nag",) if options.rehearsal else ("nag", "plain"):
+            block = functools.partial(measure, size, scheme, remat="block")
+            dense, half, quarter = (functools.partial(block, mod=ModConfig(rate=(rate,))) for rate in (0.0, 0.5, 0.25))
+            for rate, own in ((0.0, dense), (0.5, half), (0.25, quarter)):
                 name = {"size": size.name, "scheme": scheme, "rate": rate}
-                mod = ModConfig(rate=(rate,))
-                yield Case(name, functools.partial(measure, size, scheme, remat="block", mod=mod))
+                yield Case(name, functools.partial(compared, own, dense))
 
 
 def blueprint_of(size: Size, scheme: str, **model) -> Blueprint:
@@ -100,13 +104,29 @@ def blueprint_of(size: Size, scheme: str, **model) -> Blueprint:
     return Blueprint.of(config, make_mesh(config.mesh, jax.devices()[:1]))
 
 
+def compared(own: Callable[[], dict], base: Callable[[], dict]) -> dict:
+    """The figures of a step; as `vs_base` its time and its FLOPs over those of another step, which this process
+    measures, too, where it has not yet."""
+    found, other = own(), _figures(base)
+    ratios = other and {of: found[of] / other[of] for of in ("milliseconds", "flops_per_step")}
+    return found | {"vs_base": ratios}
+
+
+@functools.cache
+def _figures(step: Callable[[], dict]) -> dict | None:
+    """None for a step that fails: its own case has the error."""
+    try:
+        return step()
+    except Exception:
+        return None
+
+
+@functools.cache
 def measure(size: Size, scheme: str, **model) -> dict:
     """Milliseconds per step (median and least of the rounds), tokens/s, MFU, and bytes of device memory. Compiling is
     quick where another part had the same step."""
-    blueprint = blueprint_of(size, scheme, **model)
-    began = time.perf_counter()
+    blueprint, peak = blueprint_of(size, scheme, **model), matmul_flops()
     compiled = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
-    compile_seconds = time.perf_counter() - began
     state, batch = blueprint.create(), random_batch(size)
     for _ in range(2):
         state, metrics = compiled(state, batch)
@@ -122,7 +142,7 @@ def measure(size: Size, scheme: str, **model) -> dict:
         raise FloatingPointError(f"loss = {float(metrics.loss)}")
     seconds, tokens = statistics.median(times), size.batch * size.context
     flops = model_costs(blueprint).train * tokens
-    peak, sheet = matmul_flops(), peak_flops(jax.devices()[0].device_kind)
+    sheet = peak_flops(jax.devices()[0].device_kind)
     memory = compiled.memory_analysis()
     return {
         "milliseconds": 1e3 * seconds,
@@ -134,7 +154,6 @@ def measure(size: Size, scheme: str, **model) -> dict:
         "matmul_flops": peak,
         "temporary_bytes": memory.temp_size_in_bytes if memory else None,
         "argument_bytes": memory.argument_size_in_bytes if memory else None,
-        "compile_seconds": compile_seconds,
         "loss": float(metrics.loss),
     }
 
@@ -151,16 +170,11 @@ def random_batch(size: Size) -> Batch:
 
 @functools.cache
 def matmul_flops() -> float:
-    """FLOP/s of a bfloat16 matrix product of random numbers on this device, the best of several."""
+    """FLOP/s of a bfloat16 matrix product of random numbers on this device, the median of several."""
     n = 256 if jax.devices()[0].platform == "cpu" else 8192
     a, b = jax.random.normal(jax.random.key(0), (2, n, n), jnp.bfloat16)
     product = jax.jit(jnp.matmul)
-    product(a, b).block_until_ready()
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        for _ in range(4):
-            out = product(a, b)
-        out.block_until_ready()
-        best = min(best, (time.perf_counter() - began) / 4)
-    return 2 * n**3 / best
+    run = running(lambda: product(a, b))
+    run(1)  # compiles
+    warmed(run)
+    return 2 * n**3 / queued(run, ROUNDS)

@@ -40,7 +40,7 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def measure(scheme: str, steps: int, options: Options) -> dict:
-    """Validation loss (nats per token), bits per byte, and tokens per second of the finished run."""
+    """Steps, tokens, validation loss (nats per token), bits per byte, and seconds per step of the finished run."""
     if time.monotonic() > options.deadline - SAVING_SECONDS - (0 if options.rehearsal else STARTING_SECONDS):
         raise Paused
     folder = options.scratch / f"{scheme}-{steps}"
@@ -66,7 +66,7 @@ def _config(scheme: str, steps: int, options: Options) -> RunConfig:
         model, batch, vocab = ModelConfig(depth=2, width=16, context=16), 8, 300
     else:
         model, batch, vocab = ModelConfig(depth=64, width=256, context=512, remat="dots"), 128, 8192
-    often = max(steps // 20, 1)
+    often = max(steps // 20, min(steps, 50))  # an evaluation takes about as long as two steps
     length = TrainConfig(steps=steps, batch=batch, eval_every=often, eval_batches=8, save_every=steps, keep=1)
     data = DataConfig(tokenizer=str(_tokenizer(options, vocab)))
     return RunConfig(find_scheme(scheme)(), model, train=length, data=data)

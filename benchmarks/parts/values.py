@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.parts.oracle import Oracle, oracle
-from benchmarks.parts.rows import Case, Options
+from benchmarks.parts.rows import AHEAD, Case, Options
 from pallas_kernels import shapes
 from pallas_kernels.bench import arrays, runs_here, with_gradients
 from pallas_kernels.dispatch import REFERENCE, Op, run
@@ -36,8 +39,21 @@ def cases(options: Options) -> Iterator[Case]:
             for implementation in op.implementations:
                 if runs_here(op, implementation, of):
                     case = {"op": name, "implementation": implementation, "rows": rows, "width": width, "dtype": dtype}
-                    program = functools.partial(compiled, op, implementation, rows, width, dtype)
-                    yield Case(case, functools.partial(measure, op, rows, width, dtype), compile=program)
+                    made = functools.partial(prepared, op, implementation, rows, width, dtype)
+                    yield Case(case, functools.partial(measure, op, rows, width, dtype), compile=made)
+
+
+class Known(NamedTuple):
+    """Arguments, cotangents, and what the results should be."""
+
+    args: tuple
+    cotangents: tuple
+    exact: Oracle
+
+
+def prepared(op: Op, implementation: str, rows: int, width: int, dtype: str) -> tuple[jax.stages.Compiled, Known]:
+    """What takes the host's time: the program of outputs and gradients, and what it should find."""
+    return compiled(op, implementation, rows, width, dtype), known(op, rows, width, dtype)
 
 
 def compiled(op: Op, implementation: str, rows: int, width: int, dtype: str) -> jax.stages.Compiled:
@@ -48,23 +64,31 @@ def compiled(op: Op, implementation: str, rows: int, width: int, dtype: str) -> 
     return program.lower(of.args, jax.eval_shape(forward, *of.args)).compile()
 
 
-def measure(op: Op, rows: int, width: int, dtype: str, program: Callable[[tuple, tuple], list[jax.Array]]) -> dict:
+def measure(op: Op, rows: int, width: int, dtype: str, made: tuple[Callable, Known]) -> dict:
     """`worst`: the greatest error of any result in units of what is allowed for it; `errors`: of each result.
 
     Raises FloatingPointError for a result that is not finite.
     """
-    args, cotangents, exact = _known(op, rows, width, dtype)
-    errors = judged(op, jax.device_get(program(args, cotangents)), exact, rows, width, dtype)
+    program, of = made
+    errors = judged(op, jax.device_get(program(of.args, of.cotangents)), of.exact, rows, width, dtype)
     return {"worst": max(errors), "errors": errors}
 
 
-@functools.lru_cache(maxsize=1)  # the implementations of an op at one shape come one after the other
-def _known(op: Op, rows: int, width: int, dtype: str) -> tuple[tuple, tuple, Oracle]:
-    """Arguments, cotangents, and what the results should be."""
+def known(op: Op, rows: int, width: int, dtype: str) -> Known:
+    """Made once, also where several threads ask for it at a time."""
+    with _turns[op.name, rows, width, dtype]:
+        return _known(op, rows, width, dtype)
+
+
+_turns: defaultdict[tuple, threading.Lock] = defaultdict(threading.Lock)
+
+
+@functools.lru_cache(maxsize=AHEAD)  # the implementations of an op at one shape come one after the other
+def _known(op: Op, rows: int, width: int, dtype: str) -> Known:
     of = sample(op.name, rows, width, dtype)
     args = arrays(jax.random.key(0), of.args)
     cotangents = arrays(jax.random.key(1), jax.eval_shape(functools.partial(run, op, REFERENCE, **of.constants), *args))
-    return args, cotangents, oracle(op, of.constants, args, cotangents)
+    return Known(args, cotangents, oracle(op, of.constants, args, cotangents))
 
 
 def judged(op: Op, found: list[np.ndarray], exact: Oracle, rows: int, width: int, dtype: str) -> list[float]:

@@ -1,7 +1,8 @@
 """One part in a process of its own: `python -m benchmarks.parts.worker PART OUT SCRATCH SECONDS [rehearse]`.
 
-The exit code tells `benchmarks/device.py` what came of it: FINISHED, LEFT, or AGAIN where the process can measure
-nothing more and the part goes on in another one. A training that is stopped before its first step exits with 0.
+The exit code tells `benchmarks/device.py` what came of it: FINISHED, LEFT, AGAIN where the process can measure nothing
+more and the part goes on in another one, or NO_ACCELERATOR. A training that is stopped before its first step exits
+with 0.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+import jax
+
 from benchmarks.parts.rows import AGAIN, Options, Rows, Unusable
 
 LEFT = 3  # the time is up, and cases are left
 FINISHED = 5
+NO_ACCELERATOR = 6  # jax sees none, and only a rehearsal is for a CPU
 # Each part's generator of cases, in the order in which they matter, and the longest that one of its cases may take in
 # seconds: a kernel that waits for ever would take all the time there is.
 PARTS = {
@@ -32,6 +36,12 @@ PARTS = {
 
 def main(part: str, out: str, scratch: str, seconds: str, *rehearse: str) -> int:
     deadline, (where, limit) = time.monotonic() + float(seconds), PARTS[part]
+    if not rehearse and (seen := jax.devices()[0]).platform == "cpu":
+        print(
+            f"{part}: jax sees no accelerator, only {seen.device_kind}: see its warnings, or give --rehearse",
+            flush=True,
+        )
+        return NO_ACCELERATOR
     module, generator = where.split(".")
     cases = getattr(importlib.import_module(f"benchmarks.parts.{module}"), generator)
     rows = Rows(part, Path(out), deadline, None if rehearse else limit)

@@ -1,18 +1,15 @@
-"""The measurements for an accelerator, rehearsed on this machine; their file format; the tables made of them."""
+"""The measurements for an accelerator, rehearsed on this machine, and how their parts are started."""
 
-import json
+import functools
+import os
 import subprocess
-import sys
-import threading
-import time
 import types
 
 import pytest
 
 from benchmarks import device, device_tables
 from benchmarks.parts import kernels, rows, steps, worker
-from benchmarks.parts.rows import Case, Options, Paused, Rows, Unusable, measured, note_end
-from pallas_kernels import origin
+from benchmarks.parts.rows import Options, Rows, measured
 from pallas_kernels.ops import all_ops
 
 PARTS = ("values", "kernels", "steps", "attention", "experts", "mod", "training", "profile")
@@ -38,148 +35,6 @@ def test_every_part_of_the_command_is_rehearsed():
     assert list(worker.PARTS) == list(PARTS) == list(device_tables.TABLES)
 
 
-ORIGIN = {"device": "X", "versions": {"jax": "1"}, "commit": "c", "date": "2026-01-01T00:00:00"}
-
-
-def case(name, outcome):
-    def measure():
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return {"value": outcome}
-
-    return Case({"case": name}, measure)
-
-
-def test_a_part_that_was_killed_goes_on_behind_its_last_case(tmp_path, monkeypatch):
-    later = time.monotonic() + 60
-    starts = iter(range(2))
-    monkeypatch.setattr(origin, "origin", lambda packages: {"start": next(starts)})
-    with pytest.raises(KeyboardInterrupt):  # as after a kill, one case was begun and not finished
-        Rows("part", tmp_path, later).run([case("a", 1), case("b", KeyboardInterrupt())])
-    with (tmp_path / "part.jsonl").open("a") as file:
-        file.write('{"case": {"ca')
-    assert Rows("part", tmp_path, later).run([case("a", 99), case("b", 2), case("c", ValueError("no"))]) == 0
-    found = {row["case"]["case"]: row.get("result") or row["error"] for row in measured(tmp_path / "part.jsonl")}
-    assert found == {"a": {"value": 1}, "b": {"value": 2}, "c": "ValueError: no"}
-    assert [row["origin"]["start"] for row in measured(tmp_path / "part.jsonl")] == [0, 1, 1]
-
-
-def test_a_case_that_never_ends_is_passed_over_and_one_that_pauses_is_not(tmp_path, capsys):
-    later = time.monotonic() + 60
-    for _ in range(rows.TRIES):
-        with pytest.raises(KeyboardInterrupt):
-            Rows("part", tmp_path, later).run([case("a", KeyboardInterrupt())])
-        assert Rows("pauses", tmp_path, later).run([case("a", Paused())]) == 1
-    for _ in range(2):
-        assert Rows("part", tmp_path, later).run([case("a", 1), case("b", 2)]) == 0
-    assert capsys.readouterr().out.count("part: case=a: passed over, ended the process 2 times") == 1
-    failed, done = measured(tmp_path / "part.jsonl")
-    assert failed["error"] == "ended the process 2 times" and failed["case"] == {"case": "a"}
-    assert failed["origin"] and done["result"] == {"value": 2}
-    assert Rows("pauses", tmp_path, later).run([case("a", 1)]) == 0
-    assert len(measured(tmp_path / "pauses.jsonl")) == 1
-
-
-def test_after_a_case_behind_which_nothing_computes_another_process_goes_on(tmp_path, monkeypatch):
-    later = time.monotonic() + 60
-    monkeypatch.setattr(rows, "usable", lambda: False)
-    failing = [case("a", 1), case("b", ValueError("illegal address")), case("c", 3)]
-    with pytest.raises(Unusable):
-        Rows("part", tmp_path, later).run(failing)
-    assert Rows("part", tmp_path, later).run(failing) == 0
-    assert [row["case"]["case"] for row in measured(tmp_path / "part.jsonl")] == ["a", "b", "c"]
-    assert rows.read(tmp_path / "part.jsonl")[-1]["result"] == {"value": 3}
-    monkeypatch.undo()
-    assert rows.usable()
-
-
-def test_an_implementation_that_ends_process_after_process_is_passed_over(tmp_path, monkeypatch):
-    """Each start costs as much as many cases; what ended nothing is measured, also of that implementation."""
-    later = time.monotonic() + 60
-
-    def of(implementation, number, outcome):
-        return case(number, outcome)._replace(name={"implementation": implementation, "number": number})
-
-    good, bad = [of("xla", 0, 1), of("mosaic", 1, 2)], [of("mosaic", number, KeyboardInterrupt()) for number in (2, 3)]
-    sticky, killed = of("mosaic", 4, ValueError("illegal address")), of("mosaic", 6, KeyboardInterrupt())
-    for _ in range(rows.TRIES):
-        with pytest.raises(KeyboardInterrupt):
-            Rows("part", tmp_path, later).run([*good, *bad, sticky])
-        note_end(tmp_path / "part.jsonl", stopped=False)
-    with pytest.raises(KeyboardInterrupt):
-        Rows("part", tmp_path, later).run([killed])
-    note_end(tmp_path / "part.jsonl", stopped=True)
-    note_end(tmp_path / "part.jsonl", stopped=False)  # between cases nobody is to blame
-    assert Rows("part", tmp_path, later).run([killed._replace(measure=lambda: {"value": 7})]) == 0
-    monkeypatch.setattr(rows, "usable", lambda: False)
-    with pytest.raises(Unusable):
-        Rows("part", tmp_path, later).run([*good, bad[0], sticky])
-    for number in (7, 8, 9):
-        with pytest.raises(Unusable):
-            Rows("part", tmp_path, later).run([of("xla", number, ValueError("no"))])
-    monkeypatch.undo()
-    assert Rows("part", tmp_path, later).run([*good, *bad, sticky, of("mosaic", 5, 5), of("xla", 5, 6)]) == 0
-    found = {
-        tuple(row["case"].values()): row.get("error") or row["result"] for row in measured(tmp_path / "part.jsonl")
-    }
-    assert found["xla", 0] == {"value": 1} and found["xla", 5] == {"value": 6} and found["mosaic", 1] == {"value": 2}
-    assert found["mosaic", 2] == "ended the process 2 times" and found["mosaic", 4] == "ValueError: illegal address"
-    assert found["mosaic", 3] == found["mosaic", 5] == "mosaic ended the process 3 times"
-    assert found["mosaic", 6] == {"value": 7}
-
-
-def test_programs_are_compiled_ahead_by_other_threads_until_one_ends_a_process(tmp_path):
-    """Their errors are those of their cases, and what is finished is not compiled."""
-    later, here = time.monotonic() + 60, threading.get_ident()
-    both_began, threads = threading.Barrier(2, timeout=30), {}
-
-    def compiling(number):
-        def compile():
-            threads[number] = threading.get_ident()
-            if threads[number] != here and number in (1, 2):
-                both_began.wait()
-            if number == 3:
-                raise ValueError("no program")
-            return number
-
-        return case(number, 0)._replace(measure=lambda made: {"value": made}, compile=compile)
-
-    cases = [compiling(0), case("plain", "p"), *map(compiling, (1, 2, 3, 4))]
-    assert Rows("part", tmp_path, later).run(cases[:1]) == 0
-    threads.clear()
-    assert Rows("part", tmp_path, later).run(cases) == 0
-    found = {
-        row["case"]["case"]: row.get("error") or row["result"]["value"] for row in measured(tmp_path / "part.jsonl")
-    }
-    assert found == {0: 0, "plain": "p", 1: 1, 2: 2, 3: "ValueError: no program", 4: 4}
-    assert here not in threads.values() and 0 not in threads
-    with (tmp_path / "part.jsonl").open("a") as file:
-        file.write('{"case": {"case": "x"}, "begun": true}\n')
-    note_end(tmp_path / "part.jsonl", stopped=False)
-    assert Rows("part", tmp_path, later).run([compiling(5), compiling(6)]) == 0
-    assert threads[5] == threads[6] == here
-
-
-def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path):
-    script = tmp_path / "hang.py"
-    script.write_text(HANGING)
-    found = [subprocess.run([sys.executable, str(script), str(tmp_path)], cwd=device.ROOT).returncode for _ in "ab"]
-    assert found == [rows.AGAIN, 0]
-    hung, after = measured(tmp_path / "part.jsonl")
-    assert hung["error"] == "took longer than 0.5 s" and after["result"] == {}
-
-
-HANGING = """
-import pathlib, sys, time
-sys.path.insert(0, ".")
-from benchmarks.parts.rows import Case, Rows
-from pallas_kernels import origin
-origin.origin = lambda packages: {}
-cases = [Case({"case": "hangs"}, lambda: time.sleep(1000)), Case({"case": "after"}, dict)]
-Rows("part", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 0.5).run(cases)
-"""
-
-
 def test_a_part_is_started_again_as_long_as_it_comes_further(tmp_path, monkeypatch, capfd):
     codes = iter([rows.AGAIN, 0, -11, worker.LEFT])  # 0: a training that was stopped before its first step
 
@@ -195,14 +50,6 @@ def test_a_part_is_started_again_as_long_as_it_comes_further(tmp_path, monkeypat
     assert next(codes, None) is None
     assert device.main(["--part", "values", "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 1
     assert "values: ended with exit code -6 before its first case" in capfd.readouterr().out
-
-
-def test_a_case_of_another_device_is_measured_again(tmp_path):
-    lines = [{"origin": ORIGIN}, {"case": {"case": "a"}, "result": {"value": 1}, "seconds": 1.0}]
-    (tmp_path / "part.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert Rows("part", tmp_path, time.monotonic() + 60).run([case("a", 2)]) == 0
-    assert Rows("part", tmp_path, time.monotonic() + 60).run([case("a", 3)]) == 0
-    assert [row["result"]["value"] for row in measured(tmp_path / "part.jsonl")] == [1, 2]
 
 
 def test_what_does_not_fit_into_the_device_is_not_compiled(monkeypatch):
@@ -258,7 +105,9 @@ def test_kernels_are_measured_one_by_one_against_the_reference(monkeypatch):
     assert first.index(("nag_update", 4096)) < first.index(("put_rows", 1024)) < first.index(("nag_update", 2048))
     assert set(first) == {(op, width) for op in all_ops() for width in (640, 1024, 2048, 4096, 8192)}
     calls = []
-    monkeypatch.setattr(kernels, "timed", lambda op, name, *_, **__: calls.append(name) or {"forward": len(calls)})
+    monkeypatch.setattr(
+        kernels, "timed", lambda op, name, *_, **__: calls.append(name) or ({"forward": len(calls)}, None)
+    )
     monkeypatch.setattr(kernels, "copy", lambda: 1.0)
     monkeypatch.setattr(kernels, "_references", {})
 
@@ -271,99 +120,76 @@ def test_kernels_are_measured_one_by_one_against_the_reference(monkeypatch):
     assert ratio("xla") == 4 / 5 and calls[3:] == ["xla", "reference"]
 
 
-def test_no_case_is_begun_when_the_time_is_up(tmp_path):
-    assert Rows("part", tmp_path, time.monotonic() - 1).run([case("a", 1), case("b", 2)]) == 2
-    assert not (tmp_path / "part.jsonl").exists()
+def test_a_step_is_set_beside_its_base_of_the_same_process(monkeypatch):
+    """A process that goes on behind another one measures the base again, once; one that fails has its error in its own
+    case."""
+    measured_here = []
+
+    def measure(size, scheme, **model):
+        measured_here.append(scheme)
+        if scheme == "plain" and model["remat"] == "none":
+            raise MemoryError
+        return {"milliseconds": 100.0 + len(scheme), "flops_per_step": 1.0}
+
+    monkeypatch.setattr(steps, "measure", functools.cache(measure))
+    cases = {tuple(case.name.values()): case.measure for case in steps.cases(Options(False, None, 0.0))}
+    assert cases["350M", "nag", "auto", "block"]()["vs_base"]["milliseconds"] == 103 / 105
+    assert cases["350M", "review", "auto", "block"]()["vs_base"]["milliseconds"] == 106 / 105
+    assert cases["350M", "plain", "auto", "block"]()["vs_base"]["milliseconds"] == 1.0
+    assert measured_here == ["nag", "plain", "review"]
+    for scheme in ("nag", "lns"):
+        assert cases["350M", scheme, "auto", "none"]()["vs_base"] is None
+    assert measured_here[3:] == ["nag", "plain", "lns"]
+    order = [(case.name["scheme"], case.name["rate"]) for case in steps.routed_cases(Options(False, None, 0.0))]
+    assert order[:4] == [("nag", 0.0), ("nag", 0.5), ("nag", 0.25), ("plain", 0.0)]
 
 
-def test_no_case_is_begun_that_would_end_later_by_the_times_in_the_file(tmp_path):
-    """By the last time of the same size, or of whatever was measured last."""
-    step = lambda size, scheme: Case({"size": size, "scheme": scheme}, lambda: {})  # noqa: E731
-    lines = [{"case": step("1B", "plain").name, "result": {}, "seconds": 900.0}]
-    lines += [{"case": step("1B", "nag").name, "result": {}, "seconds": 300.0}]
-    lines += [{"case": step("350M", "plain").name, "result": {}, "seconds": 200.0}]
-    lines += [{"case": step("350M", "nag").name, "result": {}, "seconds": 2.0}]
-    (tmp_path / "part.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    soon = time.monotonic() + 60
-    assert Rows("part", tmp_path, soon).run([step("1B", "lns"), step("350M", "lns"), step("7B", "lns")]) == 1
-    assert [row["case"]["size"] for row in measured(tmp_path / "part.jsonl")[4:]] == ["350M", "7B"]
-    slow = [{"case": step("7B", "nag").name, "result": {}, "seconds": 300.0}]
-    slow += [{"case": step("7B", "review").name, "error": "out of memory", "seconds": 0.1}]
-    with (tmp_path / "part.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in slow)
-    new = Case({"size": "new"}, lambda: {})
-    assert Rows("part", tmp_path, soon).run([step("7B", "lns"), step("7B", "plain"), new]) == 2
-    assert Rows("part", tmp_path, soon).run([step("350M", "rezero"), new]) == 0
-    assert Rows("part", tmp_path, soon).run([step("1B", "lns")._replace(resumes=True)]) == 0
+def test_nothing_is_measured_where_jax_sees_no_accelerator(tmp_path, capfd):
+    folders = ["--out", str(tmp_path), "--scratch", str(tmp_path / "scratch")]
+    with pytest.raises(SystemExit) as ended:
+        device.main(["--part", "values", "--part", "steps", *folders])
+    assert ended.value.code == 1
+    said = capfd.readouterr().out
+    assert said.startswith("values: jax sees no accelerator, only cpu") and "steps" not in said
+    assert not list(tmp_path.glob("*.jsonl"))
 
 
-def test_the_table_of_kernels_has_those_that_failed(tmp_path):
-    shape = {"op": "nag_update", "rows": 64, "width": 96, "dtype": "float32"}
-    passes = {"forward": {"us": 2.0, "of_copy": 0.5, "vs_reference": 0.25}, "forward+backward": {"us": 5.0}}
-    lines = [{"origin": ORIGIN}, {"case": shape | {"implementation": "mosaic_gpu"}, "error": "RuntimeError: no"}]
-    lines += [{"case": shape | {"implementation": "xla"}, "result": {"implementations": {"xla": passes}}}]
-    lines += [{"case": shape | {"peers": True}, "error": "ImportError: torch"}]
-    (tmp_path / "box").mkdir()
-    (tmp_path / "box" / "kernels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert device_tables.render("kernels", tmp_path).splitlines()[4:] == [
-        "| nag_update | 64 x 96 float32 | mosaic_gpu | failed | - | - | - |",
-        "| nag_update | 64 x 96 float32 | xla | forward | 2.0 | 50% | 0.25 |",
-        "| nag_update | 64 x 96 float32 | peers | failed | - | - | - |",
-    ]
+@pytest.mark.parametrize("part, begun", [("steps", 0), ("training", 1)])
+def test_a_case_that_the_part_s_end_cut_off_did_not_hang(part, begun, tmp_path, monkeypatch):
+    """A training ends by itself; of the others a case that hangs does."""
+
+    written = Rows(part, tmp_path, 0.0)
+    rows.append(written.path, {"origin": written.origin})
+
+    def run(command, env, timeout):
+        rows.append(tmp_path / f"{part}.jsonl", {"case": {"case": "a"}, "begun": True})
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.subprocess, "run", run)
+        assert device.main(["--part", part, "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 1
+    assert Rows(part, tmp_path, 0.0)._known()[1].total() == begun
 
 
-def test_a_case_that_ended_the_process_counts_as_failed_where_it_was_begun(tmp_path):
-    """Also where all others of the file were measured at another commit, and where it is the only one."""
-    lines = [{"origin": ORIGIN}, *[{"case": {"case": "a"}, "begun": True}] * rows.TRIES]
-    lines += [{"origin": {**ORIGIN, "commit": "later"}}, {"case": {"case": "a"}, "error": "ended the process 2 times"}]
-    (tmp_path / "box").mkdir()
-    (tmp_path / "box" / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert device_tables.render("training", tmp_path) == (
-        "X, jax 1, commit c, 2026-01-01. 1 of 1 cases failed; training.jsonl has their errors."
-    )
-
-
-def test_the_pages_are_what_the_results_make_of_them():
-    assert device_tables.main(["--check"]) == 0
-
-
-def test_a_page_without_figures_says_so(tmp_path):
-    page = "before\n<!-- device: steps -->\nold\n<!-- end -->\nafter\n"
-    text = device_tables.rewritten(page, tmp_path)
-    assert "Not measured on any device yet" in text and text.startswith("before") and text.endswith("after\n")
-
-
-def step_times(scheme, milliseconds):
-    name = {"size": "s", "remat": "block", "kernels": "auto", "scheme": scheme}
-    return {"case": name, "result": {"milliseconds": milliseconds, "mfu": 0.5, "temporary_bytes": 2**30}}
-
-
-def test_steps_are_set_beside_plain_of_the_same_process(tmp_path):
-    """Not of another device, versions or commit, and not of another start, perhaps on another machine of that kind."""
-    (tmp_path / "box").mkdir()
-    lines = [{"origin": ORIGIN}, step_times("plain", 100.0), step_times("nag", 104.0)]
-    lines.append({"case": {**lines[-1]["case"], "scheme": "lns"}, "error": "OOM"})
-    others = {"device": "Y"}, {"versions": {"jax": "2"}}, {"commit": "d"}
-    for other, milliseconds in zip(others, (10.0, 20.0, 30.0), strict=True):
-        lines += [{"origin": ORIGIN | other}, step_times("nag", milliseconds)]
-    lines += [{"origin": ORIGIN | {"date": "2026-01-02T00:00:00"}}, step_times("review", 110.0)]
-    lines += [
-        {"origin": ORIGIN | {"date": "2026-01-02T01:00:00"}},
-        step_times("plain", 100.0),
-        step_times("rezero", 90),
-    ]
-    (tmp_path / "box" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = device_tables.render("steps", tmp_path)
-    tables = text.split("ms per step")[1:]
-    assert len(tables) == 4
-    assert "| nag | 104.0 | 1.040 | 50.0% | 1.0 GiB |" in tables[0] and "| review | 110.0 | - |" in tables[0]
-    assert "| rezero | 90.0 | 0.900 |" in tables[0]
-    for table, milliseconds in zip(tables[1:], ("10.0", "20.0", "30.0"), strict=True):
-        assert f"| nag | {milliseconds} | - |" in table
-    said = [line for line in text.splitlines() if line and not line.startswith("|")]
-    assert said == [
-        "X, jax 1, commit c, 2026-01-02. 1 of 6 cases failed; steps.jsonl has their errors.",
-        "Y, jax 1, commit c, 2026-01-01.",
-        "X, jax 2, commit c, 2026-01-01.",
-        "X, jax 1, commit d, 2026-01-01.",
-    ]
+def test_the_commands_for_a_bare_machine_are_of_known_parts_and_nine_minutes(tmp_path):
+    """Run with a Python that only says what it was asked for."""
+    (tmp_path / "python3").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\nexit 1\n')
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / ".wheels").mkdir()
+    (tmp_path / ".wheels" / "COMMIT").write_text("abc+def\n")
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "values.jsonl").write_text("{}\n")
+    script = tmp_path / "benchmarks" / "bare_machine.sh"
+    text = (device.ROOT / "benchmarks" / "bare_machine.sh").read_text()
+    script.write_text(text.replace("python3 -m pip", "true"))
+    (tmp_path / "python3").chmod(0o755)
+    known = []
+    for number in "123":
+        asked = tmp_path / number
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(asked)}
+        subprocess.run(["bash", script, number, tmp_path / "out", tmp_path / "earlier"], check=True, env=env)
+        words = [line.split() for line in asked.read_text().splitlines()]
+        assert sum(float(line[line.index("--minutes") + 1]) for line in words) <= 9.0
+        known += [line[line.index("--part") + 1] for line in words]
+    assert sorted([*known, "experts"]) == sorted(PARTS) and (tmp_path / "out" / "values.jsonl").exists()
+    assert subprocess.run(["bash", script, "4", tmp_path / "out"], capture_output=True).returncode == 2

@@ -34,3 +34,19 @@ def test_a_changed_program_makes_the_commit_dirty(path, changed, tmp_path, monke
     assert not origin.commit.__wrapped__().endswith("-dirty")
     file.write_text("after")
     assert origin.commit.__wrapped__().endswith("-dirty") == changed
+
+
+def test_a_copy_without_history_notices_that_it_was_changed(tmp_path, monkeypatch):
+    file = tmp_path / "benchmarks" / "parts" / "values.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("before")
+    monkeypatch.setattr(origin, "__file__", str(tmp_path / "pallas_kernels" / "origin.py"))
+    for told in ("abc", "abc-dirty", f"abc+{origin.sources()}"):
+        monkeypatch.setenv("NAGJAX_COMMIT", told)
+        assert origin.commit.__wrapped__() == told.split("+")[0]
+    (file.parent / "notes.md").write_text("no program")
+    assert origin.commit.__wrapped__() == "abc"
+    file.write_text("after")
+    assert origin.commit.__wrapped__() == "abc-dirty"
+    monkeypatch.setenv("NAGJAX_COMMIT", "abc-dirty+000")
+    assert origin.commit.__wrapped__() == "abc-dirty"

@@ -42,7 +42,7 @@ def test_torch_compiles_each_shape_for_itself(monkeypatch):
         _dynamo=types.SimpleNamespace(reset=lambda: calls.append("reset")),
         compile=lambda function, **options: calls.append((function.__name__, options)),
     )
-    testing = types.SimpleNamespace(do_bench=None)
+    testing = types.SimpleNamespace(do_bench=None, do_bench_cudagraph=None)
     triton = types.SimpleNamespace(jit=lambda function: function, language=types.SimpleNamespace(), testing=testing)
     known = {"torch": torch, "triton": triton, "triton.language": triton.language, "triton.testing": testing}
     for name, stand_in in known.items():

@@ -1,8 +1,10 @@
 """The part `values` passes every correct program, and no wrong one."""
 
+import concurrent.futures
 import functools
 import importlib
 import math
+import time
 import types
 
 import jax
@@ -29,11 +31,11 @@ def module(name):
 
 def errors_of(name, place, found):
     op = all_ops()[name]
-    return values.judged(op, jax.device_get(found), values._known(op, *place)[2], *place)
+    return values.judged(op, jax.device_get(found), values.known(op, *place).exact, *place)
 
 
 def results(name, place, function):
-    args, cotangents, _ = values._known(all_ops()[name], *place)
+    args, cotangents, _ = values.known(all_ops()[name], *place)
     return jax.device_get(jax.jit(functools.partial(with_gradients, function))(args, cotangents))
 
 
@@ -50,7 +52,7 @@ def by(name, place, implementation="xla"):
 def test_correct_programs_pass_and_outputs_a_few_ulps_off_do_not(name, place):
     for implementation in ("reference", "xla"):
         op = all_ops()[name]
-        found = values.measure(op, *place, values.compiled(op, implementation, *place))
+        found = values.measure(op, *place, values.prepared(op, implementation, *place))
         assert found["worst"] <= 1.0, (implementation, found["errors"])
     found = by(name, place)
     far = 5 if place[-1] == "bfloat16" else 5 * math.sqrt(place[1])  # what a sum over the row may be off by
@@ -63,7 +65,7 @@ def test_correct_programs_pass_and_outputs_a_few_ulps_off_do_not(name, place):
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("name", STORED)
 def test_a_gradient_without_that_of_the_statistics_does_not_pass(name, place, monkeypatch):
-    values._known(all_ops()[name], *place)  # by the right reference
+    values.known(all_ops()[name], *place)  # by the right reference
     fixed = types.SimpleNamespace(rsqrt=lambda x: jax.lax.stop_gradient(jax.lax.rsqrt(x)))
     monkeypatch.setattr(module(name), "lax", fixed)
     constants = sample(name, *place).constants
@@ -86,7 +88,7 @@ def test_a_gradient_without_the_gate_or_the_log_norm_does_not_pass(place, monkey
     errors = errors_of("nag_update_modulated", place, results("nag_update_modulated", place, wrong))
     assert errors.pop(3) > 1.0 and max(errors) <= 1.0
 
-    (_, _, _, turn), (_, pulled), _ = values._known(all_ops()["nag_update"], *place)
+    (_, _, _, turn), (_, pulled), _ = values.known(all_ops()["nag_update"], *place)
     found = by("nag_update", place)
     found[-1] = found[-1] - np.asarray(pulled * turn / (1 + turn**2))
     assert errors_of("nag_update", place, found)[-1] > 1.0
@@ -95,7 +97,7 @@ def test_a_gradient_without_the_gate_or_the_log_norm_does_not_pass(place, monkey
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("name", STORED)
 def test_a_sum_without_its_last_row_does_not_pass(name, place):
-    args, cotangents, _ = values._known(all_ops()[name], *place)
+    args, cotangents, _ = values.known(all_ops()[name], *place)
     short = jax.tree.map(lambda x: x[:-1] if x.ndim == 2 else x, (args, cotangents))
     found, fewer = (
         by(name, place),
@@ -108,3 +110,14 @@ def test_a_sum_without_its_last_row_does_not_pass(name, place):
 def test_what_is_summed_over_rows_is_known_from_the_op_and_not_from_its_size(place, monkeypatch):
     monkeypatch.setattr(values, "_error", lambda value, true, rounded, of_rows, *shape: of_rows)
     assert errors_of("add_rms_norm", place, by("add_rms_norm", place)) == [True] * 4 + [False]
+
+
+def test_what_the_results_should_be_is_made_once_for_all_threads(monkeypatch):
+    made = []
+    monkeypatch.setattr(values, "oracle", lambda *args: made.append(1) or time.sleep(0.2))
+    values._known.cache_clear()
+    place = (3, 64, "float32")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(values.known, all_ops()["add_rms_norm"], *place) for _ in range(4)]
+    assert len({id(future.result()) for future in found}) == len(made) == 1
+    values._known.cache_clear()

@@ -51,8 +51,21 @@ def test_an_implementation_that_fails_takes_no_other_with_it(monkeypatch, capsys
     assert "xla failed: RuntimeError: no such kernel" in capsys.readouterr().out
 
 
-def test_short_programs_are_made_longer_than_it_takes_to_start_them(monkeypatch):
+@pytest.mark.parametrize("visited, compiled", [(timing.PROGRAM_BYTES, 1), (0, 2)])
+def test_short_programs_are_made_longer_than_it_takes_to_start_them(visited, compiled, monkeypatch):
+    """By the bytes that they visit, before anything is compiled; and by their time, where that is too short still."""
     monkeypatch.setattr(timing, "PROGRAM_SECONDS", 10.0)
+    monkeypatch.setattr(timing, "PROGRAM_BYTES", visited)
     calls = []
     taken = timing.microseconds(lambda x: calls.append(1) or -x, lambda key: (jnp.ones(8),), rotate=1, repeats=1)
-    assert taken > 0 and len(calls) == 2 + timing.MOST_CALLS  # shapes, the first program, and the one that is timed
+    assert taken > 0 and len(calls) == compiled + timing.MOST_CALLS  # shapes, perhaps a first program, the one timed
+
+
+def test_gradients_that_fail_leave_the_forward_pass(monkeypatch, capsys):
+    def both(*args):
+        raise RuntimeError("no gradient")
+
+    monkeypatch.setattr(bench, "_one_after_the_other", both)
+    found = list(bench.bench("nag_update", (64, 96, "float32"), rotate=0, repeats=1))
+    assert {row["pass"] for row in found if "us" in row} == {"forward"}
+    assert [row["error"] for row in found if "error" in row] == ["RuntimeError: no gradient"] * 2
