@@ -1,6 +1,7 @@
 """What one types in a notebook: train in a line, look at what came of it."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -94,22 +95,25 @@ def plot(runs: AnyRun | Sequence[AnyRun], figure: str = "turn") -> Plot:
     return drawn[0]
 
 
-def depth_map(run: OpenRun, text: str, *, top_k: bool = False) -> Plot:
+def depth_map(run: OpenRun, text: str, *, top_k: bool = False, top: float | None = None) -> Plot:
     """Which sublayers each token of the beginning of a text goes through, coloured by the angle they turn it by.
 
-    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training.
+    Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. top: the angle in
+    degrees at which the colours end, for maps that are to be compared; by default 98% of this map's are below it.
     """
     paths = token_paths(run, text, top_k=top_k)
     model = run.config.model
     title = f"{run.config.scheme.title}, {model.depth} blocks x {model.width}"
-    return Plot("map", title, draw_depth_map(paths, title, dpi=MAP_DPI))
+    if top is not None and not 0.0 < top < math.inf:
+        raise UserError("top", top, "give an angle in degrees above 0, or leave it out")
+    return Plot("map", title, draw_depth_map(paths, title, top=top, dpi=MAP_DPI))
 
 
 def skip_curve(points: dict) -> Plot:
-    """The loss at every rate that `nagjax.generate.calibrate.calibrate` has tried, against executed FLOPs."""
+    """What every rate that `nagjax.measure.skip_curve.calibrate` has tried adds to the loss, against executed FLOPs."""
     if not isinstance(points, dict) or not {"points", "dense"} <= points.keys():
-        raise UserError("points", type(points).__name__, "give what nagjax.generate.calibrate.calibrate returns")
-    return Plot("skip_curve", "validation loss against executed FLOPs", skip_curve_plot(points, dpi=DPI))
+        raise UserError("points", type(points).__name__, "give what nagjax.measure.skip_curve.calibrate returns")
+    return Plot("skip_curve", "loss added against executed FLOPs", skip_curve_plot(points, dpi=DPI))
 
 
 def _logs(runs: AnyRun | Sequence[AnyRun]) -> list[Run]:

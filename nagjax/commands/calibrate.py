@@ -30,22 +30,26 @@ def main(
     tried = _numbers("rates", rates)
     say(f"calibrating {run}: {len(tried)} rates, {batches} validation batches each")
     from nagjax.files import write_bytes
-    from nagjax.generate.calibrate import calibrate
+    from nagjax.measure.skip_curve import calibrate
     from nagjax.report.maps import skip_curve_plot
     from nagjax.runs.names import SKIP_CURVE_PLOT
 
     found = calibrate(run, tried, choose=choose, rise=rise, batches=batches, say=say)
     write_bytes(run / SKIP_CURVE_PLOT, skip_curve_plot(found))
     dense = found["dense"]
-    print("  rate  skipped (attention, MLP)  threshold   FLOPs    loss  at random  last blocks off (FLOPs)")
+    print(
+        "  rate  skipped (attention, MLP)  threshold   FLOPs    loss  other tokens  at random  "
+        "blocks off (FLOPs): least influence, last"
+    )
     print(f"  0.00    0.0%  (  0.0%,   0.0%)          -  1.000  {dense['loss']:.4f}")
     for p in found["points"]:
         mark = "*" if p["rate"] == found["chosen"] else " "
         by_kind = f"({p['mod_rate_attention']:6.1%}, {p['mod_rate_mlp']:6.1%})"
-        late = f"{p['late_loss']:.4f} ({p['late_blocks']} off, {p['late_flops'] / dense['flops']:.3f})"
+        tokens = f"{p['loss']:.4f}        {p['tokens_loss']:.4f}     {p['random_loss']:.4f}"
+        whole = f"{len(p['late_blocks'])} ({p['late_flops'] / dense['flops']:.3f}): {p['influence_loss']:.4f}"
         print(
             f"{mark} {p['rate']:.2f}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
-            f"{p['flops'] / dense['flops']:.3f}  {p['loss']:.4f}     {p['random_loss']:.4f}  {late}"
+            f"{p['flops'] / dense['flops']:.3f}  {tokens}  {whole}, {p['late_loss']:.4f}"
         )
     used = (
         f"rate {found['chosen']:g} is used by eval, generate and map" if found["chosen"] else "the dense model is used"

@@ -15,7 +15,7 @@ from nagjax.ranges import Count, Natural, Positive
 def main(
     runs: Annotated[tuple[Path, ...], POSITIONAL],
     out: Path,
-    rule: Literal["late", "influence", "angle", "drop"] = "drop",
+    rule: Literal["late", "penultimate", "influence", "angle", "drop"] = "drop",
     count: Count | None = None,
     blocks: str = "",
     heal_steps: Natural = 0,
@@ -33,7 +33,8 @@ def main(
     Args:
         runs: a run folder, which nagjax import may have written; with --curve one or two.
         out: the new run's folder; with --curve, the folder of curve.json and curve.png.
-        rule: blocks to remove: the deepest; least influence; consecutive ones that turn least; least added loss alone.
+        rule: blocks to remove: the deepest; those before the last; least influence; consecutive ones that turn least;
+            least added loss alone.
         count: number of blocks to remove.
         blocks: the blocks to remove instead of a rule, counted from 1, nearest to the embedding, such as 4,8,21-24.
         heal_steps: training steps after the removal.

@@ -40,8 +40,9 @@ def _folder(path: str | Path) -> tuple[Path, dict]:
     """A model's folder and its config.json. Raises UserError where there is none."""
     folder = find_model(path)
     if not has_file(folder / MODEL_CONFIG):
-        fix = ", ".join(["there is no config.json in it: give the folder of a run or a model", *shipped()])
-        raise UserError("run", str(path), fix)
+        what = "there is no config.json in it" if folder.is_dir() else "no such folder"
+        names = shipped() or ["or, where nagjax runs from a clone, the name of one in its folder models/"]
+        raise UserError("run", str(path), ", ".join([f"{what}: give the folder of a run or a model", *names]))
     return folder, read_json(folder)
 
 

@@ -21,6 +21,7 @@ from nagjax.train.loss import Batch
 
 RULES = {
     "late": "the deepest blocks",
+    "penultimate": "the deepest blocks but the last one (Gromov et al.'s simpler rule)",
     "influence": "the blocks of least influence, 1 - cos(h_l, h_l+1) (ShortGPT)",
     "angle": "the consecutive blocks over which the residual turns least (Gromov et al.)",
     "drop": "the blocks whose removal alone adds least to the loss",
@@ -52,6 +53,8 @@ def choose(
     depth = len(cosine) - 1
     if rule == "late":
         return list(range(depth - count, depth))
+    if rule == "penultimate":
+        return sorted([*range(depth - 2, -1, -1), depth - 1][:count])
     if rule == "angle":
         turns = np.array([angle[i, i + count] for i in range(depth - count + 1)])
         _check_measured(rule, np.all(np.isfinite(turns)))

@@ -9,7 +9,8 @@ from nagjax.report.depth_figures import RULE_LOOKS
 from nagjax.report.style import REACH, axis_with_knee, drawing, label_ends, new_figure, png
 from nagjax.report.verdict_depth import RISE
 
-NAMES = {"late": "deepest", "influence": "least influence", "angle": "least turn", "drop": "least damage"}
+NAMES = {"late": "deepest", "penultimate": "deepest but last"}
+NAMES |= {"influence": "least influence", "angle": "least turn", "drop": "least damage"}
 
 
 def curve_plot(curves: Sequence[tuple[str, dict]]) -> bytes:

@@ -10,7 +10,8 @@ from nagjax.report.verdict_depth import RISE, USED, ranges
 
 LAST = "The last place is behind the last block."
 Drawing = tuple[str, str, Lines | Grid]  # file stem, caption, figure
-RULE_LOOKS = {"late": (BLOCK, "o"), "influence": (ATTENTION, "s"), "angle": (MLP, "^"), "drop": (MARK, "D")}
+RULE_LOOKS = {"late": (BLOCK, "o"), "penultimate": (FIRST, "v")}
+RULE_LOOKS |= {"influence": (ATTENTION, "s"), "angle": (MLP, "^"), "drop": (MARK, "D")}
 
 
 def draw_diagnosis(record: dict) -> list[Plot]:
@@ -113,7 +114,7 @@ def _apart(name: str, caption: str, title: str, axis: str, values: Sequence, fir
 def _norm(record: dict) -> Drawing:
     return _apart(
         "norm",
-        "Mean length of the residual in front of each sublayer, first tokens of documents apart.",
+        "Mean length of the residual in front of each sublayer, first tokens of rows and documents apart.",
         "How long the residual grows",
         "mean length of the residual, log scale",
         record["sublayers"]["norm"],
@@ -244,7 +245,8 @@ def _ranks(record: dict) -> Drawing:
 def _outliers(record: dict) -> Drawing:
     return _apart(
         "outliers",
-        "Largest over median feature of the residual behind each sublayer, mean over tokens, first tokens apart.",
+        "Largest over median feature of the residual behind each sublayer, mean over tokens, first tokens of rows and "
+        "documents apart.",
         "How far the largest feature sticks out",
         "max |h| / median |h|, mean over tokens, log scale",
         record["sublayers"]["massive"],
@@ -255,8 +257,8 @@ def _outliers(record: dict) -> Drawing:
 def _sinks(record: dict) -> Drawing:
     return (
         "sinks",
-        "Share of its attention a block gives to documents' first tokens, and share of its heads that give more than "
-        "0.3 to them.",
+        "Share of its attention a block gives to the first token of a row or, in packed rows, of a document, and share "
+        "of its heads that give more than 0.3 to it. Uniform attention gives it the mean of 1/position.",
         Lines(
             "Attention sinks",
             "share of attention on first tokens, and of heads above 0.3",

@@ -16,10 +16,11 @@ SHOWN = 96  # tokens in one picture: more cannot be read
 SKIPPED = "#ffffff"
 
 
-def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
+def depth_map(paths: dict, title: str, *, top: float | None = None, dpi: int = 150) -> bytes:
     """PNG: a column for each of the first `SHOWN` tokens, a row per sublayer from the first (bottom) to the last,
-    coloured by the angle by which the sublayer turned the token; white where it was skipped. Beside it the share of all
-    tokens that each sublayer ran, and above it the share of all pairs that were skipped."""
+    coloured by the angle by which the sublayer turned the token, up to `top` degrees (by default the angle that 98% of
+    those drawn are below); white where it was skipped. Beside it the share of all tokens that each sublayer ran, and
+    above it the share of all pairs that were skipped."""
     with drawing():
         everywhere = paths["ran"]
         ran, degrees = everywhere[:, :SHOWN], paths["degrees"][:, :SHOWN]
@@ -31,7 +32,8 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
         for axes in (picture, shares):
             axes.grid(False)
         colours = matplotlib.colormaps["viridis_r"].with_extremes(bad=SKIPPED)
-        top = float(np.percentile(degrees[ran], 98)) if ran.any() else 1.0
+        if top is None:
+            top = float(np.percentile(degrees[ran], 98)) if ran.any() else 1.0
         drawn = picture.imshow(
             np.ma.masked_where(~ran, degrees),
             origin="lower",
@@ -65,32 +67,31 @@ def depth_map(paths: dict, title: str, *, dpi: int = 150) -> bytes:
 
 
 def skip_curve_plot(curve: dict, *, dpi: int = 150) -> bytes:
-    """PNG of the loss against executed forward FLOPs, by angle, at random, and without late blocks: see `calibrate`."""
+    """PNG of what skipping adds to the loss against executed forward FLOPs, by angle and by the controls of
+    `nagjax.measure.skip_curve.calibrate`."""
     with drawing():
         figure = Figure(figsize=(7.2, 4.2), layout="constrained")
         axes = figure.subplots()
         points, dense = curve["points"], curve["dense"]
         curves = (
             ("by angle", "loss", "flops", "#d55e00", "s"),
-            ("at random", "random_loss", "flops", "#4d4d4d", "o"),
-            ("last blocks whole", "late_loss", "late_flops", "#0072b2", "^"),
+            ("other tokens of the same sublayers", "tokens_loss", "flops", "#cc79a7", "D"),
+            ("tokens at random", "random_loss", "flops", "#4d4d4d", "o"),
+            ("blocks of least influence", "influence_loss", "influence_flops", "#009e73", "v"),
+            ("the last blocks", "late_loss", "late_flops", "#0072b2", "^"),
         )
+        added = lambda point, loss: point[loss] - dense["loss"]  # noqa: E731
         for label, loss, flops, colour, marker in curves:
             x = [point[flops] / dense["flops"] for point in points]
-            axes.plot(x, [point[loss] for point in points], color=colour, marker=marker, label=label)
-        axes.plot(1.0, dense["loss"], color="#222222", marker="*", markersize=11, linestyle="none", label="dense")
+            axes.plot(x, [added(point, loss) for point in points], color=colour, marker=marker, label=label)
         for point in points:
             if point["rate"] == curve["chosen"]:
-                axes.annotate(
-                    f"chosen: {point['rate']:g}",
-                    (point["flops"] / dense["flops"], point["loss"]),
-                    (0, -16),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                )
-        axes.set_xlabel("executed forward FLOPs, share of the dense model's")
-        axes.set_title("What skipping costs: validation loss (nats per token)")
+                place = point["flops"] / dense["flops"], added(point, "loss")
+                how = {"textcoords": "offset points", "ha": "center", "fontsize": 8}
+                axes.annotate(f"chosen: {point['rate']:g}", place, (0, 8), **how)
+        axes.set_yscale("symlog", linthresh=0.01)  # skipping a little may lower the loss
+        axes.set_xlabel(f"executed forward FLOPs, share of the dense model's, whose loss is {dense['loss']:.3f}")
+        axes.set_title("What skipping adds to the validation loss (nats per token, logarithmic above 0.01)")
         axes.legend(frameon=False)
         return png(figure, dpi)
 

@@ -61,12 +61,12 @@ def _used(record: dict) -> str:
         if errors is None
         else f" ({sure} of them more than two standard errors above this, over {skips['batches']} batches)"
     )
-    dearest = max(range(depth), key=_added(record).__getitem__)
+    costliest = max(range(depth), key=_added(record).__getitem__)
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
-        f"nats per token to a loss of {skips['loss']:.3f}{told}. The effective number of "
-        f"blocks, the participation ratio of the added losses, is {skips['contributing']:.1f}; the dearest is block "
-        f"{dearest + 1} (+{_added(record)[dearest]:.2f})."
+        f"nats per token to a loss of {skips['loss']:.3f}{told}. The effective number of blocks, the participation "
+        f"ratio of the added losses, is {skips['contributing']:.1f}; the most costly is block "
+        f"{costliest + 1} (+{_added(record)[costliest]:.2f})."
     )
 
 
@@ -122,7 +122,7 @@ def confidence_and_accuracy(record: dict) -> tuple[float, float]:
 def _sure(record: dict) -> str:
     sure, right = confidence_and_accuracy(record)
     return (
-        f"It is right on {right:.1%} of the tokens, and the probabilities of its guesses are {sure:.1%} on the mean: "
+        f"It is right on {right:.1%} of the tokens, and the probabilities of its guesses are {sure:.1%} on average: "
         f"{'over' if sure > right else 'under'}confident, with an expected calibration error of "
         f"{record['calibration']['error']:.3f}."
     )

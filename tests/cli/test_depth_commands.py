@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from nagjax.cli import main
@@ -110,7 +111,10 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
     assert one["flops"] < 1.1 * found["dense"]["flops"] and len(two["capacities"]) == 6
     for point in (one, two):
         assert point["mod_rate"] == pytest.approx(point["rate"], abs=0.15)
-        assert abs(point["late_flops"] - point["flops"]) < 0.25 * found["dense"]["flops"]
+        for way in ("influence", "late"):
+            assert abs(point[f"{way}_flops"] - point["flops"]) < 0.25 * found["dense"]["flops"]
+        assert point["late_blocks"] == [1, 2, 3][3 - len(point["influence_blocks"]) :]
+        assert all(np.isfinite(point[f"{way}_loss"]) for way in ("tokens", "random", "influence", "late"))
     assert json.loads((run / "calibration.json").read_text())["step"] == 12
     after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)

@@ -13,12 +13,12 @@ import nagjax
 from nagjax.cli import main
 from nagjax.data import DataConfig, stdlib, train_bpe
 from nagjax.errors import UserError
-from nagjax.generate.calibrate import calibrate
 from nagjax.generate.evaluate import evaluate
 from nagjax.interop import hub
 from nagjax.interop.adapter import ADAPTER
 from nagjax.interop.exporting import export
 from nagjax.interop.importing import import_model
+from nagjax.measure.skip_curve import calibrate
 from nagjax.residual import find_scheme
 from nagjax.runs.config import TrainConfig
 from tests.interop.parity import logits_of

@@ -72,7 +72,9 @@ def test_choices():
     angle = np.radians(np.cumsum([0, 20, 5, 10, 1, 30]))
     between = np.abs(angle[:, None] - angle[None])
     assert choose("late", 2, np.cos(between), between) == [3, 4]
+    ends = [choose("penultimate", count, np.cos(between), between) for count in (1, 2, 4, 5)]
+    assert ends == [[3], [2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
     assert choose("influence", 2, np.cos(between), between) == [1, 3]
     assert choose("angle", 2, np.cos(between), between) == [2, 3]
     assert choose("angle", 3, np.cos(between), between) == [1, 2, 3]
-    assert all(choose(way, 0, np.cos(between), between) == [] for way in ("late", "influence", "angle"))
+    assert all(choose(way, 0, np.cos(between), between) == [] for way in ("late", "penultimate", "influence", "angle"))

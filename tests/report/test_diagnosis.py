@@ -66,7 +66,7 @@ def test_verdicts():
     )
     assert "block 1 (+0.50)" in told
     assert "mostly on shallow ones" in told and "Found: 1 block that could go for +0.010 nats per token: 4 " in told
-    assert "right on 48.0% of the tokens" in told and "60.0% on the mean: overconfident" in told
+    assert "right on 48.0% of the tokens" in told and "60.0% on average: overconfident" in told
     assert "Gates held" not in told
     sound = skips["added_loss"]
     skips["added_loss"] = [0.5, None, 0.009, -0.001]  # no finite loss without the second

@@ -4,6 +4,7 @@ One threshold on the rotation angle holds for the whole network, so that sublaye
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nagjax.console import Progress
 from nagjax.errors import UserError
 from nagjax.files import write_json
 from nagjax.generate.evaluate import run_text
+from nagjax.measure.cuts import Cutter, choose
 from nagjax.mod import ModConfig
 from nagjax.mod.costs import costs
 from nagjax.runs.folder import read_config
@@ -39,8 +41,10 @@ def calibrate(
     """Tries rates of skipping on a dense NAG run and saves the chosen one beside its checkpoints.
 
     For each rate a threshold on `tan` of the angle is searched on training text at which this share of the (token,
-    sublayer) pairs is skipped; the loss is taken on validation text. Two controls cost as many FLOPs: skipping at
-    random (attention and MLP at the rates that the threshold came to), and skipping whole blocks, the last ones.
+    sublayer) pairs is skipped; the loss is taken on validation text. Controls tell what the choice by angle is
+    worth: other tokens of the same sublayers, as many in each; tokens at random in all sublayers alike (attention and
+    MLP at the rates that the threshold came to); and whole blocks, those of least influence (measured on the text of
+    the search) or the last ones, as many as come nearest to the same FLOPs.
 
     choose: the rate to save; None takes the highest whose loss rises by at most `rise` nats per token over the dense
     model's. 0 is the dense model: a saved rate is removed. batches, search_batches: of the run's batch size.
@@ -48,7 +52,8 @@ def calibrate(
 
     Returns, and writes as skip_curve.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
     text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
-    flops (forward, per token), random_loss, late_loss, late_flops, late_blocks; `dense`; `chosen`.
+    flops (forward, per token), tokens_loss and random_loss, and for `influence` and `late` WAY_loss, WAY_flops and
+    WAY_blocks (which are left out, from 1); `dense`; `chosen`.
 
     Raises UserError: a run that is not NAG or was trained with Mixture-of-Depths, rates out of [0, 1),
     a folder that is being written.
@@ -107,6 +112,13 @@ class Sweep:
         self.held_out = list(self.by_angle.batches(batches))
         # Another text than the one the loss is taken on.
         self.text = list(Evaluator(self.by_angle.blueprint, training, causal=True).batches(search_batches))
+        self.orders = {"influence": self._by_influence(), "late": list(range(self.config.depth))[::-1]}
+
+    def _by_influence(self) -> list[int]:
+        """Blocks, those of least influence first."""
+        cosine, angle = Cutter(self.run).measure(self.text)
+        sets = [choose("influence", count, cosine, angle) for count in range(self.config.depth + 1)]
+        return [next(iter({*more} - {*fewer})) for fewer, more in itertools.pairwise(sets)]
 
     def _evaluator(self, mod: ModConfig, dataset) -> Evaluator:
         return Evaluator(self.run.routed(mod).blueprint, dataset, causal=True)
@@ -149,6 +161,7 @@ class Sweep:
         scores, executed = self._score(self.by_angle, threshold, self.held_out)
         flops = self._flops(executed)
         skipped = 1.0 - executed.mean(axis=0)
+        others, _ = self._score(self.at_random, 1.0 - executed.ravel(), self.held_out)
         chance, _ = self._score(self.at_random, np.tile(skipped, self.config.depth), self.held_out)
         return {
             "rate": rate,
@@ -158,15 +171,17 @@ class Sweep:
             "capacities": np.ceil(executed.ravel() * self.config.context).astype(int).tolist(),
             "loss": scores["loss"],
             "flops": flops,
+            "tokens_loss": others["loss"],
             "random_loss": chance["loss"],
-            **self._late(flops),
-        }
+        } | {f"{way}_{of}": value for way in self.orders for of, value in self._without(way, flops).items()}
 
-    def _late(self, flops: float) -> dict:
-        """Whole last blocks skipped: as many as come nearest to the same FLOPs."""
-        shares = lambda n: np.where(np.arange(self.config.depth)[:, None] < self.config.depth - n, 1.0, 0.0)  # noqa: E731
-        each = [self._flops(shares(n) * np.ones(2), scored=False) for n in range(self.config.depth + 1)]
-        n = int(np.argmin(np.abs(np.array(each) - flops)))
-        cuts = np.where(shares(n) * np.ones(2) > 0.0, -np.inf, np.inf).ravel()
-        scores, _ = self._score(self.by_angle, cuts, self.held_out)
-        return {"late_blocks": n, "late_flops": each[n], "late_loss": scores["loss"]}
+    def _without(self, way: str, flops: float) -> dict:
+        """Whole blocks left out: as many as come nearest to the same FLOPs."""
+        stays = np.ones((self.config.depth + 1, self.config.depth, 2))
+        for count in range(1, len(stays)):
+            stays[count:, self.orders[way][count - 1]] = 0.0
+        each = [self._flops(own, scored=False) for own in stays]
+        count = int(np.argmin(np.abs(np.array(each) - flops)))
+        scores, _ = self._score(self.by_angle, np.where(stays[count] > 0.0, -np.inf, np.inf).ravel(), self.held_out)
+        gone = sorted(block + 1 for block in self.orders[way][:count])
+        return {"blocks": gone, "flops": each[count], "loss": scores["loss"]}
