@@ -63,8 +63,10 @@ def main(steps: int) -> float:
 
     @nnx.jit
     def step(model, optimizer, pictures, labels, progress):
-        cost = lambda own: optax.softmax_cross_entropy_with_integer_labels(own(pictures, progress), labels).mean()  # noqa: E731
-        optimizer.update(model, nnx.grad(cost)(model))
+        def loss(model):
+            return optax.softmax_cross_entropy_with_integer_labels(model(pictures, progress), labels).mean()
+
+        optimizer.update(model, nnx.grad(loss)(model))
 
     for i in range(steps):
         step(model, optimizer, *batch(i), i / steps)

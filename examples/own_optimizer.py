@@ -1,9 +1,10 @@
-"""A training loop of your own over plain arrays: Review Residuals, its start factors, and any optax chain.
+"""A training loop of your own over plain arrays: Review Residuals, their initial values, and any optax chain.
 
     python examples/own_optimizer.py [STEPS]
 
-The task is to add two of the numbers 0 .. 12 modulo 13. The loop calls by name what the scheme needs beside its forward
-pass: start factors of output projections (`nagjax.start_factors`), and no decay on gates (`nagjax.optimizer`).
+The task is to learn all sums of two of the numbers 0 .. 12 modulo 13 by heart. The loop calls by name what the scheme
+needs beside its forward pass: factors of the initial values of output projections (`nagjax.start_factors`), and no
+decay on gates (`nagjax.optimizer`).
 """
 
 import sys
@@ -42,7 +43,8 @@ class Network(nnx.Module):
 
 
 def main(steps: int) -> float:
-    graph, params, rest = nnx.split(model := Network(nnx.Rngs(0)), nnx.Param, ...)
+    model = Network(nnx.Rngs(0))
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
     rate = optax.warmup_cosine_decay_schedule(0.0, 1e-3, max(steps // 10, 1), steps)
     chain = optax.chain(optax.scale_by_lion(), optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(rate))
     optimizer = nagjax.optimizer(chain, model)

@@ -24,6 +24,7 @@ SUMMARY = FOLDER / "summary.json"
 MODELS = ("plain-24", "lns-24", "review-24", "nag-24")
 CURVES = ("plain-24", "nag-24")  # of which figures are drawn
 QUARTER = 6  # blocks of 24
+SMALL = 0.05  # of an update's length over the residual's
 EXITS = (12, 18)  # blocks after which the head reads
 
 
@@ -39,6 +40,9 @@ def excerpt(record: dict) -> dict:
         "loss": record["loss"],
         "depth": record["depth"],
         "used": sum(value >= USED for value in skips["added_loss"]),
+        "surely_used": sum(
+            value - USED > 2 * error for value, error in zip(skips["added_loss"], skips["standard_error"], strict=True)
+        ),
         "added_loss": skips["added_loss"],
         "standard_error": skips["standard_error"],
         "contributing": skips["contributing"],
@@ -49,6 +53,8 @@ def excerpt(record: dict) -> dict:
         "attention_on_first": statistics.mean(record["attention"]["first"]),
         "sink_heads": max(record["attention"]["sinks"]),
         "loss_at_exit": {places: record["lens"]["loss"][places] for places in EXITS},
+        "overlap_at_exit": {places: record["lens"]["overlap"][places] for places in EXITS},
+        "small_updates": sum(value[0] < SMALL for value in sublayers["contribution"]),
         "dead_modulators": sum(record["gates"]["dead"]) if record["gates"] else None,
         "held_gates": record["held_gates"],
         "calibration_error": record["calibration"]["error"],
@@ -64,10 +70,13 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
     rows = [
         ("loss, nats per token", lambda d: f"{d['loss']:.3f}"),
         (f"blocks whose removal alone adds {USED:g} nats or more", lambda d: f"{d['used']} of {d['depth']}"),
-        ("the two blocks whose removal adds most, counted from 1", _dearest),
+        ("by more than two standard errors", lambda d: f"{d['surely_used']}"),
+        ("the two blocks whose removal adds most, counted from 1", _costliest),
         ("effective number of blocks: participation ratio of the added losses", lambda d: f"{d['contributing']:.1f}"),
         (f"loss added without the last {QUARTER} blocks", lambda d: f"{d['without_a_quarter']['late']:+.3f}"),
+        (f"without the {QUARTER} before the last", lambda d: f"{d['without_a_quarter']['penultimate']:+.3f}"),
         (f"without the {QUARTER} of least influence", lambda d: f"{d['without_a_quarter']['influence']:+.3f}"),
+        (f"without the {QUARTER} neighbours of least angle", lambda d: f"{d['without_a_quarter']['angle']:+.3f}"),
         (
             f"without the {QUARTER} whose removal alone adds least",
             lambda d: f"{d['without_a_quarter']['drop']:+.3f}",
@@ -78,10 +87,19 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
             "largest feature over the median one at the end, first tokens and others",
             lambda d: "{1:.1f}, {0:.1f}".format(*d["largest_over_median"]),
         ),
-        ("attention on the first token, mean over heads", lambda d: f"{d['attention_on_first']:.3f}"),
+        ("attention on the first token of a row, mean over heads", lambda d: f"{d['attention_on_first']:.3f}"),
+        ("heads that give it more than 0.3, most in a block", lambda d: f"{d['sink_heads']:.0%}"),
         (
             f"loss if the head reads after block {' and '.join(map(str, EXITS))}",
             lambda d: ", ".join(f"{loss:.1f}" for loss in d["loss_at_exit"].values()),
+        ),
+        (
+            "of the final five likeliest tokens, how many are there then",
+            lambda d: ", ".join(f"{share:.0%}" for share in d["overlap_at_exit"].values()),
+        ),
+        (
+            f"sublayers whose update is shorter than {SMALL:g} of the residual, of 48",
+            lambda d: f"{d['small_updates']}",
         ),
         (
             "modulators whose mean tangent is below 0.05, of 48",
@@ -96,7 +114,7 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
     return {"models/look.py": tables.table(("", *names), [(name, *map(told, every)) for name, told in rows])}
 
 
-def _dearest(found: dict) -> str:
+def _costliest(found: dict) -> str:
     blocks = sorted(range(found["depth"]), key=lambda block: -found["added_loss"][block])[:2]
     return ", ".join(f"{block + 1}: {found['added_loss'][block]:+.2f}" for block in blocks)
 

@@ -6,6 +6,7 @@ completion need no more than this; importing a scheme would import jax.
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import io
 import operator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import nagjax.ranges
-from nagjax.discovery import pick
+from nagjax.discovery import SCHEME_GROUP, installed, pick
 
 ROOT = Path(__file__).parents[1]
 SCHEMES = Path(__file__).parent / "residual" / "schemes"
@@ -57,21 +58,21 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def scheme_names() -> list[str]:
-    """The package's schemes, one for each file, and those that were registered."""
+    """The package's schemes, one for each file, those of installed packages, and those that were registered."""
     own = (path.stem for path in SCHEMES.glob("*.py") if path.stem != "__init__")
     loaded = sys.modules.get("nagjax.residual.registry")
-    return sorted({*own, *(loaded.schemes() if loaded else ())})
+    return sorted({*own, *(loaded.schemes() if loaded else installed(SCHEME_GROUP))})
 
 
 def scheme_fields(name: str) -> list[Field]:
-    """The options of a scheme: of the package's own from their source, of a registered one from its class.
+    """The options of a scheme: of the package's own from their source, of another one from its class.
 
     Raises UserError for an unknown scheme.
     """
-    pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
     path = SCHEMES / f"{name}.py"
     if not path.exists():
-        return fields_of(sys.modules["nagjax.residual.registry"].find_scheme(name))
+        pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
+        return fields_of(importlib.import_module("nagjax.residual.registry").find_scheme(name))
     found: dict[str, Field] = {}
     for file, node in reversed([*_line(path, name)]):
         found |= {field.name: field for field in _declared(file, node)}

@@ -5,6 +5,7 @@ An error ends it with exit code 1. The committed files stay as they are unless `
 
 import base64
 import io
+import os
 import sys
 import tempfile
 import time
@@ -23,10 +24,12 @@ KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3
 
 
 def with_palette(png: str) -> str:
-    """A base64 PNG of at most 255 colours: a third of the bytes, and a plot looks the same."""
+    """A base64 PNG of at most 255 colours: a third of the bytes, and a plot looks the same. The colours cover the range
+    of those that are there (a median cut would take the ends of a colour map for one colour)."""
     small = io.BytesIO()
     with Image.open(io.BytesIO(base64.b64decode(png))) as image:
-        image.convert("RGB").quantize(255, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+        fewer = image.convert("RGB").quantize(255, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    fewer.save(small, "PNG", optimize=True)
     return base64.b64encode(small.getvalue()).decode()
 
 
@@ -58,6 +61,7 @@ def main(args: list[str]) -> int:
     write = "--write" in args
     names = [arg for arg in args if arg != "--write"]
     paths = [HERE / Path(name).name for name in names] or sorted(HERE.glob("*.ipynb"))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # two notebooks may share a GPU
     failed = 0
     with ProcessPoolExecutor(max_workers=2) as pool:
         for path, (took, error) in zip(paths, pool.map(partial(run, write=write), paths), strict=True):

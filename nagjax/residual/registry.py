@@ -1,14 +1,17 @@
-"""Which residual schemes there are: one for each file in `schemes/`, and those registered from outside."""
+"""Which residual schemes there are: one for each file in `schemes/`, those that installed packages bring as entry
+points of the group `nagjax.schemes`, and those registered from outside."""
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 
-from nagjax.discovery import classes_by_file, pick
+from nagjax.discovery import SCHEME_GROUP, classes_by_file, installed, pick
 from nagjax.errors import UserError
 from nagjax.residual import schemes as _files
 from nagjax.residual.protocol import Scheme
 
 _registered: dict[str, type[Scheme]] = {}
+_asked: set[str] = set()  # groups of entry points that were asked for: once in a process
 
 
 @cache
@@ -17,8 +20,24 @@ def _discovered() -> dict[str, type[Scheme]]:
 
 
 def schemes() -> dict[str, type[Scheme]]:
-    """Every scheme by name: the registered ones, and one for each file in `schemes/`, whose `name` is the file's."""
+    """Every scheme by name: the registered ones, those that installed packages bring, and one for each file in
+    `schemes/`, whose `name` is the file's. Warns of a package whose scheme cannot be had."""
+    if SCHEME_GROUP not in _asked:
+        _asked.add(SCHEME_GROUP)  # first: a package may ask for the schemes as it is imported
+        for name, point in installed(SCHEME_GROUP).items():
+            _bring(name, point.load)
     return dict(sorted((_discovered() | _registered).items()))
+
+
+def _bring(name: str, load: Callable[[], type[Scheme]]) -> None:
+    """Registers what an entry point names. A package that is broken leaves the others."""
+    try:
+        scheme = register(load())
+        if scheme.name != name:
+            raise UserError("scheme.name", scheme.name, f"name the entry point so, too; it is {name!r}")
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        warnings.warn(f"the scheme {name!r}, an entry point of {SCHEME_GROUP}, cannot be had ({why})", stacklevel=3)
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:

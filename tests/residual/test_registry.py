@@ -1,6 +1,7 @@
 """Schemes are found by name, from this package or from a user's own file."""
 
 import dataclasses
+import types
 from typing import ClassVar
 
 import jax
@@ -65,6 +66,39 @@ class Post(Scheme):
 
     def lanes(self, stream):
         return split_lanes(stream)
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """Entry points by name, of packages that nobody has asked for yet."""
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_asked", set())
+    points = {}
+    monkeypatch.setattr(registry, "installed", lambda group: points if group == "nagjax.schemes" else {})
+    return points
+
+
+def test_a_scheme_of_an_installed_package_is_known(brought):
+    """Also to a package that asks which schemes there are as it is imported; it is imported once."""
+    asked = []
+    load = lambda: asked.append("plain" in nagjax.schemes()) or Post  # noqa: E731
+    brought["post_of_the_test"] = types.SimpleNamespace(load=load)
+    assert nagjax.find_scheme("post_of_the_test") is Post and "post_of_the_test" in nagjax.schemes()
+    assert asked == [True]
+
+
+def test_a_broken_package_is_told_and_leaves_the_others(brought):
+    def broken():
+        raise ImportError("no module of that name")
+
+    brought["broken"] = types.SimpleNamespace(load=broken)
+    brought["other"] = types.SimpleNamespace(load=lambda: Post)
+    with pytest.warns(UserWarning) as told:
+        known = nagjax.schemes()
+    assert {"plain", "post_of_the_test"} <= known.keys() and "broken" not in known
+    first, second = sorted(str(warning.message) for warning in told)
+    assert "'broken', an entry point of nagjax.schemes" in first and "no module of that name" in first
+    assert "'other'" in second and "name the entry point so, too; it is 'other'" in second
 
 
 def test_a_registered_scheme_is_known_and_runs(monkeypatch):
