@@ -23,10 +23,9 @@ the whole network, searched on training text. Nothing is trained further. What m
 What may not: oracle, the gains themselves, which look at the labels of the very text that is judged; it bounds what a
 first-order signal could do. `tokens` controls tell what the choice of tokens is worth: as many of each sublayer as the
 signal takes, drawn at random. All are read at equal forward FLOPs, their scores' included (the oracle's are free),
-linearly between points. Between distant ones that is too high, for the curves are bent: the committed results have
-rates of 10, 20 and 30% alone, of whole sublayers too, and do not decide between these and the angle. Where a monotone
-cubic through the same points gives another verdict, nothing is decided. Means are over training text, of which
-thresholds see the first batches.
+linearly between points. Between distant ones that is too high, for the curves are bent: the committed result of size
+cpu has rates of 10, 20 and 30% alone. Where a monotone cubic through the same points gives another verdict, nothing is
+decided. Means are over training text, of which thresholds see the first batches.
 """
 
 import dataclasses
