@@ -10,7 +10,7 @@ number=$1 out=$2 earlier=${3:-}
 python3 -m pip install -q --no-index --no-deps --target /tmp/nagjax-site .wheels/*.whl
 export PYTHONPATH=/tmp/nagjax-site NAGJAX_COMMIT=$(cat .wheels/COMMIT) PYTHONUNBUFFERED=1
 mkdir -p "$out"
-if [ -n "$earlier" ]; then cp "$earlier"/*.jsonl "$out"/; fi
+if [ -n "$earlier" ]; then cp "$earlier"/*.jsonl "$out"/ || true; fi  # none is no reason to stop here
 
 measure() { python3 benchmarks/device.py --part "$1" --minutes "$2" --out "$out" --scratch /tmp/nagjax-scratch || true; }
 
