@@ -89,9 +89,9 @@ def _curve(runs: Sequence[Path], out: Path, data: str | None, batches: int, devi
     write_text(out / "curve.json", json.dumps(dict(zip(map(str, runs), curves, strict=True))))
     for name, curve in zip(names, curves, strict=True):
         counts = [count for count, _, _ in next(iter(curve["rules"].values()))]
-        print(f"{name}: loss by blocks left out\n" + f"{'rule':10}" + "".join(f"{count:>9}" for count in counts))
+        print(f"{name}: loss by blocks left out\n" + f"{'rule':12}" + "".join(f"{count:>9}" for count in counts))
         for rule, points in curve["rules"].items():
-            print(f"{rule:10}" + "".join(f"{number(loss, 4):>9}" for _, loss, _ in points))
+            print(f"{rule:12}" + "".join(f"{number(loss, 4):>9}" for _, loss, _ in points))
     print(out / "curve.png")
 
 

@@ -116,5 +116,5 @@ def test_a_folder_that_is_not_there_is_no_name(cache, tmp_path):
     (tmp_path / "runs").mkdir()
     for path in ("runs/mine", "mine", "a/b/c", tmp_path / "x" / "y"):
         assert str(find_model(path, fetch=True)) == str(path)
-    with pytest.raises(UserError, match="no config.json"):
+    with pytest.raises(UserError, match="no such folder: give the folder of a run or a model"):
         nagjax.load("runs/mine")
