@@ -15,8 +15,8 @@ if [ -n "$earlier" ]; then cp "$earlier"/*.jsonl "$out"/ || true; fi  # none is 
 measure() { python3 benchmarks/device.py --part "$1" --minutes "$2" --out "$out" --scratch /tmp/nagjax-scratch || true; }
 
 case $number in
-1) measure values 2.5; measure steps 6 ;;
-2) measure kernels 5.5; measure attention 1; measure profile 2 ;;
-3) measure mod 3; measure training 5.5 ;;
+1) measure values 2.5; measure steps 5.5 ;;
+2) measure kernels 5; measure attention 1; measure profile 1.5 ;;
+3) measure training 5; measure mod 3 ;;
 *) echo "$number: give 1, 2 or 3" >&2; exit 2 ;;
 esac

@@ -70,7 +70,7 @@ def scheme_fields(name: str) -> list[Field]:
     Raises UserError for an unknown scheme.
     """
     path = SCHEMES / f"{name}.py"
-    if not path.exists():
+    if not (name.isidentifier() and name != "__init__" and path.exists()):
         pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
         return fields_of(importlib.import_module("nagjax.residual.registry").find_scheme(name))
     found: dict[str, Field] = {}

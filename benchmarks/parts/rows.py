@@ -101,7 +101,7 @@ class Rows:
                 times.pop(_kind(case.name), None)
                 times[_kind(case.name)] = taken
             gc.collect()  # what an error's traceback keeps on the device
-            works = "result" in outcome or usable()
+            works = usable()  # also behind figures: gradients may have failed alone
             self._append({"case": case.name, **outcome, "seconds": taken} | ({} if works else {"ended": True}))
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
             if not works:
@@ -136,7 +136,8 @@ class Rows:
                 continue
             key, kind = _key(row["case"]), _kind(row["case"])
             if "result" in row:
-                finished.add(key)
+                if _whole(row["result"]) or self._as_now(where, "versions", "commit"):
+                    finished.add(key)
                 if "seconds" in row:
                     times.pop(kind, None)
                     times[kind] = row["seconds"]
@@ -204,6 +205,13 @@ def append(path: Path, row: dict) -> None:
         file.write(json.dumps(row).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def _whole(result: dict[str, Any]) -> bool:
+    """Whether nothing in a case's figures failed: its gradients, what it is set beside, or its values."""
+    return (
+        "error_backward" not in result and result.get("vs_base", True) is not None and result.get("worst", 0.0) <= 1.0
+    )
 
 
 def _hopeless(begun: int, implementation: str | None, ended: Counter[str | None]) -> str | None:
