@@ -67,9 +67,9 @@ def _curve(record: dict) -> Drawing:
     ending = " Points without a finite loss are left out." if broken else ""
     return (
         "curve",
-        "Loss added without blocks, no retraining, by the rule that chooses them: the deepest; these but the last; those "
-        "of least influence; the run of neighbours that turns the residual least; those whose removal alone costs least."
-        + ending,
+        "Loss added without blocks, no retraining, by the rule that chooses them: the deepest; these but the last; "
+        "those of least influence; the run of neighbours that turns the residual least; those whose removal alone "
+        "costs least." + ending,
         Lines(
             "How many blocks can go",
             "nats per token added to the validation loss",
