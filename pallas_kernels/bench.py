@@ -126,13 +126,15 @@ def _programs(op: Op, implementation: str, of: Sample) -> Iterator[tuple[str, Ca
 
 def with_gradients(forward: Callable, args: tuple, cotangents: tuple) -> list[jax.Array]:
     """Outputs, then gradients."""
-    outputs, pull = jax.vjp(forward, *args)
-    return [*outputs, *(g for g in pull(cotangents) if g.dtype != jax.dtypes.float0)]
+    return _pulled(*jax.vjp(forward, *args), cotangents)
 
 
 def _one_after_the_other(forward: Callable, args: tuple, cotangents: tuple) -> list[jax.Array]:
     """`with_gradients`, with the passes apart as in a training step: XLA would fuse them and read operands once."""
-    outputs, pull, cotangents = jax.lax.optimization_barrier((*jax.vjp(forward, *args), cotangents))
+    return _pulled(*jax.lax.optimization_barrier((*jax.vjp(forward, *args), cotangents)))
+
+
+def _pulled(outputs: tuple, pull: Callable, cotangents: tuple) -> list[jax.Array]:
     return [*outputs, *(g for g in pull(cotangents) if g.dtype != jax.dtypes.float0)]
 
 

@@ -83,6 +83,14 @@ def queued(run: Callable[[int], float], repeats: int) -> float:
     return statistics.median(run(times) for _ in range(repeats)) / times
 
 
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median of a function, compiled, on a device that has reached its clock."""
+    run = running(call)
+    run(1)  # compiles
+    warmed(run)
+    return queued(run, repeats)
+
+
 def copy_bandwidth(*, rotate: int, repeats: int) -> float:
     """GB/s of reading a [N, D] array and writing another (its negative, which no compiler can skip)."""
     shape = (16384, 8192) if rotate else (2048, 640)

@@ -17,7 +17,7 @@ from pallas_kernels.bench import arrays, bandwidth, in_one_line, runs_here, time
 from pallas_kernels.dispatch import REFERENCE, run
 from pallas_kernels.ops import all_ops
 from pallas_kernels.shapes import sample
-from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, queued, running, size, warmed
+from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, seconds, size
 
 WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple behind all ops at 1024
 ROWS = 16384
@@ -107,10 +107,7 @@ def donated(name: str, implementation: str, shape: tuple[int, int, str]) -> dict
         streams = program(streams, rests)
         return streams
 
-    go = running(once)
-    go(1)  # compiles
-    warmed(go)
-    return {"implementations": {implementation: {"forward": {"us": queued(go, REPEATS) / count * 1e6}}}}
+    return {"implementations": {implementation: {"forward": {"us": seconds(once, REPEATS) / count * 1e6}}}}
 
 
 @functools.cache

@@ -4,7 +4,6 @@ One threshold on the rotation angle holds for the whole network, so that sublaye
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from nagjax.runs.opening import OpenRun, by_angle, open_run
 from nagjax.train.evaluator import Evaluator
 
 SEARCH = 20  # halvings of the threshold's bracket at most
+BLOCKS = ("influence", "late")  # rules of `nagjax.measure.cuts` by which whole blocks are left out
 CLOSE = 0.003  # a rate is met when it is met to this
 
 
@@ -112,13 +112,7 @@ class Sweep:
         self.held_out = list(self.by_angle.batches(batches))
         # Another text than the one the loss is taken on.
         self.text = list(Evaluator(self.by_angle.blueprint, training, causal=True).batches(search_batches))
-        self.orders = {"influence": self._by_influence(), "late": list(range(self.config.depth))[::-1]}
-
-    def _by_influence(self) -> list[int]:
-        """Blocks, those of least influence first."""
-        cosine, angle = Cutter(self.run).measure(self.text)
-        sets = [choose("influence", count, cosine, angle) for count in range(self.config.depth + 1)]
-        return [next(iter({*more} - {*fewer})) for fewer, more in itertools.pairwise(sets)]
+        self.between = Cutter(self.run).measure(self.text)
 
     def _evaluator(self, mod: ModConfig, dataset) -> Evaluator:
         return Evaluator(self.run.routed(mod).blueprint, dataset, causal=True)
@@ -173,15 +167,15 @@ class Sweep:
             "flops": flops,
             "tokens_loss": others["loss"],
             "random_loss": chance["loss"],
-        } | {f"{way}_{of}": value for way in self.orders for of, value in self._without(way, flops).items()}
+        } | {f"{way}_{of}": value for way in BLOCKS for of, value in self._without(way, flops).items()}
 
     def _without(self, way: str, flops: float) -> dict:
         """Whole blocks left out: as many as come nearest to the same FLOPs."""
-        stays = np.ones((self.config.depth + 1, self.config.depth, 2))
-        for count in range(1, len(stays)):
-            stays[count:, self.orders[way][count - 1]] = 0.0
+        sets = [choose(way, count, *self.between) for count in range(self.config.depth + 1)]
+        stays = np.ones((len(sets), self.config.depth, 2))
+        for own, gone in zip(stays, sets, strict=True):
+            own[gone] = 0.0
         each = [self._flops(own, scored=False) for own in stays]
         count = int(np.argmin(np.abs(np.array(each) - flops)))
         scores, _ = self._score(self.by_angle, np.where(stays[count] > 0.0, -np.inf, np.inf).ravel(), self.held_out)
-        gone = sorted(block + 1 for block in self.orders[way][:count])
-        return {"blocks": gone, "flops": each[count], "loss": scores["loss"]}
+        return {"blocks": [block + 1 for block in sets[count]], "flops": each[count], "loss": scores["loss"]}
