@@ -16,7 +16,7 @@ from models.figures import distances, jacobians, lengths
 from nagjax.report.curve_plot import curve_plot
 from nagjax.report.depth_figures import draw_diagnosis
 from nagjax.report.diagnosis import diagnose
-from nagjax.report.verdict_depth import USED, confidence_and_accuracy
+from nagjax.report.verdict_depth import USED, confidence_and_accuracy, surely_used_blocks, used_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "docs" / "diagnose", ROOT / "docs" / "looking_inside.md"
@@ -39,10 +39,8 @@ def excerpt(record: dict) -> dict:
         "verdict": record["verdict"],
         "loss": record["loss"],
         "depth": record["depth"],
-        "used": sum(value >= USED for value in skips["added_loss"]),
-        "surely_used": sum(
-            value - USED > 2 * error for value, error in zip(skips["added_loss"], skips["standard_error"], strict=True)
-        ),
+        "used": used_blocks(record),
+        "surely_used": surely_used_blocks(record),
         "added_loss": skips["added_loss"],
         "standard_error": skips["standard_error"],
         "contributing": skips["contributing"],

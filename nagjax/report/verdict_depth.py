@@ -49,18 +49,18 @@ def ranges(blocks: list[int]) -> str:
     return listing([str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs])
 
 
+def surely_used_blocks(record: dict) -> int:
+    """How many add more than USED by over two standard errors; without errors, at all."""
+    errors = record["skips"]["standard_error"] or [0.0] * record["depth"]
+    return sum(added - USED > 2 * (error or 0.0) for added, error in zip(_added(record), errors, strict=True))
+
+
 def _used(record: dict) -> str:
     used, depth, skips = used_blocks(record), record["depth"], record["skips"]
-    errors = skips["standard_error"]
-    sure = sum(
-        added >= USED and added - USED > 2 * (error or 0.0)
-        for added, error in zip(_added(record), errors or [0.0] * depth, strict=True)
-    )
-    told = (
-        ""
-        if errors is None
-        else f" ({sure} of them more than two standard errors above this, over {skips['batches']} batches)"
-    )
+    told = ""
+    if skips["standard_error"] is not None:
+        sure, over = surely_used_blocks(record), f"over {skips['batches']} batches"
+        told = f" ({sure} of them more than two standard errors above this, {over})"
     costliest = max(range(depth), key=_added(record).__getitem__)
     return (
         f"{used} of {depth} blocks ({used / depth:.0%}) are used: leaving out one of them alone adds at least {USED:g} "
