@@ -67,7 +67,10 @@ def test_pickled_weights_are_refused_unread(tmp_path, model):
     (model / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(UserError, match="pytorch_model.bin.*can run code"):
         read_source(model)
-    with pytest.raises(UserError, match="no config.json"):
+    (model / "config.json").unlink()
+    with pytest.raises(UserError, match="there is no config.json in it"):
+        nagjax.load(model)
+    with pytest.raises(UserError, match="no such folder"):
         nagjax.load(tmp_path / "nowhere")
 
 
