@@ -55,8 +55,8 @@ class Unusable(Exception):
 
 class Rows:
     """Appends to `FOLDER/PART.jsonl`: a line of origin for every start, one line when a case begins, one with what came
-    of it. A case that has figures from this kind of device is not measured again, nor one that failed there at this
-    commit with these versions; delete the line, or the file, to do so. A case that takes longer than `limit` seconds
+    of it. A case that has figures from this kind of device is not measured again, nor one that failed there with these
+    sources and versions; delete the line, or the file, to do so. A case that takes longer than `limit` seconds
     ends the process, with AGAIN for its exit code."""
 
     def __init__(self, part: str, folder: Path, deadline: float, limit: float | None = None):
@@ -120,14 +120,14 @@ class Rows:
 
     @functools.cached_property
     def origin(self) -> dict:
-        from pallas_kernels.origin import origin  # starts jax, which reading results does not need
+        from pallas_kernels.origin import origin, sources  # starts jax, which reading results does not need
 
-        return origin(PACKAGES)
+        return origin(PACKAGES) | {"sources": sources()}
 
     def _known(self) -> tuple[set[str], Counter[str], Counter[str | None], dict[str, float]]:
         """The cases that are finished, how often each was begun without an end, how often an implementation has ended
-        its process, and the latest time of each kind, the kind measured last at the end. What failed at another commit
-        or with other versions may work now."""
+        its process, and the latest time of each kind, the kind measured last at the end. What failed with other
+        sources or versions may work now."""
         finished, begun, ended, times = set(), Counter[str](), Counter[str | None](), {}
         where: dict = {}
         for row in self.lines:
@@ -136,12 +136,12 @@ class Rows:
                 continue
             key, kind = _key(row["case"]), _kind(row["case"])
             if "result" in row:
-                if _whole(row["result"]) or self._as_now(where, "versions", "commit"):
+                if _whole(row["result"]) or self._as_now(where, "versions", "sources"):
                     finished.add(key)
                 if "seconds" in row:
                     times.pop(kind, None)
                     times[kind] = row["seconds"]
-            elif self._as_now(where, "versions", "commit"):
+            elif self._as_now(where, "versions", "sources"):
                 ended[row["case"].get("implementation")] += "ended" in row
                 if "begun" in row:
                     begun[key] += 1

@@ -32,9 +32,10 @@ def schemes() -> dict[str, type[Scheme]]:
 def _bring(name: str, load: Callable[[], type[Scheme]]) -> None:
     """Registers what an entry point names. A package that is broken leaves the others."""
     try:
-        scheme = register(load())
+        scheme = load()
         if scheme.name != name:
             raise UserError("scheme.name", scheme.name, f"name the entry point so, too; it is {name!r}")
+        register(scheme)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         warnings.warn(f"the scheme {name!r}, an entry point of {SCHEME_GROUP}, cannot be had ({why})", stacklevel=3)

@@ -13,7 +13,7 @@ from benchmarks.parts import rows
 from benchmarks.parts.rows import Case, Paused, Rows, Unusable, measured, note_end
 from pallas_kernels import origin
 
-ORIGIN = {"device": "X", "versions": {"jax": "1"}, "commit": "c", "date": "2026-01-01T00:00:00"}
+ORIGIN = {"device": "X", "versions": {"jax": "1"}, "commit": "c", "sources": "s", "date": "2026-01-01T00:00:00"}
 
 
 def case(name, outcome):
@@ -167,7 +167,7 @@ def test_a_case_of_another_device_is_measured_again(tmp_path):
     assert [row["result"]["value"] for row in measured(tmp_path / "part.jsonl")] == [1, 2]
 
 
-def test_what_failed_is_measured_again_at_another_commit(tmp_path, monkeypatch):
+def test_what_failed_is_measured_again_with_other_sources(tmp_path, monkeypatch):
     """Nor is an implementation given up there, or a case that was begun and never finished; figures are kept."""
     now = ORIGIN | {"date": "2027-01-01T00:00:00"}
     of = lambda name, outcome: case(name, outcome)._replace(name={"case": name, "implementation": "mosaic"})  # noqa: E731
@@ -178,11 +178,12 @@ def test_what_failed_is_measured_again_at_another_commit(tmp_path, monkeypatch):
     wanted = [of(name, 2) for name in "abcdef"]
     for where, expected in (
         (now, [1, "no", "no", "no", "was begun 2 times and never finished", "mosaic ended the process 3 times"]),
-        (now | {"commit": "later"}, [1, "no", "no", "no", 2, 2, 2, 2, 2]),
+        (now | {"commit": "c-dirty", "sources": "changed"}, [1, "no", "no", "no", 2, 2, 2, 2, 2]),
         (now | {"versions": {"jax": "2"}}, [1, "no", "no", "no", 2, 2, 2, 2, 2]),
     ):
         (tmp_path / "part.jsonl").write_text(text)
         monkeypatch.setattr(origin, "origin", lambda packages, where=where: where)
+        monkeypatch.setattr(origin, "sources", lambda where=where: where["sources"])
         assert Rows("part", tmp_path, time.monotonic() + 60).run(wanted) == 0
         found = [row.get("error") or row["result"]["value"] for row in measured(tmp_path / "part.jsonl")]
         assert found == expected
