@@ -1,0 +1,53 @@
+"""The controls of calibrated skipping leave out what they are named after."""
+
+import numpy as np
+import pytest
+
+from nagjax.cli import main
+from nagjax.measure.cuts import Cutter
+from nagjax.measure.skip_curve import Sweep
+from nagjax.runs.opening import open_run
+
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("curve") / "dense"
+    shape = f"--depth {DEPTH} --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2"
+    assert main(["train", *shape.split(), "--out", str(out)]) == 0
+    return open_run(out, calibrated=False)
+
+
+def test_every_control_leaves_out_what_it_says(run, monkeypatch):
+    scored = []
+
+    def score(self, evaluator, cuts, text):
+        scores, executed = own(self, evaluator, cuts, text)
+        if text is self.held_out:
+            scored.append((scores["loss"], executed))
+        return scores, executed
+
+    own = Sweep._score
+    monkeypatch.setattr(Sweep, "_score", score)
+    swept = Sweep(run, batches=2, search_batches=1)
+    point = swept.point(0.4)
+    ran = dict(scored)
+    by_angle, tokens, chance, influence, late = (
+        ran[point[of]] for of in ("loss", "tokens_loss", "random_loss", "influence_loss", "late_loss")
+    )
+    assert by_angle.ravel() == pytest.approx(point["executed"]) and np.ptp(by_angle) > 0.3
+    drawn = 5 * 0.5 / np.sqrt(2 * 8 * 32)  # five standard deviations of the share of so many tokens at most
+    np.testing.assert_allclose(tokens, by_angle, atol=drawn)
+    np.testing.assert_allclose(chance, np.tile(by_angle.mean(axis=0), (DEPTH, 1)), atol=drawn)
+    assert np.abs(chance - by_angle).max() > drawn
+    for way, executed in (("influence", influence), ("late", late)):
+        stays = np.isin(np.arange(1, DEPTH + 1), point[f"{way}_blocks"], invert=True)
+        np.testing.assert_array_equal(executed, np.repeat(stays[:, None], 2, axis=1))
+    without = Cutter(run)
+    gone = [block - 1 for block in point["influence_blocks"]]
+    cosine, _ = without.measure(swept.text)
+    kept = np.setdiff1d(np.arange(DEPTH), gone)
+    turns = 1 - np.diagonal(cosine, 1)
+    assert gone and turns[gone].max() <= turns[kept].min()
+    assert point["influence_loss"] == pytest.approx(without.loss(swept.held_out, gone), rel=1e-4)
