@@ -68,7 +68,7 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
     rows = [
         ("loss, nats per token", lambda d: f"{d['loss']:.3f}"),
         (f"blocks whose removal alone adds {USED:g} nats or more", lambda d: f"{d['used']} of {d['depth']}"),
-        ("by more than two standard errors", lambda d: f"{d['surely_used']}"),
+        (f"blocks that add more than {USED:g} by over two standard errors", lambda d: f"{d['surely_used']}"),
         ("the two blocks whose removal adds most, counted from 1", _costliest),
         ("effective number of blocks: participation ratio of the added losses", lambda d: f"{d['contributing']:.1f}"),
         (f"loss added without the last {QUARTER} blocks", lambda d: f"{d['without_a_quarter']['late']:+.3f}"),
@@ -92,7 +92,7 @@ def texts(summary: dict[str, dict]) -> dict[str, str]:
             lambda d: ", ".join(f"{loss:.1f}" for loss in d["loss_at_exit"].values()),
         ),
         (
-            "of the final five likeliest tokens, how many are there then",
+            "share of the model's five likeliest tokens that the head has among its five there",
             lambda d: ", ".join(f"{share:.0%}" for share in d["overlap_at_exit"].values()),
         ),
         (
