@@ -71,6 +71,8 @@ def scheme_fields(name: str) -> list[Field]:
     """
     path = SCHEMES / f"{name}.py"
     if not (name.isidentifier() and name != "__init__" and path.exists()):
+        if name not in scheme_names() and installed(SCHEME_GROUP):
+            importlib.import_module("nagjax.residual.registry").schemes()  # warns of those that cannot be had
         pick("scheme", name, dict.fromkeys(scheme_names()), "schemes")
         return fields_of(importlib.import_module("nagjax.residual.registry").find_scheme(name))
     found: dict[str, Field] = {}

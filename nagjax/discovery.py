@@ -13,6 +13,30 @@ from nagjax.errors import UserError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+ELSEWHERE = {  # what other libraries call it: what it is called here
+    **{
+        "learning_rate": "lr",
+        "peak_lr": "lr",
+        "wd": "weight_decay",
+        "warmup_steps": "warmup",
+        "warmup_ratio": "warmup",
+    },
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "layers", "num_hidden_layers", "blocks"), "depth"),
+    **dict.fromkeys(("d_model", "dim", "n_embd", "embed_dim", "hidden_size", "hidden_dim", "emb_dim"), "width"),
+    **dict.fromkeys(("seq_len", "seq_length", "sequence_length", "block_size", "max_seq_len"), "context"),
+    **dict.fromkeys(("n_heads", "n_head", "num_heads", "num_attention_heads"), "heads"),
+    **dict.fromkeys(("num_kv_heads", "n_kv_heads", "num_key_value_heads"), "kv_heads"),
+    **dict.fromkeys(("intermediate_size", "d_ff", "mlp_dim", "ffn_dim"), "hidden"),
+    **dict.fromkeys(("max_steps", "num_steps", "n_steps", "train_steps", "total_steps", "max_iters"), "steps"),
+    **dict.fromkeys(("batch_size", "global_batch_size", "train_batch_size"), "batch"),
+    **dict.fromkeys(("out_dir", "output_dir", "run_dir", "folder", "dir", "workdir"), "out"),
+    **dict.fromkeys(("gradient_accumulation", "grad_accum", "gradient_accumulation_steps"), "accumulate"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "max_grad_norm", "gradient_clip"), "clip"),
+    **dict.fromkeys(("optim", "optimizer_name"), "optimizer"),
+    **dict.fromkeys(("random_seed", "rng_seed"), "seed"),
+    **dict.fromkeys(("model", "architecture", "residual"), "scheme"),
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "num_tokens", "n_tokens"), "tokens"),
+}
 SCHEME_GROUP = "nagjax.schemes"  # the group of entry points that are residual schemes
 
 
@@ -35,12 +59,20 @@ def installed(group: str) -> "dict[str, EntryPoint]":
 
 def pick[T](field: str, name: str, known: Mapping[str, T], plural: str) -> T:
     """`known[name]`. Raises UserError for `field` with the nearest name and all of them."""
-    if name not in known:
-        raise UserError(field, name, f"{nearest(name, known)}known {plural}: {', '.join(known)}")
+    if not isinstance(name, str) or name not in known:
+        raise UserError(field, name, f"{nearest(str(name), known)}known {plural}: {', '.join(known)}")
     return known[name]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question to the user that ends in a space, or nothing."""
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}? " if near else ""
+    """A question to the user that ends in a space, or nothing. Of a name with a group (`mod.rate`) the last part may be
+    the near one, too."""
+    plain = lambda text: text.lower().lstrip("-").replace("-", "_")  # noqa: E731
+    whole = {plain(own): own for own in known}
+    ends = {own.rpartition(".")[2]: own for own in reversed(whole)}
+    asked = ELSEWHERE.get(plain(name), plain(name))
+    for names, cutoff in ((whole, 1.0), (ends, 1.0), (whole, 0.65), (ends, 0.8)):
+        if near := difflib.get_close_matches(asked, names, n=1, cutoff=cutoff):
+            found = near[0] if names is whole else ends[near[0]]
+            return f"did you mean {whole[found]!r}? "
+    return ""

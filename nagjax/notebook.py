@@ -13,6 +13,7 @@ from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.generate.paths import token_paths
 from nagjax.options import read_options
+from nagjax.ranges import check_value
 from nagjax.report.maps import depth_map as draw_depth_map
 from nagjax.report.maps import skip_curve_plot
 from nagjax.report.plots import FIGURES, Plot, draw_plots
@@ -56,6 +57,7 @@ def fit(
 
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
+    check_value("resume", resume, Literal["latest", "previous"])
     read = read_options({"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme), **options})
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
@@ -87,7 +89,7 @@ def plot(runs: AnyRun | Sequence[AnyRun], figure: str = "turn") -> Plot:
 
     Raises UserError for another name, and where the runs have nothing to draw in it.
     """
-    if figure not in FIGURES:
+    if not isinstance(figure, str) or figure not in FIGURES:
         raise UserError("figure", figure, f"there are {', '.join(FIGURES)}")
     drawn = draw_plots(_logs(runs), (figure,), dpi=DPI)
     if not drawn:

@@ -155,7 +155,7 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
         check_value(f"scheme.{name}", value, hints[name])
     parts = {field.name: field.hint for field in fields_of(RunConfig) if field.name in (*FLAT, *PREFIXED)}
     prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
-    _refuse_unknown(values, {option.name for option in _options_of_every_scheme()})
+    _refuse_unknown(values, {option.name for option in _options_of_every_scheme()}, hints)
     made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
     return RunOptions(scheme, own, made, str(start), file)
 
@@ -180,10 +180,12 @@ def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _refuse_unknown(values: Mapping[str, Any], known: set[str]) -> None:
+def _refuse_unknown(values: Mapping[str, Any], known: set[str], own: Iterable[str] = ()) -> None:
+    """`own`: the scheme's options, which may have been meant without their prefix."""
     for name, value in values.items():
         if name not in known:
-            raise UserError(name, value, f"{nearest(name, sorted(known))}known: {', '.join(sorted(known))}")
+            meant = nearest(name, [*sorted(known), *(f"scheme.{option}" for option in own)])
+            raise UserError(name, value, f"{meant}known: {', '.join(sorted(known))}")
 
 
 def _made(cls: type, values: Mapping[str, Any], prefix: str) -> Any:

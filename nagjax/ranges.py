@@ -94,7 +94,7 @@ def _wrong(value: Any, kind: Any, limits: Range | None) -> str:
         of = "of " if str(limits).startswith("at least") else ""
         told = f"give a {name} {of}{limits}".rstrip() if limits else f"give a {name}"
         if isinstance(value, bool) or not isinstance(value, number):
-            return told
+            return f"{told}; of an array its .item()" if hasattr(value, "item") else told
         if kind is float and not _finite(value):
             return told if limits else "give a finite number"
         if limits is not None and value not in limits:
@@ -122,7 +122,20 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 
 def check_fields(config: Any, prefix: str = "", **fixes: str) -> None:
-    """Raises UserError for the first field of a dataclass whose value is not what its annotation allows. `prefix`
-    stands before the field's name, `fixes` say more about a field."""
+    """Makes Python's numbers of NumPy's in a dataclass, frozen or not. Raises UserError for the first field whose value
+    is not what its annotation allows. `prefix` stands before the field's name, `fixes` say more about a field."""
     for name, hint in field_hints(type(config)).items():
-        check_value(f"{prefix}{name}", getattr(config, name), hint, fixes.get(name, ""))
+        value = getattr(config, name)
+        check_value(f"{prefix}{name}", value, hint, fixes.get(name, ""))
+        if (own := _of_python(value)) is not value:
+            object.__setattr__(config, name, own)
+
+
+def _of_python(value: Any) -> Any:
+    """A number of NumPy, or a tuple with some, as Python's; what needs no change is the same object."""
+    if isinstance(value, tuple):
+        own = tuple(map(_of_python, value))
+        return value if all(a is b for a, b in zip(own, value, strict=True)) else own
+    if isinstance(value, numbers.Number) and type(value).__module__ == "numpy":
+        return value.item()
+    return value

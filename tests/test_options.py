@@ -5,6 +5,8 @@ import math
 import sys
 import types
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from nagjax import ranges
@@ -13,6 +15,7 @@ from nagjax.cli import functions, verbs
 from nagjax.commands.completion import every_option
 from nagjax.data import DataConfig
 from nagjax.declared import fields_of, scheme_fields, scheme_names
+from nagjax.discovery import ELSEWHERE
 from nagjax.errors import UserError
 from nagjax.layers.config import BlockConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
@@ -191,6 +194,37 @@ def test_a_scheme_comes_with_its_options_or_gets_them():
         read_options({"scheme.ramps": 1})
     with pytest.raises(UserError, match="scheme.rank"):
         read_options({"scheme": "nag", "scheme.rank": 2})
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        *(("dept", "depth"), ("learning_rate", "lr"), ("n_layers", "depth"), ("hidden_size", "width")),
+        *(("max_steps", "steps"), ("ramp", "scheme.ramp"), ("fsdp", "mesh.fsdp"), ("mod_rate", "mod.rate")),
+    ],
+)
+def test_what_was_meant_is_asked(name, meant):
+    """Also under other libraries' names, without a group's, and without the scheme's prefix."""
+    with pytest.raises(UserError, match=f"{name} = 3: did you mean '{meant}'"):
+        read_options({"scheme": "nag", name: 3})
+
+
+def test_other_libraries_names_lead_to_options_that_exist():
+    known = {option.name for scheme in schemes() for option in run_options(scheme)}
+    assert {*ELSEWHERE.values()} - known == {"out", "tokens"}  # options of commands
+    assert not {*ELSEWHERE} & known
+
+
+def test_numbers_of_numpy_are_as_good_as_pythons():
+    given = {"depth": np.int64(3), "lr": np.float32(0.5), "mod.rate": (np.float64(0.25), np.float32(0.5))}
+    config = read_options({"scheme": NAG(directions=np.int32(4)), **given}).config()
+    assert (
+        config == read_options({"scheme": NAG(directions=4), "depth": 3, "lr": 0.5, "mod.rate": (0.25, 0.5)}).config()
+    )
+    kinds = {type(config.model.depth), type(config.scheme.directions), type(config.optimizer.lr)}
+    assert kinds | {*map(type, config.model.mod.rate)} == {int, float}
+    with pytest.raises(UserError, match="lr = .*give a number above 0; of an array its .item()"):
+        read_options({"lr": jnp.float32(0.5)})
 
 
 @pytest.mark.parametrize("name", ["dept", "mesh.fsd", "mod.rates", "model", "block.rope.factors"])

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float
 
+from nagjax.discovery import nearest
 from nagjax.errors import UserError
 from nagjax.generate.batching import NO_TOKEN, Finished, Writer, rows_of
 from nagjax.generate.choose import Sampling
@@ -23,6 +24,7 @@ from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share, check
 from nagjax.runs.opening import OpenRun, check_opened
 
 MOST_TOKENS = 64  # new ones, where nobody says how many
+OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "slide")  # of `complete`
 LISTS = "give a list of token ids for each prompt"
 
 TopP = Annotated[float, Range(gt=0, le=1)]
@@ -78,6 +80,7 @@ def generate(
     check_value("top_p", top_p, TopP, "1 draws from all tokens")
     check_value("min_p", min_p, Share, "0 draws from all tokens")
     check_value("seed", seed, Seed)
+    check_value("slide", slide, bool)
     check_value("progress", progress, Share, "the share of the training that lies behind")
     if end_of_text is not None:
         _check_id("end_of_text", end_of_text, config)
@@ -112,7 +115,9 @@ def complete(
     wrote, is replaced.
     """
     check_opened(run)
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    for name in options.keys() - {*OPTIONS}:
+        raise UserError(name, options[name], f"{nearest(name, ('tokens', *OPTIONS))}options: {', '.join(OPTIONS)}")
+    stop = tuple(stop) if np.iterable(stop) and not isinstance(stop, str) else (stop,)
     check_value("stop", stop, tuple[str, ...])
     if "" in stop:
         raise UserError("stop", "", "give a text of at least one character")
@@ -143,6 +148,8 @@ def room_behind(run: OpenRun, length: int, most: int) -> int:
 
 
 def _texts(prompts: str | Sequence[str]) -> list[str]:
+    if isinstance(prompts, bytes) or not np.iterable(prompts):
+        raise UserError("prompts", prompts, "give a text or a list of texts")
     return [prompts] if isinstance(prompts, str) else list(prompts)
 
 

@@ -9,6 +9,7 @@ from nagjax.errors import UserError
 from nagjax.files import has_file
 from nagjax.interop.hub import find_model, shipped
 from nagjax.interop.source import MODEL_CONFIG, read_json, read_source, source_config
+from nagjax.ranges import check_value
 from nagjax.runs.config import RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.opening import OpenRun, open_run
@@ -24,6 +25,7 @@ def load(path: str | Path, *, devices: Sequence[jax.Device] | None = None) -> Op
 
     Raises UserError: no such model, and what `open_run` and `read_source` raise.
     """
+    check_value("run", path, Path, "the folder of a run or a model, or a model's name")
     folder, values = _folder(path)
     if _is_run(values):
         return open_run(folder, devices=devices)

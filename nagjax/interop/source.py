@@ -25,7 +25,7 @@ from nagjax.ranges import Natural, Range, check_value
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, from_dict
 from nagjax.runs.names import BUNDLE, TOKENIZER
-from nagjax.runs.opening import OpenRun, at_point
+from nagjax.runs.opening import OpenRun, at_point, devices_of
 from nagjax.train.distributed.mesh import make_mesh
 
 CUTS = "mod.cuts"
@@ -58,7 +58,7 @@ def read_source(
     """
     folder = Path(folder)
     values = read_json(folder)
-    devices = list(jax.local_devices()[:1] if devices is None else devices)
+    devices = devices_of(devices)
     mesh = make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices)
     bundle, config = values.get("model_type") == BUNDLE, source_config(folder, values, context)
     config = dataclasses.replace(config, model=_fitted(config.model, context, dtype))

@@ -30,9 +30,9 @@ ROWS = 8  # sequences of a batch on which angles between residuals are measured:
 
 
 def check_rules(rules: Sequence[str]) -> None:
-    """Raises UserError for an unknown rule, and for none."""
-    if not rules:
-        raise UserError("rules", tuple(rules), f"name at least one of {', '.join(RULES)}")
+    """Raises UserError for an unknown rule, for a text in place of a list, and for none."""
+    if not rules or isinstance(rules, str):
+        raise UserError("rules", rules, f"name at least one of {', '.join(RULES)}")
     for rule in rules:
         pick("rule", rule, RULES, "rules")
 

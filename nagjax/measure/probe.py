@@ -76,12 +76,16 @@ def probe(
 
     Statistics are computed inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
     depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
-    `progress`, `cuts` and `causal` are those of `Transformer.__call__`. Raises UserError for any other model, and for a
-    batch without a counted token inside a document.
+    `progress`, `cuts` and `causal` are those of `Transformer.__call__`. A run's batches are those of
+    `nagjax.report.curve.text_batches`. Raises UserError for any other model, for what is no batch, and for one without
+    a counted token inside a document.
     """
     if not isinstance(model, Transformer):
         fix = "give a nagjax.Transformer, such as run.model; a residual in a model of your own has observe=True"
         raise UserError("model", type(model).__name__, fix)
+    if not isinstance(batch, Batch):
+        fix = "give a batch: nagjax.report.curve.text_batches(run, None, 'validation', 1)[0]"
+        raise UserError("batch", type(batch).__name__, fix)
     inside = np.flatnonzero(_inside(batch))
     if not inside.size:
         raise UserError("batch", batch.tokens.shape, "no token inside its documents counts: give one with targets")

@@ -28,9 +28,10 @@ from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.model.head_transform import HeadTransform
 from nagjax.model.parametrization import Parametrization
+from nagjax.model.tokens import checked
 from nagjax.parameters import STACKED, label
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.module import Residual, as_scheme
+from nagjax.residual.module import Residual, as_scheme, share_done
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
 from nagjax.residual.sublayer import Result, following, run
 from pallas_kernels import using
@@ -265,7 +266,7 @@ class Transformer(nnx.Module):
         intervene: Intervention | None = None,
         pin: Callable[[jax.Array], jax.Array] = lambda x: x,
     ) -> Output:
-        """Maps tokens [B, T] to what the head reads.
+        """Maps token ids [B, T], 0 to vocab - 1, to what the head reads. With rotary positions T is free.
 
         `where` gives each token's document and position; by default each row is one document. `types`: of the tokens
         of a model with `config.token_types`, such as BERT's sentences; all 0 by default. `progress` is the share
@@ -277,17 +278,15 @@ class Transformer(nnx.Module):
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
-        Raises UserError if tokens are not [B, T], or more than a model with learned positions has; if `causal` needs
+        Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
+        known), or more than a model with learned positions has; for a `progress` outside of [0, 1]; if `causal` needs
         cuts and there are none, or another number of them; for types that the model has not; and for a `where` of
         other shapes than the tokens.
         """
-        if tokens.ndim != 2:
-            raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")
-        if where is None and self.config.positions == "learned" and tokens.shape[1] > self.config.context:
-            fix = f"the model has {self.config.context} learned positions: give no longer sequences"
-            raise UserError("tokens", tokens.shape, fix)
+        bounded = where is None and self.config.positions == "learned"
+        tokens = checked(tokens, self.config, longest=self.config.context if bounded else None)
         where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
-        progress = jnp.asarray(progress, jnp.float32)
+        progress = share_done(progress)
         asked = causal or self.config.mod.adaptive
         routed = any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts and routed:

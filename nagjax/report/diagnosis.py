@@ -21,6 +21,7 @@ from nagjax.measure.held_gates import held_losses, holds
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, looks_at, probe
 from nagjax.model.transformer import Output
+from nagjax.ranges import check_value
 from nagjax.report.curve import check_depth, check_loss, curve_of, text_batches
 from nagjax.report.verdict_depth import depth_verdict
 from nagjax.runs.opening import OpenRun
@@ -58,8 +59,9 @@ def diagnose(
     Raises UserError for an unknown rule, where no target of the text counts, and where the whole model's loss is not
     finite.
     """
-    check_rules(rules)
     check_depth(run)
+    check_rules(rules)
+    check_value("effort", effort, Effort)
     cutter = Cutter(run)
     text = text_batches(run, data, "validation", max(effort.probes, effort.skips))
     looked, skipped = (_text(run, first_of_each(text, count)) for count in (effort.probes, effort.skips))

@@ -163,7 +163,7 @@ class Residual(nnx.Module):
             raise UserError("x", x.dtype.name, "give floating-point numbers")
         if progress is None and self.scheme.trained() != self.scheme:
             say(f"{self.scheme.name} behaves differently early in training: {_how(self.scheme)}")
-        progress = _share_done(1.0 if progress is None else progress)
+        progress = share_done(1.0 if progress is None else progress)
         first = jax.tree.map(lambda own: own[0], self.entry)
         at = Boundary(None, first, jnp.int32(0), jnp.int32(1), progress, self.sublayers)
         lead = x.shape[:-1]
@@ -290,15 +290,18 @@ def start_factors(
         kernel_init = lambda *a: nagjax.start_factors(self.residual, i).output * lecun_normal()(*a)
 
     scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, or the class of one or of its
-    module, and `sublayers`. i may be traced. Raises UserError for an i outside 1 .. S, unless it is traced.
+    module, and `sublayers`. i may be traced. Raises UserError for an i outside 1 .. S, unless it is traced, and for a
+    number of sublayers that is none or is given beside a module.
     """
     own = getattr(scheme, "start_factors", None)
     if own is None:  # MixtureOfDepths is around one that has them
         own = getattr(getattr(scheme, "residual", None), "start_factors", None)
     if own is not None and not isinstance(scheme, type):
+        if sublayers not in (None, own.__self__.sublayers):
+            raise UserError("sublayers", sublayers, f"the module has {own.__self__.sublayers}: leave it out")
         return own(i)
-    if sublayers is None:
-        raise UserError("sublayers", None, "give the number of sublayers, or the module in place of the scheme")
+    if not isinstance(sublayers, int):
+        raise UserError("sublayers", sublayers, "give the number of sublayers, or the module in place of the scheme")
     chosen, place = as_scheme(scheme), SublayerIndex(checked(i, sublayers), sublayers)
     return Scales(chosen.output_scale(place), chosen.inner_scale(place))
 
@@ -380,7 +383,7 @@ def _opened(stream: OpenStream) -> OpenStream:
     return stream
 
 
-def _share_done(progress: Any) -> Float[Array, ""]:
+def share_done(progress: Any) -> Float[Array, ""]:
     """Float32. Raises UserError for what is no number from 0 to 1; of a traced one only the shape is known."""
     progress = progress[...] if isinstance(progress, nnx.Variable) else progress
     if np.shape(progress):

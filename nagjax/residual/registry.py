@@ -1,9 +1,12 @@
 """Which residual schemes there are: one for each file in `schemes/`, those that installed packages bring as entry
 points of the group `nagjax.schemes`, and those registered from outside."""
 
+import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from nagjax.discovery import SCHEME_GROUP, classes_by_file, installed, pick
 from nagjax.errors import UserError
@@ -29,10 +32,10 @@ def schemes() -> dict[str, type[Scheme]]:
     return dict(sorted((_discovered() | _registered).items()))
 
 
-def _bring(name: str, load: Callable[[], type[Scheme]]) -> None:
+def _bring(name: str, load: Callable[[], Any]) -> None:
     """Registers what an entry point names. A package that is broken leaves the others."""
     try:
-        scheme = load()
+        scheme = _whole(load())
         if scheme.name != name:
             raise UserError("scheme.name", scheme.name, f"name the entry point so, too; it is {name!r}")
         register(scheme)
@@ -44,9 +47,10 @@ def _bring(name: str, load: Callable[[], type[Scheme]]) -> None:
 def register(scheme: type[Scheme]) -> type[Scheme]:
     """Class decorator that makes a scheme from outside this package known by its `name`; again, in place of the one
     registered before, also where the class was meanwhile given another `name`, of which it warns. Its title is its name
-    unless it has one. Raises UserError for a class without a name, for a class or a name of a scheme in `schemes/`, and
-    for the class name of another registered scheme: modules are known by it."""
-    if not scheme.name:
+    unless it has one. Raises UserError for a class without a name, one that is no scheme, lacks a method or has options
+    and is no dataclass, for a class or a name of a scheme in `schemes/`, and for the class name of another registered
+    scheme: modules are known by it."""
+    if not _whole(scheme).name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
     for own in _discovered().values():
         if scheme is not own and scheme.name == own.name:
@@ -61,6 +65,21 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     if "title" not in vars(scheme):
         scheme.title = scheme.name  # the title that it inherits is another scheme's
     _registered[scheme.name] = scheme
+    return scheme
+
+
+def _whole(scheme: Any) -> type[Scheme]:
+    """A class that can be a scheme. Raises UserError for any other."""
+    if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
+        named = getattr(scheme, "__name__", type(scheme).__name__)
+        raise UserError("scheme", named, "give a subclass of nagjax.residual.Scheme")
+    if missing := sorted(scheme.__abstractmethods__):
+        raise UserError("scheme", scheme.__name__, f"has to define {', '.join(missing)}")
+    hints = inspect.get_annotations(scheme)
+    options = {name for name, hint in hints.items() if "ClassVar" not in str(hint)}
+    if options - {field.name for field in dataclasses.fields(scheme)}:
+        fix = f"has options ({', '.join(sorted(options))}): decorate it with @dataclasses.dataclass(frozen=True)"
+        raise UserError("scheme", scheme.__name__, fix)
     return scheme
 
 

@@ -214,8 +214,9 @@ def _scheme_class(name: str) -> "type[Scheme]":
     try:
         return find_scheme(name)
     except UserError as error:
-        own = "a scheme of your own: open the run from Python where it is registered, or put its file into"
-        raise UserError(error.field, error.value, f"{error.fix}; {own} nagjax/residual/schemes/") from None
+        own = "a scheme of your own: install the package that brings it as an entry point (docs/write_a_scheme.md),"
+        own += " open the run from Python where it is registered, or put its file into nagjax/residual/schemes/"
+        raise UserError(error.field, error.value, f"{error.fix}; {own}") from None
 
 
 def completed(cls: type, values: dict) -> dict:

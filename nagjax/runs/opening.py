@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -92,7 +93,9 @@ class OpenRun:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, behind what an imported model expects before it (`beginning`). For a bidirectional
-        model as its tokenizer.json has it: between [CLS] and [SEP], and a [MASK] that the text spells is one."""
+        model as its tokenizer.json has it: between [CLS] and [SEP], and a [MASK] that the text spells is one. Raises
+        UserError for what is no text."""
+        check_text(text)
         if not self.config.model.causal and isinstance(self.tokenizer, JsonTokenizer):
             return self.tokenizer.encode_whole(text).tolist()
         return [*self.beginning, *self.tokenizer.encode(text).tolist()]
@@ -127,12 +130,29 @@ class OpenRun:
 
 
 def check_opened(run: Any) -> None:
-    """Raises UserError for a path, or for a model, in place of a run that was opened."""
+    """Raises UserError for a path, a model or anything else in place of a run that was opened."""
     if isinstance(run, str | Path):
         raise UserError("run", str(run), f"is not opened: give nagjax.load({str(run)!r})")
     if isinstance(run, nnx.Module):
         fix = "is a model without tokenizer and config: give what nagjax.load or nagjax.fit returns"
         raise UserError("run", type(run).__name__, fix)
+    if not isinstance(run, OpenRun):
+        raise UserError("run", type(run).__name__, "give what nagjax.load or nagjax.fit returns")
+
+
+def check_text(text: Any) -> None:
+    """Raises UserError for what is no text."""
+    if not isinstance(text, str):
+        fix = "give a text; token ids are read by run.model(tokens) and nagjax.generate.sample.generate"
+        raise UserError("text", type(text).__name__, fix)
+
+
+def devices_of(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
+    """Those that are given; without any one local device. Raises UserError for what is no list of devices."""
+    found = list(jax.local_devices()[:1] if devices is None else devices if np.iterable(devices) else [devices])
+    if not found or not all(isinstance(device, jax.Device) for device in found):
+        raise UserError("devices", devices, "give a list of devices, such as jax.local_devices()[:2]")
+    return found
 
 
 def beginning_of(tokenizer: Tokenizer) -> list[int]:
@@ -152,7 +172,7 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     """
     folder = Path(folder)
     config = read_config(folder)
-    devices = list(jax.local_devices()[:1] if devices is None else devices)
+    devices = devices_of(devices)
     found = read_weights(folder, config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
     run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, _tokenizer(folder, config))
     return at_point(run, folder) if calibrated else run

@@ -16,10 +16,11 @@ from nagjax.runs.lock import WriterLock
 from nagjax.runs.metrics import TASKS
 from nagjax.runs.names import CHECKPOINTS, INFO, STACKS
 from nagjax.runs.opening import OpenRun
+from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.announce import announce, check_memory
 from nagjax.train.batches import Skipped
 from nagjax.train.checkpoint.retention import SaveClock
-from nagjax.train.checkpoint.store import Checkpoints, finished
+from nagjax.train.checkpoint.store import Checkpoints, finished, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 from nagjax.train.evaluator import Evaluator, put, with_causal
 from nagjax.train.host_votes import Ballot, VotingStep
@@ -39,7 +40,8 @@ BROKEN_DOWN = ("loss", "grad_norm", "max_bad_steps")  # fields of the errors tha
 
 def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = False) -> tuple[Setup, list]:
     """The setup of a training and its held-out batches, nothing written yet. Raises UserError for what `train` refuses,
-    text that cannot be read among it, so that this shows before `fresh` deletes."""
+    text that cannot be read among it, and whatever the step raises as it is traced, such as a scheme's new code, so
+    that this shows before `fresh` deletes."""
     setup = together(lambda: set_up(config, None if fresh else folder))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     together(lambda: check_start(config, folder, fresh))
@@ -51,6 +53,8 @@ def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = 
         together(lambda: check_log(options.log))
     if not (force or opened_only):
         together(lambda: check_memory(blueprint))
+    if fresh and steps_saved(folder / CHECKPOINTS):
+        together(lambda: jit_train_step(blueprint).eval_shape(blueprint.abstract(), abstract_batch(blueprint)))
     return setup, together(lambda: list(setup.evaluator.batches(options.eval_batches)))
 
 
@@ -85,6 +89,8 @@ def train(
     `config.train.on_bad_step`; KeyboardInterrupt after SIGINT, Preempted (exit code 0) after SIGTERM and SIGHUP.
     """
     folder = Path(folder)
+    if callback is not None and not callable(callback):
+        raise UserError("callback", callback, "give a function of a record and the run, or leave it out")
     setup, held_out = checked(config, folder, fresh, force)
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
     policy = {"latest": options.keep, "best": options.keep_best, "every": options.keep_every}

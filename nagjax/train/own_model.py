@@ -277,6 +277,8 @@ def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:
         of = known.get(path) or known.get(path[:-1])  # the value in a variable or a box
         if of is None:
             fix = "is not in the model that nagjax.optimizer was given: hand it all that is trained"
+            if ("params", *path) in known or path[1:] in known:
+                fix = "nagjax.optimizer was given it at another level: hand both with the level 'params', or without"
             raise UserError("params", "/".join(path), fix)
         return fn(of, *leaves)
 

@@ -140,6 +140,17 @@ def test_a_scheme_may_be_named_and_what_does_not_fit_is_refused():
     for shape in ((3,), (1, config.context + 1)):
         with pytest.raises(UserError, match="tokens = "):
             make(positions="learned")(jnp.zeros(shape, jnp.int32))
+    for given, said in (
+        (jnp.full((1, 2), config.vocab), f"the ids 0 to {config.vocab - 1}"),
+        (np.array([[0, -1]]), "tokens = -1"),
+        (jnp.ones((1, 2)), "tokens = 'float32': give token ids"),
+        ([[1, 2], [3]], "rows of one length"),
+    ):
+        with pytest.raises(UserError, match=said):
+            make()(given)
+    with pytest.raises(UserError, match="progress = 5"):
+        make()(jnp.zeros((1, 2), jnp.int32), progress=5)
+    assert make()([[1, 2, 3]]).hidden.shape == (1, 3, config.width)
     with pytest.raises(UserError, match="did you mean 'nag'"):
         make("nagg")
     tokens = jnp.zeros((2, 4), jnp.int32)

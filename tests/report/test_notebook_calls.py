@@ -81,5 +81,32 @@ def test_what_is_no_run_is_refused_by_name(run_folder):
         nagjax.skip_curve({})
 
 
+def test_arguments_of_another_kind_are_named(run_folder):
+    run = nagjax.load(run_folder)
+    for call, said in (
+        (lambda: nagjax.complete(run, None), "prompts = None: give a text"),
+        (lambda: nagjax.complete(run, b"def"), "prompts = b'def': give a text"),
+        (lambda: nagjax.complete(run, [[1, 2]], tokens=5), "text = 'list': give a text; token ids"),
+        (lambda: nagjax.complete(run, "a", max_tokens=5), "max_tokens = 5: did you mean 'tokens'"),
+        (lambda: nagjax.complete(run, "a", tokens=5, stop=3), "stop = .*give a text each"),
+        (lambda: nagjax.complete(run, "a", tokens=5, slide="no"), "slide = 'no': give true or false"),
+        (lambda: run.logits([1, 2]), "text = 'list'"),
+        (lambda: run.encode(3), "text = 'int'"),
+        (lambda: nagjax.depth_map(run, 3), "text = 'int'"),
+        (lambda: nagjax.diagnose(run, effort=1), "effort = 1: give a Effort"),
+        (lambda: nagjax.diagnose(run, rules="drop"), "rules = 'drop': name at least one"),
+        (lambda: nagjax.diagnose(None), "run = 'NoneType': give what nagjax.load"),
+        (lambda: nagjax.load(None), "run = None: give a text; the folder"),
+        (lambda: nagjax.load(run_folder, devices=2), "devices = 2: give a list of devices"),
+        (lambda: nagjax.plot(run, ["loss"]), "figure = .*there are"),
+        (lambda: nagjax.find_scheme(None), "scheme = None: .*known schemes"),
+        (lambda: nagjax.probe(run.model, [[1]]), "batch = 'list': give a batch"),
+        (lambda: nagjax.fit("nag", out="elsewhere", resume="prev"), "resume = 'prev': choose latest or previous"),
+        (lambda: nagjax.fit("nag", out="elsewhere", callback=3), "callback = 3: give a function"),
+    ):
+        with pytest.raises(UserError, match=said):
+            call()
+
+
 def test_an_error_is_one_line_in_a_notebook():
     assert UserError("width", 0, "give more")._render_traceback_() == ["UserError: width = 0: give more"]

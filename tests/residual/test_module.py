@@ -247,6 +247,8 @@ def test_what_does_not_fit_is_refused():
         (lambda: residual(embedding_std=0.0), "embedding_std"),
         (lambda: residual(direction=3), "direction"),
         (lambda: start_factors("deepnorm", 1), "sublayers"),
+        (lambda: start_factors("deepnorm", 1, "4"), "sublayers"),
+        (lambda: start_factors(residual("review"), 1, 99), "sublayers"),
         (lambda: as_scheme(3), "scheme"),
     ):
         with pytest.raises(UserError, match=field if " = " in field else f"{field} = "):

@@ -110,8 +110,62 @@ def test_a_registered_scheme_is_known_and_runs(monkeypatch):
     output = model(jnp.array([[1, 2, 3, 4]]), Where.whole(1, 4), observed=True)
     assert_close(np.mean(np.square(output.hidden), -1), 1.0, terms=64, chain=4)
     assert output.telemetry["turn"].shape == (4,)
-    with pytest.raises(UserError, match="name"):
-        nagjax.register(type("Nameless", (Scheme,), {}))
+    with pytest.raises(UserError, match="scheme.name = 'Nameless'"):
+        nagjax.register(type("Nameless", (Post,), {"name": ""}))
+
+
+class Optional(Plain):
+    """Not decorated as a dataclass: its option would be a constant that no run records."""
+
+    name: ClassVar[str] = "optional"
+    factor: float = 0.5
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (type("Half", (Scheme,), {"name": "half"}), "scheme = 'Half': has to define advance, close, lanes, open, read"),
+        (Optional, r"scheme = 'Optional': has options \(factor\): decorate it with @dataclasses.dataclass"),
+        (nnx.Module, "scheme = 'Module': give a subclass"),
+        (Plain(), "scheme = 'Plain': give a subclass"),
+    ],
+)
+def test_what_cannot_be_a_scheme_is_refused(given, said, monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    with pytest.raises(UserError, match=said):
+        nagjax.register(given)
+    assert not registry._registered
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda stream, gate: stream, "= '.*': has to return a pair"),
+        (
+            lambda stream, gate: (jax.tree.leaves(stream)[0], gate),
+            "= '.*': has to return a stream such as it was given",
+        ),
+        (lambda stream, gate: (jax.tree.map(lambda x: x[..., :2], stream), gate), "= .*of the shapes and dtypes"),
+        (
+            lambda stream, gate: (jax.tree.map(lambda x: x.astype("bfloat16"), stream), gate),
+            "= .*of the shapes and dtypes",
+        ),
+        (lambda stream, gate: (stream, None), "= None: has to return as its gate what broadcasts to"),
+        (lambda stream, gate: (stream, jnp.ones(7)), r"= \(7,\): has to return as its gate"),
+    ],
+)
+def test_an_advance_that_returns_something_else_is_named(change, said):
+    @dataclasses.dataclass(frozen=True)
+    class Wrong(Plain):
+        name: ClassVar[str] = "wrong"
+
+        def advance(self, stream, update, at):
+            return change(*super().advance(stream, update, at))
+
+    config = ModelConfig(depth=2, width=8, heads=2, vocab=7, context=4)
+    model = nnx.eval_shape(lambda: Transformer(config, Wrong(), nnx.Rngs(0)))
+    with pytest.raises(UserError, match=f"wrong.advance {said}"):
+        jax.eval_shape(lambda model: model(jnp.zeros((1, 4), jnp.int32)), model)
 
 
 def test_a_scheme_of_the_package_is_not_replaced(monkeypatch):

@@ -4,11 +4,13 @@ import dataclasses
 import shutil
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 import nagjax
 from nagjax.data import DataConfig, store
 from nagjax.errors import UserError
+from nagjax.residual.schemes.plain import Plain
 from nagjax.runs import names
 from nagjax.runs.config import OptimizerConfig
 from nagjax.train.loop import train
@@ -93,6 +95,15 @@ def test_a_schedule_that_the_steps_are_too_few_for(whole, run_of, tmp_path):
         train(config, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     check_start(config, whole, fresh=False)
+
+
+def test_a_scheme_whose_new_code_is_broken(whole, run_of, monkeypatch):
+    """The finished run stays, whatever the step raises as it is traced."""
+    monkeypatch.setattr(Plain, "advance", lambda self, stream, update, at: (stream, update @ jnp.ones(7)[0], 1.0))
+    before = contents(whole)
+    with pytest.raises(ValueError, match="matmul"):
+        train(dataclasses.replace(run_of(), scheme=Plain()), whole, fresh=True)
+    assert contents(whole) == before
 
 
 def test_fit_says_that_it_opened_a_finished_run(corpus, tmp_path, capsys):
