@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from nagjax.report.labels import NOT_MEASURED, count, factor, machine, number, rate, run_labels
-from nagjax.report.verdict import one_text
+from nagjax.report.verdict import one_text, same_text
 from nagjax.runs.log import Run
 
 
@@ -37,8 +37,8 @@ class Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """The facts of each run. The best bits per byte and step time are marked, ties included, and the best validation
-    loss where all runs share text and tokenizer.
+    """The facts of each run. The best step time is marked, ties included, the best bits per byte where all runs share
+    their text, and the best validation loss where they share the tokenizer, too.
 
     The step time also stands as a ratio to the plain run's where there is one of the same shape and machine. Runs with
     Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`).
@@ -69,7 +69,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     if any(loss is not None for loss in top_k):
         columns["the same by top-k, which looks ahead"] = [Cell(number(loss, 4)) for loss in top_k]
     bits = [None if e.bits_per_byte != e.bits_per_byte and e.loss == e.loss else e.bits_per_byte for e in evaluations]
-    columns["bits per byte"] = _marked(bits, lambda v: number(v, 4))
+    columns["bits per byte"] = _marked(bits, lambda v: number(v, 4), same_text(runs))
     answers = [run.task_scores for run in runs]
     for name in dict.fromkeys(name for scores in answers for name in scores):
         columns[f"task {name}"] = [Cell(number(scores.get(name), 4)) for scores in answers]

@@ -10,9 +10,10 @@ from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.report.labels import count, listing, number, rate, run_labels
 from nagjax.runs.config import RunConfig, TrainConfig, completed, flatten
-from nagjax.runs.identity import read_id, start_of
+from nagjax.runs.identity import known_text, read_id, start_of
 from nagjax.runs.log import Evaluation, Run
 
+_TEXT_FIELDS = ("data.path", "data.mix", "data.tokenizer")
 _TRAIN_FIELDS = ("seed", "steps", "batch", "ema", "eval_batches")
 
 
@@ -32,7 +33,8 @@ def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
 def verdict(runs: Sequence[Run]) -> str:
     """Who is ahead and by how much, from the last evaluations, by `ranking`.
 
-    Nats per token are added to bits per byte where all runs share one vocabulary.
+    Nats per token are added to bits per byte where all runs share one vocabulary. Of runs on several texts none is
+    ahead.
     Raises `UserError` for a run with no evaluation yet.
     """
     labels, evaluations = run_labels(runs), [run.last_eval for run in runs]
@@ -42,6 +44,9 @@ def verdict(runs: Sequence[Run]) -> str:
     lost = _unranked(labels, evaluations, order)
     if not order:
         return "No run is ahead." + lost
+    if not same_text(runs):
+        told = listing([f"{labels[i]} has {number(values[i], 4)}" for i in order])
+        return f"No run is ahead, as each has a validation text of its own: {told} {unit}.{lost}"
 
     def score(i: int) -> str:
         nats = f" ({number(evaluations[i].loss, 4)} nats/token)" if both else ""
@@ -71,9 +76,29 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def one_text(runs: Sequence[Run]) -> bool:
-    """Whether all read the same text by the same tokenizer, as their configs name them."""
-    fields = ("data.path", "data.mix", "data.tokenizer", "model.vocab")
-    return len({tuple(_fair_fields(run).get(name) for name in fields) for run in runs}) == 1
+    """Whether all read the same text by the same tokenizer: by its content, or, where a run has not noted it, as their
+    configs name them."""
+    fields = [_fair_fields(run) for run in runs]
+    vocabularies = {own.get("model.vocab") for own in fields}
+    return len(vocabularies) == 1 and len({*_texts(runs)}) == 1
+
+
+def same_text(runs: Sequence[Run]) -> bool:
+    """Whether all read the same text, be it by several tokenizers: then as many documents and bytes."""
+    known = [known_text(run.path) for run in runs]
+    if not all(known):
+        return len({tuple(_fair_fields(run).get(name) for name in ("data.path", "data.mix")) for run in runs}) == 1
+    texts, tokenizers = {*_texts(runs)}, {own.get("tokenizer") for own in known if own}
+    sizes = {(own.get("documents"), own.get("bytes")) for own in known if own}
+    return len(texts) == 1 or (len(texts) == len(tokenizers) and len(sizes) == 1)
+
+
+def _texts(runs: Sequence[Run]) -> list[str]:
+    """Of each run what is equal for runs on one text by one tokenizer."""
+    known = [known_text(run.path) for run in runs]
+    if all(known):
+        return [json.dumps(own, sort_keys=True) for own in known]
+    return [json.dumps([_fair_fields(run).get(name) for name in _TEXT_FIELDS]) for run in runs]
 
 
 def _unranked(labels: Sequence[str], evaluations: Sequence[Evaluation], order: Sequence[int]) -> str:
@@ -98,13 +123,21 @@ def learning_rates(runs: Sequence[Run]) -> str:
 def differences(runs: Sequence[Run]) -> list[str]:
     """One line per field, other than scheme and optimizer, in which the runs are not alike.
 
-    Compared are every field of `data` (its number of workers apart) and `model`, the run that it started from, the
+    Compared are the text by its content where all runs noted it, every field of `data` (its number of workers apart;
+    without that content also where the text lies) and `model`, the run that it started from, the
     fields of `train` in `_TRAIN_FIELDS`, the tokens trained at the last evaluation, and whether that was by top-k. A
     field that an earlier version did not have is at its default.
     """
     flat = [_fair_fields(run) for run in runs]
     labels = run_labels(runs)
     lines = []
+    if all(known_text(run.path) for run in runs):
+        where = [own["data.path"] if own["data.mix"] == "[]" else own["data.mix"] for own in flat]
+        if len({*_texts(runs)}) > 1:
+            alike = " (not the same by content)" if len({*where}) == 1 else ""
+            told = ", ".join(f"{label} {place}" for label, place in zip(labels, where, strict=True))
+            lines.append(f"text: {told}{alike}")
+        flat = [{name: value for name, value in own.items() if name not in _TEXT_FIELDS} for own in flat]
     for name in sorted(set().union(*flat)):
         values = [fields.get(name, "absent") for fields in flat]
         if len(set(values)) > 1:

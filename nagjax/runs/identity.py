@@ -8,7 +8,7 @@ from typing import Any
 from nagjax.data import Dataset, Mixture
 from nagjax.data.shares import parse_mix
 from nagjax.errors import UserError
-from nagjax.files import read_record, write_json
+from nagjax.files import read_json, read_record, write_json
 from nagjax.runs.config import RunConfig, differences, flatten, to_dict
 from nagjax.runs.names import CONFIG, CORPUS, IDENTITY
 
@@ -58,6 +58,18 @@ def corpus_identity(corpus: Dataset) -> dict:
         "bytes": corpus.byte_count,
         "content": corpus.content,
     }
+
+
+def known_text(folder: Path) -> dict[str, Any] | None:
+    """What a run has noted of the text it reads, but not where it lies: equal for two runs on one text by one
+    tokenizer. None where nothing or, by an older version, no content is noted."""
+    try:
+        found = read_json(folder / CORPUS)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or not found.get("content"):
+        return None
+    return {name: value for name, value in found.items() if name != WHERE_FROM}
 
 
 def owner(config: RunConfig, run: str | None) -> dict:

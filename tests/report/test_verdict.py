@@ -4,7 +4,8 @@ import math
 import pytest
 
 from nagjax.errors import UserError
-from nagjax.report.verdict import differences, learning_rates, verdict
+from nagjax.report.table import comparison_table
+from nagjax.report.verdict import differences, learning_rates, one_text, same_text, verdict
 from nagjax.runs.log import load_run
 from tests.run_folders import eval_line, final_lines
 
@@ -99,6 +100,36 @@ def test_every_differing_field_is_named(make_run):
         "tokens trained: plain pre-norm 20,480, NAG 40,960",
         "train.seed: plain pre-norm 0, NAG 1",
     ]
+
+
+@pytest.fixture
+def on_text(make_run):
+    """A run that has noted the content of its text."""
+
+    def made(name, loss, content, path="d1", **noted):
+        folder = make_run(name, [eval_line(10, loss)], scheme=name, data={"path": path})
+        noted = {"tokenizer": "t", "documents": 5, "tokens": 9, "bytes": 9} | noted
+        (folder / "corpus.json").write_text(json.dumps({"path": path, "content": content} | noted))
+        return load_run(folder)
+
+    return made
+
+
+def test_runs_on_other_texts_are_not_ranked_wherever_these_lie(on_text):
+    one, two = on_text("plain", 1.9, "a"), on_text("nag", 1.8, "b")
+    assert verdict([one, two]).startswith("No run is ahead, as each has a validation text of its own: NAG has 2.59")
+    assert differences([one, two]) == ['text: plain pre-norm "d1", NAG "d1" (not the same by content)']
+    table = comparison_table([one, two])
+    scores = [i for i, name in enumerate(table.columns) if name.startswith(("validation loss", "bits per byte"))]
+    assert len(scores) == 2 and not any(row[i].best for row in table.rows for i in scores)
+    moved = on_text("lns", 1.7, "a", path="elsewhere")
+    assert verdict([one, moved]).startswith("After 20.5k training tokens LayerNorm Scaling is ahead")
+    assert differences([one, moved]) == [] and one_text([one, moved])
+    other = on_text("review", 1.6, "c", path="tokens", tokenizer="u", tokens=4)
+    assert not one_text([one, other]) and same_text([one, other])
+    assert "Review Residuals is ahead" in verdict([one, other])
+    assert differences([one, other]) == ['text: plain pre-norm "d1", Review Residuals "tokens"']
+    assert not same_text([one, other, two])
 
 
 def changed(load, *names, scheme="nag", **values):
