@@ -193,6 +193,17 @@ def results(trials: Sequence[Trial], out: Path) -> list[dict]:
     return sorted(found, key=place)
 
 
+def of_others(trials: Sequence[Trial], out: Path) -> list[str]:
+    """Runs that sweep.json lists and these trials do not have."""
+    from nagjax.files import read_json
+
+    try:
+        listed = {own["name"] for own in read_json(out / "sweep.json")}
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+    return sorted(listed - {trial.name for trial in trials})
+
+
 def table(found: Sequence[dict]) -> str:
     """One line per run."""
     lines = []

@@ -219,3 +219,5 @@ def test_the_command_in_two_processes(tmp_path, capsys):
     assert lines[-2:] == table(found).splitlines()[1:]
     assert main([*command, "--shard", "1/2"]) == 0
     assert "1 of 2 runs" in capsys.readouterr().out
+    assert main([*command[:3], "scheme=plain", "--out", str(out)]) == 0
+    assert "runs of another sweep in" in capsys.readouterr().out.splitlines()[-3]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from nagjax.arguments import POSITIONAL, Rest
-from nagjax.console import Progress, say
+from nagjax.console import Progress, note, say
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Range
 
@@ -43,6 +43,7 @@ def prepare(
     if beam_options and runner == "local":
         raise UserError("--", " ".join(beam_options), "only --runner beam takes options of its own")
     say(f"preparing {len(inputs) + len(held_out)} inputs with tokenizer {tokenizer}, into {out}")
+    _note_left_out((*inputs, *held_out))
     given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field, longest=longest)
     with _lock(out):
         if runner == "beam":
@@ -87,12 +88,21 @@ def chat(
 
     form = find_template(tokenizer, template)
     say(f"preparing conversations of {len(inputs) + len(held_out)} inputs by the template {form.name}, into {out}")
+    _note_left_out((*inputs, *held_out))
     given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, longest=longest, chat=form)
     progress = Progress("conversations")
     with _lock(out):
         manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
     then = f"nagjax train --start RUN --out NEW --data.path {shlex.quote(out)} --data.rows whole"
     _tell(manifest, "conversations", then)
+
+
+def _note_left_out(inputs: tuple[str, ...]) -> None:
+    from nagjax.data.documents import left_out
+
+    if found := left_out(inputs):
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        note(f"nagjax: left out, of other formats: {', '.join(found[:3])}{more}")
 
 
 EMPTY = {

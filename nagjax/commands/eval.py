@@ -57,12 +57,14 @@ def main(
     from nagjax.interop.load import load
     from nagjax.train.distributed.mesh import local_devices
 
-    scores = evaluate(load(run, devices=local_devices(devices)), data=data, batches=batches, weights=weights)
+    opened = load(run, devices=local_devices(devices))
+    scores = evaluate(opened, data=data, batches=batches, weights=weights)
     if as_json:
         print(json.dumps(scores))
         return
     numbers = {name: value for name, value in scores.items() if isinstance(value, int | float)}
-    width = max(map(len, numbers))
+    width, own = max(map(len, numbers)), opened.config.data
+    print(f"{'text':{width}}  {data or ' '.join(own.mix) or own.path}, held out")
     for name, value in numbers.items():
         print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 

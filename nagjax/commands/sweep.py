@@ -36,7 +36,7 @@ def main(
     """
     from nagjax.files import check_writable, write_text
     from nagjax.processes import in_processes
-    from nagjax.sweep import plan, results, table, taken, work
+    from nagjax.sweep import of_others, plan, results, table, taken, work
 
     given = {"base": read_config_file(config), "vary": vary, "draws": draws, "seed": draw_seed}
     trials = plan(**given)
@@ -50,5 +50,7 @@ def main(
         told = {"plan": given, "shard": shard, "out": str(out)}
         in_processes("nagjax.sweep", told, min(processes, len(mine)))
     found = results(trials, out)
+    if gone := of_others(trials, out):
+        say(f"runs of another sweep in {out}, no longer in its sweep.json: {', '.join(gone)}")
     write_text(out / "sweep.json", json.dumps(found, indent=1))
     print(table(found))

@@ -1,5 +1,6 @@
 """Documents out of files: text, JSON lines and Parquet, plain or compressed, one after the other."""
 
+import codecs
 import io
 import itertools
 import os
@@ -80,6 +81,15 @@ def _files_of(path: StoragePath) -> list[StoragePath]:
     if format_of(path) is None:
         raise UserError("inputs", str(path), f"unknown format; use {', '.join(_FORMATS)}, plain or .gz, .xz, .zst")
     return [path]
+
+
+def left_out(inputs: Inputs) -> list[str]:
+    """Files in folders among the inputs that are of another format, and so no part of the text."""
+    found = []
+    for path in (storage_path(name) for name in as_names(inputs) if not name.startswith(HUB_PREFIX)):
+        with _readable(path):
+            found += [str(file) for _, file in files_under(path) if not format_of(file)] if path.is_dir() else []
+    return found
 
 
 def read_documents(inputs: Inputs, *, field: Field = "text", longest: int = LONGEST) -> Iterator[str]:
@@ -231,6 +241,8 @@ def _text_of(record: Any, field: Field, where: str, longest: int) -> str:
         value = field(record, where)
     if not isinstance(value, str):
         has = "it is not an object"
+        if isinstance(record, dict) and record.get(field, "") is None:
+            raise UserError("inputs", where, f"field {field!r} is null: leave it out, or give it a text")
         if isinstance(record, dict):
             has = f"it is {shortened(repr(record[field]))}" if field in record else f"it has {sorted(record)}"
         raise UserError("inputs", where, f"no text in field {field!r}: {has}; name the field with --field")
@@ -256,8 +268,9 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
                 raise UserError("inputs", str(path), f"no column {field!r}; it has {names}: use --field")
             columns = [field] if isinstance(field, str) else [name for name in names if name in FIELDS] or names
             rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
-            for row, record in enumerate(batch.to_pylist()[0] for batch in rows):
-                yield _text_of(_without_nulls(record), field, f"{path}:{row}", longest)
+            for row, record in enumerate((batch.to_pylist()[0] for batch in rows), 1):
+                own = record if isinstance(field, str) else _without_nulls(record)
+                yield _text_of(own, field, f"{path}:{row}", longest)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise
@@ -280,10 +293,9 @@ def _hub_documents(name: str, field: Field, longest: int) -> Iterator[str]:
     except ImportError:
         raise UserError("inputs", name, "needs the `datasets` package: pip install -e '.[hub]'") from None
     try:
-        for number, row in enumerate(
-            datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
-        ):
-            yield _text_of(_without_nulls(row), field, f"{name}:{number}", longest)
+        rows = datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
+        for number, row in enumerate(rows, 1):
+            yield _text_of(row if isinstance(field, str) else _without_nulls(row), field, f"{name}:{number}", longest)
     except UserError:
         raise
     except Exception as error:  # the hub client raises many unrelated types: network, names, configs
@@ -297,9 +309,24 @@ def _readable(path: StoragePath) -> Iterator[None]:
         with reached(path, "inputs"), _unpacked(path):
             yield
     except UnicodeDecodeError as error:
-        raise UserError("inputs", str(path), f"not UTF-8 ({error.reason}); convert it to UTF-8") from None
+        where = f"{path}:{_line_not_utf8(path)}"
+        raise UserError("inputs", where, f"not UTF-8 ({error.reason}); convert it to UTF-8") from None
     except PermissionError:
         raise UserError("inputs", str(path), "no permission to read it") from None
+
+
+def _line_not_utf8(path: StoragePath) -> int:
+    """The first such line, from 1. Reads the file anew: a decoder tells a place within its piece alone."""
+    number = 1
+    opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
+    with path.open("rb") as raw:
+        decoder, file = codecs.getincrementaldecoder("utf-8")(), opened(raw)
+        while piece := file.read(TEXT_PIECE):
+            try:
+                number += decoder.decode(piece).count("\n")
+            except UnicodeDecodeError as error:
+                return number + error.object[: error.start].count(b"\n")
+    return number
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -159,7 +160,24 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
     if split not in SPLITS:
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
     if config.mix:
-        return _open_mixture(config, split, tokenizer)
+        with _named("data.path", "data.mix"):
+            return _open_mixture(config, split, tokenizer)
+    with _named("path", "data.path"):
+        return _open_one(config, split, tokenizer)
+
+
+@contextmanager
+def _named(field: str, option: str) -> Iterator[None]:
+    """Errors of this field are those of this option."""
+    try:
+        yield
+    except UserError as error:
+        if error.field != field:
+            raise
+        raise UserError(option, error.value, error.fix) from None
+
+
+def _open_one(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Dataset:
     template, tokens = "", {}
     if config.path == STDLIB:
         tokenizer = tokenizer or load_tokenizer(config.tokenizer)

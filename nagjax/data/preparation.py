@@ -280,12 +280,15 @@ def _labelled(
 def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> list[list]:
     """Every input file with its size and its SHA-256 (in an object store: when it was changed), in the order in which
     they are read; `states` gets those of this machine."""
-    found = []
+    found, seen = [], set()
     for name in inputs:
-        if name.startswith(HUB_PREFIX):
-            found.append([name, None, None])
-        else:
-            found += [[_written(path), size_of(path), _content(path, states)] for path in find_files([name])]
+        for path in [name] if name.startswith(HUB_PREFIX) else find_files([name]):
+            real = path.resolve() if isinstance(path, Path) else path
+            if real in seen:
+                raise UserError("inputs", str(path), "is there twice, by its name or in a folder: name it once")
+            seen.add(real)
+            size, content = (None, None) if isinstance(path, str) else (size_of(path), _content(path, states))
+            found.append([name if isinstance(path, str) else _written(path), size, content])
     return found
 
 

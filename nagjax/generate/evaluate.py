@@ -9,6 +9,7 @@ from nagjax.data.stdlib import STDLIB
 from nagjax.errors import UserError
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.runs.identity import check_corpus
+from nagjax.runs.names import TOKENIZER
 from nagjax.runs.opening import OpenRun, open_run
 from nagjax.train.evaluator import Evaluator, with_causal
 
@@ -61,16 +62,22 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
     """
     if data is None:
         given = run.tokenizer if run.config.data.path == STDLIB else None  # of a mixture path is that, too
-        dataset = open_dataset(run.config.data, split=split, tokenizer=given)
+        try:
+            dataset = open_dataset(run.config.data, split=split, tokenizer=given)
+        except UserError as error:
+            if "does not exist" not in error.fix or Path(str(error.value)).is_absolute():
+                raise
+            fix = f"{error.fix}; {run.folder} names it from where it was trained: go there, or give --data"
+            raise UserError(error.field, error.value, fix) from None
         check_corpus(run.folder, dataset)
         return dataset
     given = run.tokenizer if data == STDLIB else None
     try:
         dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
     except UserError as error:
-        raise UserError("data" if error.field == "path" else error.field, error.value, error.fix) from None
+        raise UserError("data" if error.field == "data.path" else error.field, error.value, error.fix) from None
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
-        fix = f"was prepared with {names}: prepare it with that one"
+        fix = f"was prepared with {names}: prepare it with that one (--tokenizer {run.folder / TOKENIZER})"
         raise UserError("data", data, fix)
     return dataset

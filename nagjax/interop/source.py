@@ -19,6 +19,7 @@ from nagjax.interop.families.common import LONGEST
 from nagjax.interop.load_tensors import find, flat, load
 from nagjax.interop.safetensors import read_folder
 from nagjax.interop.tensors import same
+from nagjax.interop.tokenizer_files import json_of_bytes
 from nagjax.json_reader import build
 from nagjax.model.config import ModelConfig
 from nagjax.ranges import Natural, Range, check_value
@@ -154,6 +155,8 @@ def open_tokenizer(folder: Path, values: dict, model: ModelConfig) -> Tokenizer:
         check_value("config.json: eos_token_id", ending, Annotated[int, Range(ge=0, lt=model.vocab)] | None)
         return NoTokenizer(model.vocab, ending or 0)
     tokenizer = load_tokenizer(str(inside(path)))
+    if isinstance(tokenizer, JsonTokenizer) and tokenizer.fingerprint == json_of_bytes().fingerprint:
+        return ByteTokenizer()  # as `nagjax export` writes it for other libraries
     least = tokenizer.text_vocab if isinstance(tokenizer, JsonTokenizer) else tokenizer.vocab_size
     if least > model.vocab:  # of special ones Gemma 3 has one, for images, without a row in models of text
         raise UserError("tokenizer", str(path), f"has {least} tokens, the model {model.vocab}")

@@ -1,9 +1,10 @@
 """The files of a tokenizer, which travel with a model."""
 
+import functools
 from pathlib import Path
 
 from nagjax.data import ByteTokenizer, Tokenizer
-from nagjax.data.tokenizer import END_OF_TEXT, NoTokenizer
+from nagjax.data.tokenizer import END_OF_TEXT, JsonTokenizer, NoTokenizer
 from nagjax.files import copy, has_file, read_json, write_json, write_text
 from nagjax.runs.names import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 
@@ -38,6 +39,12 @@ def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
 def _token(spec: dict, wanted: int) -> str:
     added = {entry["id"]: entry["content"] for entry in spec.get("added_tokens", ())}
     return added.get(wanted, END_OF_TEXT)
+
+
+@functools.cache
+def json_of_bytes() -> JsonTokenizer:
+    """What `byte_level_json` is read as."""
+    return JsonTokenizer(byte_level_json(), name="bytes")
 
 
 def byte_level_json() -> str:

@@ -19,9 +19,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
-    """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Of a mixture another one:
-    each corpus's share of the rows and how often it is read; of one-document rows: how much is padding or cut off. And
-    which of the options that were given have no effect."""
+    """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Another one says
+    which text is read, and how often; of a mixture also each corpus's share of the rows; of one-document rows: how much
+    is padding or cut off. And which of the options that were given have no effect."""
     config, mesh = blueprint.config, blueprint.mesh
     count, trained = sum(p.size for p in jax.tree.leaves(blueprint.parameters)), count_trained(blueprint.parameters)
     parameters = f"{count:,} parameters" + (f", {trained:,} of them trained," if trained < count else "")
@@ -37,6 +37,8 @@ def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
         corpora = list(zip(corpus.names, corpus.shares, corpus.corpora, strict=True))
         told = (f"{name} {share:.1%} ({share * rows / one.rows(context):.2g} times)" for name, share, one in corpora)
         say(f"of the rows: {', '.join(told)}")
+    else:
+        say(f"text: {config.data.path}, {corpus.token_count:,} tokens, read {rows / corpus.rows(context):.2g} times")
     if config.data.rows != "packed":
         waste = [(name, *one.waste(context)) for name, _, one in corpora]
         told = (f"{padding:.1%} of {name} is padding, {cut:.1%} of its tokens cut off" for name, padding, cut in waste)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nagjax.console import note
 from nagjax.data import Tokenizer
+from nagjax.data.stdlib import STDLIB
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -29,9 +30,9 @@ def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) ->
     Raises UserError: no run there, or one of another tokenizer.
     """
     folder = own if own and steps_saved(own / CHECKPOINTS) else Path(config.start)
-    before, reads, path = read_config(folder), own_tokenizer(folder), folder / TOKENIZER
-    if reads.fingerprint != tokenizer.fingerprint:
-        fix = f"reads {reads.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
+    before, its, path = read_config(folder), own_tokenizer(folder), folder / TOKENIZER
+    if its.fingerprint != tokenizer.fingerprint:
+        fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
     given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
     given = {name: value for name, value in given.items() if value != "auto"}
@@ -42,6 +43,9 @@ def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) ->
         vain.append("scheme")
     if vain:
         note(f"the model is that of {config.start}: not used of what is given: {', '.join(vain)}")
+    reads, read = ([*data.mix] or data.path for data in (config.data, before.data))
+    if folder == Path(config.start) and reads == STDLIB != read:
+        note(f"the text is {STDLIB}, the default: {config.start} was trained on {read} (--data.path or --data.mix)")
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
 

@@ -240,3 +240,23 @@ def test_full_disk_while_saving_keeps_the_last_checkpoint(corpus, tmp_path):
     assert contents(out / "checkpoints") == before
     assert main([str(a) for a in longer]) == 0
     assert json.loads((tmp_path / "other" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+
+
+def test_files_of_other_formats_in_a_folder_are_told(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.csv", "c.json"):
+        (folder / name).write_text("some words\n" * 9)
+    assert main(["data", "prepare", str(folder), "--out", str(tmp_path / "out")]) == 0
+    assert f"left out, of other formats: {folder / 'b.csv'}, {folder / 'c.json'}\n" in capsys.readouterr().err
+
+
+def test_a_run_whose_text_lies_elsewhere_now(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("some words and some more\n" * 99)
+    assert main(["data", "prepare", "a.txt", "--out", "text"]) == 0
+    small = "--depth 1 --width 16 --context 16 --steps 1 --batch 8 --eval-batches 1".split()
+    assert main(["train", *small, "--data.path", "text", "--out", "run"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fails(capsys, ["eval", "../run"], "data.path = 'text'", "does not exist", "go there, or give --data")

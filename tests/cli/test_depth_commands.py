@@ -162,6 +162,8 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys):
         ("prune {dense} {dense} --curve --out x", "two others side by side"),
         ("diagnose {dense} --out /dev/null", "out = '/dev/null'"),
         ("eval {dense} --data nothere", "data = 'nothere'"),
+        ("train --data.path nothere", "data.path = 'nothere': does not exist"),
+        ("train --data.mix nothere=1 stdlib=1", "data.mix = 'nothere': does not exist"),
         ("train --mod.rate 1.0", "at least 0 and below 1"),
         ("train --scheme plain --mod.rate 0.5 --mod.router nag", "the router linear"),
         ("bench mod --rate 0", "rate"),

@@ -364,8 +364,8 @@ def test_conversations_in_parquet_are_those_in_json_lines(tmp_path):
     assert json.loads(found)[0]["at"] == "2026-01-02 03:00:00"
     (found,) = read_documents([str(tmp_path / "pairs.parquet")], field=conversation_of)
     assert [message["content"] for message in json.loads(found)] == ["2+2?", "4"]
-    with pytest.raises(UserError, match=r"table.parquet:0.*--longest"):
+    with pytest.raises(UserError, match=r"table.parquet:1.*--longest"):
         [*read_documents([str(tmp_path / "table.parquet")], field=conversation_of, longest=20)]
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "other.parquet")
-    with pytest.raises(UserError, match=r"other.parquet:0.*messages"):
+    with pytest.raises(UserError, match=r"other.parquet:1.*messages"):
         [*read_documents([str(tmp_path / "other.parquet")], field=conversation_of)]

@@ -53,7 +53,7 @@ def test_parquet_and_field(tmp_path):
     with pytest.raises(UserError, match="not a whole Parquet file"):
         list(read_documents([str(path)], field="body"))
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), path)
-    with pytest.raises(UserError, match=r"a.parquet:1.*no text in field 'text'"):
+    with pytest.raises(UserError, match=r"a.parquet:2.*field 'text' is null"):
         list(read_documents([str(path)]))
 
 
@@ -231,7 +231,9 @@ def test_split_is_stable_disjoint_and_of_the_asked_size():
         ("a.jsonl", b'{"text": "x"}\n\n{"text": 3}\n', r"a.jsonl:3.*no text"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', r"a.jsonl:2.*not an object"),
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a.jsonl:2.*not a line of JSON"),
-        ("a.txt", b"caf\xe9", "not UTF-8"),
+        ("a.txt", b"caf\xe9", "a.txt:1'.*not UTF-8"),
+        ("a.txt", "a\n\u00e9\n".encode() * 40_000 + b"caf\xe9", "a.txt:80001'.*not UTF-8"),
+        ("a.jsonl", b'{"text": null}', "field 'text' is null"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-12], "cut short or damaged"),
         ("a.jsonl.xz", lzma.compress(b'{"text": "x"}\n' * 99)[:-12], "cut short or damaged"),
         ("a.jsonl.zst", b"not zstandard at all", "cut short or damaged"),
@@ -307,7 +309,7 @@ def test_a_file_cut_anywhere_is_never_taken_for_a_whole_one(tmp_path, suffix):
 def test_a_row_of_a_table_is_as_long_as_allowed(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["short", "x" * 2000]}), path)
-    with pytest.raises(UserError, match=r"a.parquet:1.*more than 1,000 characters.*--longest"):
+    with pytest.raises(UserError, match=r"a.parquet:2.*more than 1,000 characters.*--longest"):
         list(read_documents([str(path)], longest=1000))
 
 
@@ -348,9 +350,9 @@ def test_hub_datasets(monkeypatch):
     assert asked == [("someone/texts", "small", "test", True), ("someone/texts", None, "train", True)]
     with pytest.raises(UserError, match="no network.*folder"):
         list(read_documents(["hub:someone/offline"]))
-    with pytest.raises(UserError, match=r"hub:someone/texts:0.*'body'"):
+    with pytest.raises(UserError, match=r"hub:someone/texts:1.*'body'"):
         list(read_documents(["hub:someone/texts"], field="body"))
-    with pytest.raises(UserError, match=r"hub:someone/texts:0.*more than 2 characters"):
+    with pytest.raises(UserError, match=r"hub:someone/texts:1.*more than 2 characters"):
         list(read_documents(["hub:someone/texts"], longest=2))
 
 

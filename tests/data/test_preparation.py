@@ -343,6 +343,9 @@ def test_bad_requests(jsonl, tmp_path):
         prepare([str(empty)], tmp_path / "a")
     with pytest.raises(UserError, match="at least one file"):
         prepare([], tmp_path / "b")
+    for twice in ([jsonl, jsonl], [str(Path(jsonl).parent), f"{Path(jsonl).parent}/./{Path(jsonl).name}"]):
+        with pytest.raises(UserError, match=f"inputs = '.*{Path(jsonl).name}': is there twice"):
+            prepare(twice, tmp_path / "e")
     with pytest.raises(UserError, match="validation = 1"):
         prepare([jsonl], tmp_path / "c", validation=1)
     with pytest.raises(UserError, match="shard_tokens = 0"):

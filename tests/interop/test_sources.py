@@ -164,8 +164,9 @@ def test_an_imported_run_is_opened_by_the_commands(model, tmp_path, capsys):
     run = tmp_path / "imported"
     assert main(["import", str(model), "--out", str(run), "--context", "12", "--dtype", "float32"]) == 0
     assert "plain pre-norm, 3 blocks x 16" in capsys.readouterr().out
-    assert {"config.json", "origin.json", "tokenizer.json", "tokenizer_config.json"} <= {p.name for p in run.iterdir()}
+    assert {"config.json", "origin.json", "tokenizer_config.json"} <= {p.name for p in run.iterdir()}
     opened = nagjax.load(run)
+    assert opened.tokenizer.name == "bytes"  # whose tokenizer.json the model had: its corpora are the run's
     tokens = np.random.default_rng(0).integers(0, 257, (2, 12))
     assert_close(logits_of(opened, tokens), logits_of(nagjax.load(model), tokens), terms=64, chain=24)
     assert opened.config.model.context == 12 and opened.step == 0 and "3 blocks x 16" in repr(opened)

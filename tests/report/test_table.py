@@ -47,7 +47,9 @@ def test_the_lowest_is_marked_ties_included(runs, make_run):
 
 def test_tokens_of_two_tokenizers_are_not_compared(runs, make_run):
     """A token of a larger vocabulary is more text: its loss is higher, where the bits per byte may be fewer."""
-    other = load_run(make_run("t", [eval_line(10, 4.0) | {"bits_per_byte": 1.1}], data={"corpus": "stdlib", "tokenizer": "tok.json"}))
+    other = load_run(
+        make_run("t", [eval_line(10, 4.0) | {"bits_per_byte": 1.1}], data={"corpus": "stdlib", "tokenizer": "tok.json"})
+    )
     table = comparison_table([*runs, other])
     assert not any(c.best for c in column(table, "validation loss"))
     assert [c.best for c in column(table, "bits per byte")] == [False, False, True]

@@ -27,13 +27,14 @@ TINY = "--depth 1 --width 16 --context 32 --batch 8 --steps 3 --eval-batches 1".
 
 def test_a_run_says_what_it_will_do_before_it_does_it(tmp_path, capsys):
     assert main(["train", *TINY, "--scheme", "plain", "--out", str(tmp_path / "run")]) == 0
-    first, second, *_, last, _, _ = capsys.readouterr().out.strip().split("\n")
+    first, second, third, *_, last, _, _ = capsys.readouterr().out.strip().split("\n")
     assert first == f"plain, 1 blocks x 16, 3 steps of 8 x 32 = 256 tokens, in {tmp_path / 'run'}"
     found = re.fullmatch(
         r"plain pre-norm: ([\d,]+) parameters on \d+ x \w+.*; 256 tokens a step; at least (\S+) GiB a device"
         r"(, \S+ free)?; compiling",
         second,
     )
+    assert re.fullmatch(r"text: stdlib, [\d,]{7,} tokens, read \S+ times", third)
     assert found and last == f"finished: {tmp_path / 'run'}"
 
 

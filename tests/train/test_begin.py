@@ -55,6 +55,16 @@ def test_a_run_goes_on_from_another(first, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(second).params))
 
 
+def test_the_default_text_in_place_of_the_other_runs_is_told(first, run_of, tmp_path, capsys):
+    """`--start` alone trains on the standard library, whatever the other run has read."""
+    base = train(run_of(steps=2, eval_every=2), tmp_path / "base")
+    note = "the text is stdlib, the default: "
+    for start, data, told in ((base, DataConfig(), True), (base, run_of().data, False), (first, DataConfig(), False)):
+        config = RunConfig(find_scheme(DEFAULT_SCHEME)(), start=str(start), data=data)
+        resolve(config)
+        assert (note + f"{start} was trained on" in capsys.readouterr().err) == told
+
+
 def test_a_run_that_has_begun_goes_on_without_the_one_it_started_from(first, tmp_path):
     base, longer = shutil.copytree(first, tmp_path / "base"), dataclasses.replace(OPTIONS, steps=4, keep=3)
     config = RunConfig(find_scheme(DEFAULT_SCHEME)(), train=longer, start=str(base))
