@@ -70,7 +70,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plain = lambda text: text.lower().lstrip("-").replace("-", "_")  # noqa: E731
     whole = {plain(own): own for own in known}
     ends = {own.rpartition(".")[2]: own for own in reversed(whole)}
-    asked = ELSEWHERE.get(plain(name), plain(name))
+    asked = ELSEWHERE.get(plain(name), "")
+    asked = asked if asked in whole else plain(name)
     for names, cutoff in ((whole, 1.0), (ends, 1.0), (whole, 0.65), (ends, 0.8)):
         if near := difflib.get_close_matches(asked, names, n=1, cutoff=cutoff):
             found = near[0] if names is whole else ends[near[0]]

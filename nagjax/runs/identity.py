@@ -65,7 +65,7 @@ def known_text(folder: Path) -> dict[str, Any] | None:
     tokenizer. None where nothing or, by an older version, no content is noted."""
     try:
         found = read_json(folder / CORPUS)
-    except (OSError, ValueError):
+    except (OSError, ValueError, UserError):
         return None
     if not isinstance(found, dict) or not found.get("content"):
         return None
