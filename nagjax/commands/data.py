@@ -36,7 +36,8 @@ def prepare(
         validation: share of the documents held out, chosen by their hash; a text file is on one side, but of a lone one
             the end is held out.
         held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
-        field: where JSON lines and table rows keep their text.
+        field: where JSON lines and table rows keep their text; with a "?" behind its name, those where it is null or
+            missing are left out.
         longest: characters that one such line or row may have.
         runner: local, or beam for Apache Beam, whose own options follow after "--".
     """

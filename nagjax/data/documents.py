@@ -20,10 +20,12 @@ from nagjax.json_reader import parse_json
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
 LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
 HUB_PREFIX = "hub:"
+MAYBE = "?"  # behind the name of a field that a line may lack
 
 Inputs = str | os.PathLike | Sequence[str | os.PathLike]  # one file, folder or `hub:` dataset, or several
 
-# Where a line of JSON or a row of a table has its text; or what makes one of the line and of where it stands.
+# Where a line of JSON or a row of a table has its text, with MAYBE behind it where lines without one are left out; or
+# what makes a text of the line and of where it stands.
 Field = str | Callable[[Any, str], str]
 
 _TEXT = (".txt", ".md")
@@ -230,25 +232,34 @@ def _json_lines(file: IO[str], path: StoragePath, field: Field, longest: int) ->
             record = parse_json(line, lenient=True)
         except ValueError as error:
             raise UserError("inputs", where, f"not a line of JSON ({error})") from None
-        yield _text_of(record, field, where, longest)
+        yield from _text_of(record, field, where, longest)
 
 
-def _text_of(record: Any, field: Field, where: str, longest: int) -> str:
-    """The text of a line of JSON or a row of a table."""
+def _text_of(record: Any, field: Field, where: str, longest: int) -> Iterator[str]:
+    """The text of a line of JSON or a row of a table, if it has one or has to have one."""
     if isinstance(field, str):
-        value = record.get(field) if isinstance(record, dict) else None
+        name = field.removesuffix(MAYBE)
+        value = record.get(name) if isinstance(record, dict) else None
+        if value is None and name != field and isinstance(record, dict):
+            return
+        if not isinstance(value, str):
+            raise UserError("inputs", where, _no_text(record, name))
     else:
         value = field(record, where)
-    if not isinstance(value, str):
-        has = "it is not an object"
-        if isinstance(record, dict) and record.get(field, "") is None:
-            raise UserError("inputs", where, f"field {field!r} is null: leave it out, or give it a text")
-        if isinstance(record, dict):
-            has = f"it is {shortened(repr(record[field]))}" if field in record else f"it has {sorted(record)}"
-        raise UserError("inputs", where, f"no text in field {field!r}: {has}; name the field with --field")
     if len(value) > longest:
         raise _too_long(where, longest)
-    return value
+    yield value
+
+
+def _no_text(record: Any, name: str) -> str:
+    if not isinstance(record, dict):
+        return f"no text in field {name!r}: it is not an object; name the field with --field"
+    without = f"leave such lines out with --field '{name}{MAYBE}'"
+    if name not in record:
+        return f"no text in field {name!r}: it has {sorted(record)}; name the field with --field, or {without}"
+    if record[name] is None:
+        return f"no text in field {name!r}: it is null; {without}"
+    return f"no text in field {name!r}: it is {shortened(repr(record[name]))}; name the field with --field"
 
 
 def _too_long(where: str, longest: int) -> UserError:
@@ -264,13 +275,14 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
     try:
         with path.open("rb") as raw, pyarrow.parquet.ParquetFile(raw) as file:
             names = file.schema_arrow.names
-            if isinstance(field, str) and field not in names:
-                raise UserError("inputs", str(path), f"no column {field!r}; it has {names}: use --field")
-            columns = [field] if isinstance(field, str) else [name for name in names if name in FIELDS] or names
+            name = field.removesuffix(MAYBE) if isinstance(field, str) else ""
+            if name and name not in names:
+                raise UserError("inputs", str(path), f"no column {name!r}; it has {names}: use --field")
+            columns = [name] if name else [name for name in names if name in FIELDS] or names
             rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
             for row, record in enumerate((batch.to_pylist()[0] for batch in rows), 1):
                 own = record if isinstance(field, str) else _without_nulls(record)
-                yield _text_of(own, field, f"{path}:{row}", longest)
+                yield from _text_of(own, field, f"{path}:{row}", longest)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise
@@ -295,7 +307,9 @@ def _hub_documents(name: str, field: Field, longest: int) -> Iterator[str]:
     try:
         rows = datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, 1):
-            yield _text_of(row if isinstance(field, str) else _without_nulls(row), field, f"{name}:{number}", longest)
+            yield from _text_of(
+                row if isinstance(field, str) else _without_nulls(row), field, f"{name}:{number}", longest
+            )
     except UserError:
         raise
     except Exception as error:  # the hub client raises many unrelated types: network, names, configs

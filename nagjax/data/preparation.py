@@ -164,10 +164,11 @@ def prepare(
     documents held out, chosen by hash; a text file is on one side, but of a lone one the end is held out.
     held_out: further inputs that go to validation whole, and whose documents are left out where they stand in `inputs`,
     too, so that none is trained on; with them `validation` may be 0. field: where JSON lines, Parquet rows and hub rows
-    keep their text. longest: characters that one such line or row may have. shard_tokens: tokens in one round, which
-    also bounds the memory (about 5 bytes each). progress: called with the numbers of documents and tokens so far, after
-    each document. chat: the inputs hold conversations (`nagjax.data.conversation`), which become text by this template,
-    and of which only the answers count as targets.
+    keep their text; with a "?" behind its name, those without a text are left out. longest: characters that one such
+    line or row may have. shard_tokens: tokens in one round, which also bounds the memory (about 5 bytes each).
+    progress: called with the numbers of documents and tokens so far, after each document. chat: the inputs hold
+    conversations (`nagjax.data.conversation`), which become text by this template, and of which only the answers count
+    as targets.
 
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else or whose files are missing or damaged, and when it cannot be written.

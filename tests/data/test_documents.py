@@ -53,8 +53,22 @@ def test_parquet_and_field(tmp_path):
     with pytest.raises(UserError, match="not a whole Parquet file"):
         list(read_documents([str(path)], field="body"))
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), path)
-    with pytest.raises(UserError, match=r"a.parquet:2.*field 'text' is null"):
+    with pytest.raises(UserError, match=r"a.parquet:2.*field 'text': it is null"):
         list(read_documents([str(path)]))
+    assert list(read_documents([str(path)], field="text?")) == ["one"]
+    with pytest.raises(UserError, match="no column 'body'"):
+        list(read_documents([str(path)], field="body?"))
+
+
+def test_lines_without_a_text_are_left_out_where_it_is_asked_for(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": null}\n{"body": 3}\n{"text": "two"}\n')
+    assert list(read_documents([str(path)], field="text?")) == ["one", "two"]
+    manifest = prepare([str(path)], tmp_path / "out", field="text?", validation=0.0)
+    assert manifest.total("train", "document_count") == 2
+    path.write_text('{"text": "one"}\n{"text": 3}\n')
+    with pytest.raises(UserError, match="a.jsonl:2.*'text': it is 3"):
+        list(read_documents([str(path)], field="text?"))
 
 
 def test_folder_order_is_by_name(tmp_path):
@@ -233,7 +247,7 @@ def test_split_is_stable_disjoint_and_of_the_asked_size():
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a.jsonl:2.*not a line of JSON"),
         ("a.txt", b"caf\xe9", "a.txt:1'.*not UTF-8"),
         ("a.txt", "a\n\u00e9\n".encode() * 40_000 + b"caf\xe9", "a.txt:80001'.*not UTF-8"),
-        ("a.jsonl", b'{"text": null}', "field 'text' is null"),
+        ("a.jsonl", b'{"text": null}', "field 'text': it is null; leave such lines out with --field 'text\\?'"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99, mtime=0)[:-12], "cut short or damaged"),
         ("a.jsonl.xz", lzma.compress(b'{"text": "x"}\n' * 99)[:-12], "cut short or damaged"),
         ("a.jsonl.zst", b"not zstandard at all", "cut short or damaged"),
