@@ -103,7 +103,7 @@ def test_unreadable_config(tmp_path, text):
 def test_unknown_scheme_suggests_the_nearest(run_folder, tmp_path):
     edited(run_folder, tmp_path, lambda config: config["scheme"].update(name="nagg"))
     with pytest.raises(
-        UserError, match="'nag'.*a scheme of your own: open the run from Python.*residual/schemes/"
+        UserError, match="'nag'.*a scheme of your own: install the package.*entry point.*residual/schemes/"
     ) as error:
         open_run(tmp_path)
     assert error.value.field == "scheme"

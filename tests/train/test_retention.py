@@ -76,6 +76,19 @@ def test_policies_on_disk_and_after_reopening(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, got, state_at(6))
 
 
+@pytest.mark.parametrize(
+    "wanted, said",
+    [({"w": (32, 2)}, r"w is \[64\] in it and \[32, 2\] here"), ({"w": (64,), "b": {"c": ()}}, "b/c is not in it")],
+)
+def test_a_parameter_that_is_another_one_is_named(tmp_path, wanted, said):
+    """As where the code of a scheme has changed."""
+    kind = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=ABSTRACT.params["w"].sharding)  # noqa: E731
+    params = jax.tree.map(kind, wanted, is_leaf=lambda x: isinstance(x, tuple))
+    with Checkpoints(saved_at(tmp_path, 2)) as checkpoints:
+        with pytest.raises(UserError, match=f"{said}.*or the code of its scheme has changed"):
+            checkpoints.restore(ABSTRACT._replace(params=params), 2)
+
+
 def test_what_a_killed_process_left_is_removed_and_never_read(tmp_path):
     saved_at(tmp_path, 2, 4)
     for name in ("6.saving", "6.saving.orbax-checkpoint-tmp", "2.deleting"):

@@ -265,8 +265,28 @@ def _load(path: Path, wanted: dict, partial: bool = False) -> dict:
         with context:
             return ocp.load(str(path), wanted)
     except Exception as error:  # orbax and tensorstore raise types of their own
-        fix = f"cannot be read ({_reason(error)}): it is of another model"
+        reason = _unlike(path, wanted) or _reason(error)
+        fix = f"cannot be read ({reason}): it is of another model, or the code of its scheme has changed"
         raise UserError("checkpoint", str(path), fix) from error
+
+
+def _unlike(path: Path, wanted: dict) -> str:
+    """The first parameter that the file has not, or has in another shape; nothing where that cannot be told."""
+    try:
+        there = _shapes(ocp.metadata(str(path)).metadata["params"])
+    except Exception:  # as above
+        return ""
+    for name, shape in _shapes(wanted.get("params", {})).items():
+        if name not in there:
+            return f"{name} is not in it"
+        if there[name] != shape:
+            return f"{name} is {list(there[name])} in it and {list(shape)} here"
+    return ""
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(keys, simple=True, separator="/"): tuple(leaf.shape) for keys, leaf in leaves}
 
 
 def _damaged(path: Path, damage: Damaged) -> UserError:
