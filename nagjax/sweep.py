@@ -193,6 +193,14 @@ def results(trials: Sequence[Trial], out: Path) -> list[dict]:
     return sorted(found, key=place)
 
 
+def on_one_text(found: Sequence[dict], out: Path) -> bool:
+    """Whether what `results` returns was scored on one text, so that its order says something."""
+    from nagjax.report.verdict import same_text
+    from nagjax.runs.log import load_run
+
+    return not found or same_text([load_run(out / own["name"]) for own in found])
+
+
 def of_others(trials: Sequence[Trial], out: Path) -> list[str]:
     """Runs that sweep.json lists and these trials do not have."""
     from nagjax.files import read_json

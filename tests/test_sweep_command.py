@@ -221,3 +221,15 @@ def test_the_command_in_two_processes(tmp_path, capsys):
     assert "1 of 2 runs" in capsys.readouterr().out
     assert main([*command[:3], "scheme=plain", "--out", str(out)]) == 0
     assert "runs of another sweep in" in capsys.readouterr().out.splitlines()[-3]
+
+
+def test_runs_on_several_texts_are_told_to_have_no_order(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("foxes", "hens"):
+        (tmp_path / f"{name}.txt").write_text(f"the {name} run over it\n" * 99)
+        assert main(["data", "prepare", f"{name}.txt", "--out", name]) == 0
+    (tmp_path / "tiny.yaml").write_text("\n".join(f"{name}: {value}" for name, value in TINY.items()))
+    told = "their order does not say which is better"
+    for vary, expected in (("data.path=foxes,hens", True), ("data.path=foxes", False)):
+        assert main(["sweep", "tiny.yaml", "--vary", vary, "--out", "sweep"]) == 0
+        assert (told in capsys.readouterr().out) == expected

@@ -36,7 +36,7 @@ def main(
     """
     from nagjax.files import check_writable, write_text
     from nagjax.processes import in_processes
-    from nagjax.sweep import of_others, plan, results, table, taken, work
+    from nagjax.sweep import of_others, on_one_text, plan, results, table, taken, work
 
     given = {"base": read_config_file(config), "vary": vary, "draws": draws, "seed": draw_seed}
     trials = plan(**given)
@@ -54,3 +54,5 @@ def main(
         say(f"runs of another sweep in {out}, no longer in its sweep.json: {', '.join(gone)}")
     write_text(out / "sweep.json", json.dumps(found, indent=1))
     print(table(found))
+    if not on_one_text(found, out):
+        say("the runs have validation texts of their own: their order does not say which is better")
