@@ -136,7 +136,7 @@ def check_opened(run: Any) -> None:
     if isinstance(run, nnx.Module):
         fix = "is a model without tokenizer and config: give what nagjax.load or nagjax.fit returns"
         raise UserError("run", type(run).__name__, fix)
-    if not isinstance(run, OpenRun):
+    if not (hasattr(run, "model") and hasattr(run, "tokenizer")):
         raise UserError("run", type(run).__name__, "give what nagjax.load or nagjax.fit returns")
 
 
