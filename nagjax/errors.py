@@ -1,5 +1,8 @@
 """The one exception a user is meant to read."""
 
+import contextlib
+from collections.abc import Iterator
+
 LONGEST = 300  # characters of a value that are shown
 
 
@@ -17,6 +20,17 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of a traceback."""
         return [f"UserError: {self}"]
+
+
+@contextlib.contextmanager
+def renamed(field: str, option: str) -> Iterator[None]:
+    """Errors of this field inside are those of this option."""
+    try:
+        yield
+    except UserError as error:
+        if error.field != field:
+            raise
+        raise UserError(option, error.value, error.fix) from None
 
 
 class Preempted(SystemExit):

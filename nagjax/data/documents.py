@@ -207,11 +207,15 @@ def _file_documents(path: StoragePath, field: Field, longest: int) -> Iterator[s
         if kind == ".parquet":
             yield from _parquet_documents(path, field, longest)
             return
-        opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
-        with path.open("rb") as raw, io.TextIOWrapper(opened(raw), encoding="utf-8-sig", newline="") as file:
+        with path.open("rb") as raw, io.TextIOWrapper(_unpacking(path, raw), encoding="utf-8-sig", newline="") as file:
             if kind in _TEXT and not isinstance(field, str):
                 raise UserError("inputs", str(path), "is plain text: give conversations as .jsonl or .parquet")
             yield from _pieces(file) if kind in _TEXT else _json_lines(file, path, field, longest)
+
+
+def _unpacking(path: StoragePath, raw: IO[bytes]) -> IO[bytes]:
+    """The file as it was before it was compressed, if it was."""
+    return OPENERS.get(path.suffix.lower(), lambda raw: raw)(raw)
 
 
 def _pieces(file: IO[str]) -> Iterator[str]:
@@ -281,12 +285,15 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
             columns = [name] if name else [name for name in names if name in FIELDS] or names
             rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
             for row, record in enumerate((batch.to_pylist()[0] for batch in rows), 1):
-                own = record if isinstance(field, str) else _without_nulls(record)
-                yield from _text_of(own, field, f"{path}:{row}", longest)
+                yield from _text_of_row(record, field, f"{path}:{row}", longest)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise
         raise UserError("inputs", str(path), f"not a whole Parquet file ({error}); fetch it again") from None
+
+
+def _text_of_row(row: Any, field: Field, where: str, longest: int) -> Iterator[str]:
+    return _text_of(row if isinstance(field, str) else _without_nulls(row), field, where, longest)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -307,9 +314,7 @@ def _hub_documents(name: str, field: Field, longest: int) -> Iterator[str]:
     try:
         rows = datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, 1):
-            yield from _text_of(
-                row if isinstance(field, str) else _without_nulls(row), field, f"{name}:{number}", longest
-            )
+            yield from _text_of_row(row, field, f"{name}:{number}", longest)
     except UserError:
         raise
     except Exception as error:  # the hub client raises many unrelated types: network, names, configs
@@ -332,9 +337,8 @@ def _readable(path: StoragePath) -> Iterator[None]:
 def _line_not_utf8(path: StoragePath) -> int:
     """The first such line, from 1. Reads the file anew: a decoder tells a place within its piece alone."""
     number = 1
-    opened = OPENERS.get(path.suffix.lower(), lambda raw: raw)
     with path.open("rb") as raw:
-        decoder, file = codecs.getincrementaldecoder("utf-8")(), opened(raw)
+        decoder, file = codecs.getincrementaldecoder("utf-8")(), _unpacking(path, raw)
         while piece := file.read(TEXT_PIECE):
             try:
                 number += decoder.decode(piece).count("\n")

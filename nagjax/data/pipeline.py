@@ -2,8 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +18,7 @@ from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_ma
 from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.data.workers import begin
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.ranges import Range, Seed, check_fields
 
 if TYPE_CHECKING:
@@ -160,21 +159,10 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
     if split not in SPLITS:
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
     if config.mix:
-        with _named("data.path", "data.mix"):
+        with renamed("data.path", "data.mix"):
             return _open_mixture(config, split, tokenizer)
-    with _named("path", "data.path"):
+    with renamed("path", "data.path"):
         return _open_one(config, split, tokenizer)
-
-
-@contextmanager
-def _named(field: str, option: str) -> Iterator[None]:
-    """Errors of this field are those of this option."""
-    try:
-        yield
-    except UserError as error:
-        if error.field != field:
-            raise
-        raise UserError(option, error.value, error.fix) from None
 
 
 def _open_one(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Dataset:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import file_digest
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -281,16 +281,14 @@ def _labelled(
 def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> list[list]:
     """Every input file with its size and its SHA-256 (in an object store: when it was changed), in the order in which
     they are read; `states` gets those of this machine."""
-    found, seen = [], set()
-    for name in inputs:
-        for path in [name] if name.startswith(HUB_PREFIX) else find_files([name]):
-            real = path.resolve() if isinstance(path, Path) else path
-            if real in seen:
-                raise UserError("inputs", str(path), "is there twice, by its name or in a folder: name it once")
-            seen.add(real)
-            size, content = (None, None) if isinstance(path, str) else (size_of(path), _content(path, states))
-            found.append([name if isinstance(path, str) else _written(path), size, content])
-    return found
+    found: dict[str | StoragePath, list] = {}
+    for path in chain.from_iterable([name] if name.startswith(HUB_PREFIX) else find_files([name]) for name in inputs):
+        real = path.resolve() if isinstance(path, Path) else path
+        if real in found:
+            raise UserError("inputs", str(path), "is there twice, by its name or in a folder: name it once")
+        of_hub = isinstance(path, str)
+        found[real] = [path, None, None] if of_hub else [_written(path), size_of(path), _content(path, states)]
+    return [*found.values()]
 
 
 def _written(path: StoragePath) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.stdlib import STDLIB
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.runs.identity import check_corpus
 from nagjax.runs.names import TOKENIZER
@@ -72,10 +72,8 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
         check_corpus(run.folder, dataset)
         return dataset
     given = run.tokenizer if data == STDLIB else None
-    try:
+    with renamed("data.path", "data"):
         dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
-    except UserError as error:
-        raise UserError("data" if error.field == "data.path" else error.field, error.value, error.fix) from None
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
         fix = f"was prepared with {names}: prepare it with that one (--tokenizer {run.folder / TOKENIZER})"

@@ -115,8 +115,9 @@ def complete(
     wrote, is replaced.
     """
     check_opened(run)
-    for name in options.keys() - {*OPTIONS}:
-        raise UserError(name, options[name], f"{nearest(name, ('tokens', *OPTIONS))}options: {', '.join(OPTIONS)}")
+    if unknown := sorted(options.keys() - {*OPTIONS}):
+        fix = f"{nearest(unknown[0], ('tokens', *OPTIONS))}options: {', '.join(OPTIONS)}"
+        raise UserError(unknown[0], options[unknown[0]], fix)
     stop = tuple(stop) if np.iterable(stop) and not isinstance(stop, str) else (stop,)
     check_value("stop", stop, tuple[str, ...])
     if "" in stop:

@@ -85,18 +85,24 @@ def one_text(runs: Sequence[Run]) -> bool:
 
 def same_text(runs: Sequence[Run]) -> bool:
     """Whether all read the same text, be it by several tokenizers: then as many documents and bytes."""
-    known = [known_text(run.path) for run in runs]
-    if not all(known):
+    known = _known_texts(runs)
+    if known is None:
         return len({tuple(_fair_fields(run).get(name) for name in ("data.path", "data.mix")) for run in runs}) == 1
-    texts, tokenizers = {*_texts(runs)}, {own.get("tokenizer") for own in known if own}
-    sizes = {(own.get("documents"), own.get("bytes")) for own in known if own}
+    texts, tokenizers = {*_texts(runs)}, {own.get("tokenizer") for own in known}
+    sizes = {(own.get("documents"), own.get("bytes")) for own in known}
     return len(texts) == 1 or (len(texts) == len(tokenizers) and len(sizes) == 1)
+
+
+def _known_texts(runs: Sequence[Run]) -> list[dict] | None:
+    """What the runs have noted of their texts, if all have."""
+    found = [own for run in runs if (own := known_text(run.path))]
+    return found if len(found) == len(runs) else None
 
 
 def _texts(runs: Sequence[Run]) -> list[str]:
     """Of each run what is equal for runs on one text by one tokenizer."""
-    known = [known_text(run.path) for run in runs]
-    if all(known):
+    known = _known_texts(runs)
+    if known is not None:
         return [json.dumps(own, sort_keys=True) for own in known]
     return [json.dumps([_fair_fields(run).get(name) for name in _TEXT_FIELDS]) for run in runs]
 
@@ -131,7 +137,7 @@ def differences(runs: Sequence[Run]) -> list[str]:
     flat = [_fair_fields(run) for run in runs]
     labels = run_labels(runs)
     lines = []
-    if all(known_text(run.path) for run in runs):
+    if _known_texts(runs) is not None:
         where = [own["data.path"] if own["data.mix"] == "[]" else own["data.mix"] for own in flat]
         if len({*_texts(runs)}) > 1:
             alike = " (not the same by content)" if len({*where}) == 1 else ""

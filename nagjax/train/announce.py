@@ -19,9 +19,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def announce(blueprint: Blueprint, title: str, corpus: Dataset) -> None:
-    """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Another one says
-    which text is read, and how often; of a mixture also each corpus's share of the rows; of one-document rows: how much
-    is padding or cut off. And which of the options that were given have no effect."""
+    """Prints one line: parameters, devices, tokens per step, memory needed and memory free. Another one says which
+    text is read, and how often; of a mixture also each corpus's share of the rows; of one-document rows how much is
+    padding or cut off. And which of the options that were given have no effect."""
     config, mesh = blueprint.config, blueprint.mesh
     count, trained = sum(p.size for p in jax.tree.leaves(blueprint.parameters)), count_trained(blueprint.parameters)
     parameters = f"{count:,} parameters" + (f", {trained:,} of them trained," if trained < count else "")
