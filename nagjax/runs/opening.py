@@ -1,6 +1,7 @@
 """Opening what a training run left in its folder."""
 
 import dataclasses
+import inspect
 import shlex
 from collections.abc import Sequence
 from functools import cached_property
@@ -136,7 +137,8 @@ def check_opened(run: Any) -> None:
     if isinstance(run, nnx.Module):
         fix = "is a model without tokenizer and config: give what nagjax.load or nagjax.fit returns"
         raise UserError("run", type(run).__name__, fix)
-    if not (hasattr(run, "model") and hasattr(run, "tokenizer")):
+    # read statically: to ask an opened run for its model builds it
+    if any(inspect.getattr_static(run, name, None) is None for name in ("model", "tokenizer")):
         raise UserError("run", type(run).__name__, "give what nagjax.load or nagjax.fit returns")
 
 
