@@ -65,7 +65,8 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
         try:
             dataset = open_dataset(run.config.data, split=split, tokenizer=given)
         except UserError as error:
-            if "does not exist" not in error.fix or Path(str(error.value)).is_absolute():
+            named = Path(str(error.value))
+            if error.field not in ("data.path", "data.mix") or named.is_absolute() or named.exists():
                 raise
             fix = f"{error.fix}; {run.folder} names it from where it was trained: go there, or give --data"
             raise UserError(error.field, error.value, fix) from None
