@@ -209,7 +209,7 @@ def help_text(
     prog: str, text: str, options: Sequence[Option], common: Iterable[str] = (), everything: bool = True
 ) -> str:
     """The help of a command: everything by group, or only the positional options and those that are `common`."""
-    width = min(shutil.get_terminal_size().columns, 120)
+    width = max(40, min(shutil.get_terminal_size().columns, 120))
     positional = [option for option in options if option.positional]
     shown = [option for option in options if not option.positional and (everything or option.name in set(common))]
     if not everything:
@@ -223,7 +223,7 @@ def help_text(
     for group, members in groups.items():
         if members:
             lines += ["", *([f"{group}:"] if group else [])]
-            lines += [line for option in members for line in _entry(option, width)]
+            lines += [line for option in members for line in _entry_of(option.signature, option.told, width)]
     lines += _entry_of("-h, --help", "show this", width)
     if not everything:
         lines += _entry_of("--help-all", f"show all {len(options)} options", width)
@@ -233,10 +233,6 @@ def help_text(
 def _paragraphs(text: str, width: int) -> list[str]:
     parts = [textwrap.fill(" ".join(part.split()), width) for part in text.split("\n\n")]
     return "\n\n".join(parts).split("\n")
-
-
-def _entry(option: Option, width: int) -> list[str]:
-    return _entry_of(option.signature, option.told, width)
 
 
 def _entry_of(head: str, text: str, width: int, column: int = 28) -> list[str]:

@@ -88,13 +88,14 @@ def call(words: str, function: Callable, args: list[str]) -> None:
         args, rest = args[:at], tuple(args[at + 1 :])
     own = own_options(fields.values())
     options = [option for group in own.values() for option in group]
+    mine = {option.name for option in options}
     runs = [name for name, field in fields.items() if field.hint is RunOptions]
     file, written = "", {}
     if runs:
         if args and is_config_file(args[0]):
             file, written, args = Path(args[0]).stem, read_config_file(args[0]), args[1:]
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
-        options += [option for option in shared if option.name not in {o.name for o in options}]
+        options += [option for option in shared if option.name not in mine]
     if wanted := {"-h", "--help", "--help-all"} & {*args}:
         everything = not runs or "--help-all" in wanted
         named = {option.name for option in options}
@@ -110,7 +111,6 @@ def call(words: str, function: Callable, args: list[str]) -> None:
         elif field.hint is Rest:
             arguments[name] = rest
         elif field.hint is RunOptions:
-            mine = {option.name for group in own.values() for option in group}
             given = {key: value for key, value in values.items() if key not in mine}
             arguments[name] = read_options(overridden(written, given), file)
         elif len(own[name]) == 1 and own[name][0].name == name:

@@ -37,9 +37,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict = {}
 
     def compose_node(self, parent, index):
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="an alias: write the value out", problem_mark=mark)
+        event = self.peek_event()
+        told = "an alias" if isinstance(event, yaml.AliasEvent) else f"a tag, {event.tag}" if event.tag else ""
+        if told:
+            raise yaml.MarkedYAMLError(problem=f"{told}: write the value out", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
@@ -54,13 +55,12 @@ class _Loader(yaml.SafeLoader):
 
 
 for tag, pattern, first in (
-    ("null", r"(?:null|~|)", "n~"),
+    ("null", r"(?:null|~|)", ["n", "~", ""]),
     ("bool", r"(?:true|false)", "tf"),
     ("int", r"-?(?:0|[1-9][0-9]*)", "-0123456789"),
     ("float", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?", "-0123456789"),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"^{pattern}$"), list(first))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
 
 
 def _loaded(text: str) -> Any:

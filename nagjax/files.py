@@ -4,6 +4,7 @@ it, and what is written is whole or not there."""
 import contextlib
 import json
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator
@@ -185,6 +186,11 @@ def open_to_change(path: str | os.PathLike) -> BinaryIO:
     refuse_link(path)
     inside(path)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+
+
+def remove(path: Path) -> None:
+    """A folder with all that is in it, a file, or a link, which is not followed."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def copy(source: Path, target: Path) -> None:

@@ -147,6 +147,8 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
         values = dataclasses.asdict(find_preset(preset)) | values
     scheme, start = values.pop("scheme", DEFAULT_SCHEME), values.pop("start", None) or ""
     check_value("start", start, str)
+    if not dataclasses.is_dataclass(scheme):
+        check_value("scheme", scheme, str)
     own = {name.removeprefix("scheme."): values.pop(name) for name in list(values) if name.startswith("scheme.")}
     fields = scheme_fields(scheme) if isinstance(scheme, str) else fields_of(type(scheme))
     hints = {field.name: field.hint for field in fields}

@@ -155,6 +155,8 @@ def test_a_path_of_other_bytes_is_printed_and_read_again(file, capsys):
         ("scheme: nag\nscheme.name: nag", ["scheme", "twice"]),
         ("a: &x 3\nb: *x", ["line 2", "alias"]),
         ("depth: !!python/object/apply:os.getcwd []", ["line 1", "python/object"]),
+        ("depth: !!int 3", ["line 1", "a tag"]),
+        ("depth: !!bool x", ["line 1", "a tag"]),
         ("<<: {depth: 3}", ["<<"]),
         ("3: 4", ["line 1", "3"]),
         ("[a]: 4", ["line 1"]),

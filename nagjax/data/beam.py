@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from nagjax.data.documents import (
-    HUB_PREFIX,
     LONGEST,
     Inputs,
     as_names,
-    find_files,
     fingerprints,
     is_one_text,
+    sources,
     split_documents,
 )
 from nagjax.data.encode import encode_documents
@@ -171,7 +170,7 @@ def prepare_on_beam(
     pieces = [
         Piece(number, source, held)
         for number, (source, held) in enumerate(
-            [(s, False) for s in _sources(inputs)] + [(s, True) for s in _sources(held_out)]
+            [(str(s), False) for s in sources(inputs)] + [(str(s), True) for s in sources(held_out)]
         )
     ]
     _run(pieces, work, options)
@@ -179,7 +178,7 @@ def prepare_on_beam(
     if not rounds:
         raise UserError("inputs", inputs, "there is no text in them")
     _run(rounds, work, options)
-    return _gather(request, work, pieces, rounds)
+    return _gather(request, work, rounds)
 
 
 def _empty(stage: StoragePath) -> None:
@@ -236,7 +235,7 @@ def _make(one: Piece | Round, work: Work) -> None:
         write_json(work.stage, error, {"field": met.field, "value": str(met.value), "fix": met.fix})
 
 
-def _gather(request: Request, work: Work, pieces: Sequence[Piece], rounds: Sequence[Round]) -> Manifest:
+def _gather(request: Request, work: Work, rounds: Sequence[Round]) -> Manifest:
     splits: dict[str, list[ShardRecord]] = {}
     for one in rounds:
         for name, shard in _written(work.stage / one.done).items():
@@ -260,16 +259,9 @@ class _Told:
 def _written(path: StoragePath) -> dict[str, ShardRecord]:
     try:
         shards = parse_json(read_own(path))
-        return {name: ShardRecord.from_json(shards[name], name) for name in SPLITS if name in shards}
+        return {name: build(ShardRecord, shards[name], name) for name in SPLITS if name in shards}
     except (OSError, ValueError, TypeError, UserError) as error:
         raise UserError("out", str(path), f"cannot be read ({error}): delete it and start again") from None
-
-
-def _sources(inputs: Sequence[str]) -> list[str]:
-    found = []
-    for name in inputs:
-        found += [name] if name.startswith(HUB_PREFIX) else [str(path) for path in find_files([name])]
-    return found
 
 
 def _installed() -> bool:

@@ -55,7 +55,7 @@ def refuse_special(messages: list[Message], tokenizer: Any, where: str | None = 
         return
     roles = {message["role"] for message in messages}.difference(ROLES)
     for text in (*_strings(messages), *(f"<|{role}|>" for role in sorted(roles))):
-        if found := special_in(text):
+        if found := special_in(valid_unicode(text)):
             fix = f"spells the special token {found}, which would end its turn: change it, or leave this one out"
             raise UserError("inputs", where or shortened(json.dumps(messages, ensure_ascii=False)), fix)
 
@@ -66,6 +66,15 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for inner in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from _strings(inner)
+
+
+def valid_unicode(text: str) -> str:
+    """JSON can spell half a surrogate pair, which has no UTF-8 form: it becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def shortened(document: str, longest: int = 120) -> str:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from nagjax.data.compressed import BROKEN, OPENERS
-from nagjax.data.conversation import FIELDS, shortened
-from nagjax.data.storage import RemotePath, StoragePath, files_under, reached, storage_path
+from nagjax.data.conversation import FIELDS, shortened, valid_unicode
+from nagjax.data.storage import HUB_PREFIX, RemotePath, StoragePath, files_under, reached, storage_path
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
 
 TEXT_PIECE = 1 << 15  # characters: a longer text file becomes several documents, cut at line ends
 LONGEST = 1 << 26  # characters of a line of JSON or a row of a table, unless more are allowed
-HUB_PREFIX = "hub:"
 MAYBE = "?"  # behind the name of a field that a line may lack
 
 Inputs = str | os.PathLike | Sequence[str | os.PathLike]  # one file, folder or `hub:` dataset, or several
@@ -107,22 +106,24 @@ def read_documents(inputs: Inputs, *, field: Field = "text", longest: int = LONG
 
 def _documents(inputs: Sequence[str], field: Field, longest: int) -> Iterator[tuple[str, bool]]:
     """`read_documents`, and whether each is drawn for a split of its own: of a text file only the first one is."""
+    for source in sources(inputs):
+        of_hub = isinstance(source, str)
+        texts = _hub_documents(source, field, longest) if of_hub else _file_documents(source, field, longest)
+        whole = not of_hub and format_of(source) in _TEXT
+        for number, text in enumerate(map(valid_unicode, texts)):
+            yield text, number == 0 or not whole
+
+
+def sources(inputs: Sequence[str]) -> Iterator[str | StoragePath]:
+    """The `hub:` datasets, by name, and the files of the inputs, in the order in which they are read."""
     for name in inputs:
-        if name.startswith(HUB_PREFIX):
-            yield from ((text, True) for text in map(_valid_unicode, _hub_documents(name, field, longest)))
-            continue
-        for path in find_files([name]):
-            whole = format_of(path) in _TEXT
-            for number, text in enumerate(map(_valid_unicode, _file_documents(path, field, longest))):
-                yield text, number == 0 or not whole
+        yield from [name] if name.startswith(HUB_PREFIX) else find_files([name])
 
 
 def is_one_text(inputs: Sequence[str]) -> bool:
     """Whether the inputs are a single text file."""
-    if any(name.startswith(HUB_PREFIX) for name in inputs):
-        return False
-    files = find_files(inputs)
-    return len(files) == 1 and format_of(files[0]) in _TEXT
+    found = [*sources(inputs)]
+    return len(found) == 1 and not isinstance(found[0], str) and format_of(found[0]) in _TEXT
 
 
 def fingerprints(inputs: Sequence[str], *, field: Field = "text", longest: int = LONGEST) -> frozenset[bytes]:
@@ -160,22 +161,15 @@ def split_documents(
     if by_place:
         yield from _split_by_place(inputs, validation, without)
         return
-    for text, side in _split_by_hash(inputs, validation, field, longest):
+    side = "train"
+    for text, drawn in _documents(inputs, field, longest):
+        side = split_name(text, validation) if drawn else side
         if _stays(text, without):
             yield text, side
 
 
 def _stays(text: str, without: AbstractSet[bytes]) -> bool:
     return not without or _fingerprint(text) not in without
-
-
-def _split_by_hash(
-    inputs: Sequence[str], validation: float, field: Field, longest: int
-) -> Iterator[tuple[str, Literal["train", "validation"]]]:
-    side = "train"
-    for text, drawn in _documents(inputs, field, longest):
-        side = split_name(text, validation) if drawn else side
-        yield text, side
 
 
 def _split_by_place(
@@ -357,12 +351,3 @@ def _unpacked(path: StoragePath) -> Iterator[None]:
             raise
         fix = f"the compressed file is cut short or damaged ({error}); fetch it again"
         raise UserError("inputs", str(path), fix) from None
-
-
-def _valid_unicode(text: str) -> str:
-    """JSON can spell half a surrogate pair, which has no UTF-8 form: it becomes U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

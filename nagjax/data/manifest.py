@@ -39,10 +39,6 @@ class ShardRecord:
     byte_count: Size
     exact: bool
 
-    @classmethod
-    def from_json(cls, data: Any, where: str = "shard") -> "ShardRecord":
-        return build(cls, data, where)
-
 
 @dataclass(frozen=True)
 class Manifest:

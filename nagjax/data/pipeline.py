@@ -14,7 +14,7 @@ from nagjax.data.rows import DocumentRows, Rows, WholeRows
 from nagjax.data.shares import Apportionment, mean_shares, names_of, parse_mix
 from nagjax.data.stdlib import STDLIB, open_stdlib
 from nagjax.data.storage import storage_path
-from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest, verify_small
+from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest
 from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer
 from nagjax.data.workers import begin
@@ -178,7 +178,6 @@ def _open_one(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Da
             raise UserError("tokenizer", tokenizer.name, f"{config.path} was prepared with {own.name}: use that")
         tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
         template, tokens = str(manifest.source.get("template") or ""), manifest.source.get("template_tokens") or {}
-        verify_small(folder, manifest, split)
     if not len(stream):
         fix = "holds no documents: prepare it again with more of them or files, another --validation, or --held-out"
         raise UserError("split", f"{config.path}/{split}", fix)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import file_digest
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +23,10 @@ from nagjax.data.documents import (
     Field,
     Inputs,
     as_names,
-    find_files,
     fingerprints,
     is_one_text,
     read_documents,
+    sources,
     split_documents,
 )
 from nagjax.data.encode import encode_conversations, encode_documents
@@ -49,7 +49,6 @@ from nagjax.data.store import (
     read_manifest,
     read_own,
     saved_tokenizer,
-    verify_small,
     write_json,
     write_manifest,
     write_shard,
@@ -92,7 +91,6 @@ class Request(NamedTuple):
         open_tokenizer(self.folder, manifest)
         for split in manifest.splits:
             open_stream(self.folder, manifest, split)
-            verify_small(self.folder, manifest, split)
         _remove_leftovers(self.folder)
         return manifest
 
@@ -282,7 +280,7 @@ def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> li
     """Every input file with its size and its SHA-256 (in an object store: when it was changed), in the order in which
     they are read; `states` gets those of this machine."""
     found: dict[str | StoragePath, list] = {}
-    for path in chain.from_iterable([name] if name.startswith(HUB_PREFIX) else find_files([name]) for name in inputs):
+    for path in sources(inputs):
         real = path.resolve() if isinstance(path, Path) else path
         if real in found:
             raise UserError("inputs", str(path), "is there twice, by its name or in a folder: name it once")

@@ -28,7 +28,22 @@ class Rows:
 
     def __getitem__(self, row: int) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
         start, stop = self.targets(int(row)) if int(row) < len(self) else (0, 0)
-        return made_row(self.stream, start, min(stop, start + self.context), self.context, self.end_of_text)
+        stop, context = min(stop, start + self.context), self.context
+        n = stop - start
+        borders = self.stream.borders(start, stop)
+        lengths = np.diff(borders)
+        tokens, targets = np.full((2, context), self.end_of_text, np.int32)
+        segment_ids, positions = np.zeros((2, context), np.int32)
+        weights = np.zeros(context, np.float32)
+        if n:
+            before = min(start, 1)  # the token in front, with the same read
+            read, counted = self.stream.read_counted(start - before, stop)
+            weights[:n] = counted[before:]
+            targets[:n] = read[before:]
+            tokens[1 - before : n] = read[:-1]
+        segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+        positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
+        return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)
 
     def targets(self, row: int) -> tuple[int, int]:
         """Where the targets of a row stand in the stream; those that do not fit the row are cut off."""
@@ -74,24 +89,3 @@ def whole_rows(document_ends: Int64[np.ndarray, "documents"], context: int) -> I
         done = behind[done]
         last.append(done - 1)
     return document_ends[np.array(last, np.int64)]
-
-
-def made_row(
-    stream: TokenStream, start: int, stop: int, context: int, end_of_text: int
-) -> dict[str, Int32[np.ndarray, "T"] | Float32[np.ndarray, "T"]]:
-    """The row whose targets are the stream's tokens `[start, stop)`, at most `context`, and padding behind them."""
-    n = stop - start
-    borders = stream.borders(start, stop)
-    lengths = np.diff(borders)
-    tokens, targets = np.full((2, context), end_of_text, np.int32)
-    segment_ids, positions = np.zeros((2, context), np.int32)
-    weights = np.zeros(context, np.float32)
-    if n:
-        before = min(start, 1)  # the token in front, with the same read
-        read, counted = stream.read_counted(start - before, stop)
-        weights[:n] = counted[before:]
-        targets[:n] = read[before:]
-        tokens[1 - before : n] = read[:-1]
-    segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-    positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
-    return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)

@@ -34,8 +34,8 @@ class Part:
         rising = all(a < b for a, b in itertools.pairwise(places)) and 0.0 <= places[0] and places[-1] <= 1.0
         if not (path and mark and rising and (len(points) == 1 or weights.count("@") == len(points))):
             raise UserError(FIELD, text, _HOW)
-        if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in points):
-            raise UserError(FIELD, text, "weights are finite numbers of at least 0")
+        if not all(0.0 <= weight <= 1e300 for _, weight in points):
+            raise UserError(FIELD, text, "weights are numbers from 0 to 1e300")
         return cls(path, tuple(points))
 
     def weight(self, place: float) -> float:

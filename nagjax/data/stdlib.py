@@ -18,7 +18,6 @@ from nagjax.data.store import (
     in_memory,
     open_stream,
     read_manifest,
-    verify_small,
     write_manifest,
     write_shard,
 )
@@ -115,10 +114,7 @@ def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
 
 def _cached(folder: Path, split: str) -> TokenStream | None:
     try:
-        manifest = read_manifest(folder)
-        stream = open_stream(folder, manifest, split)
-        verify_small(folder, manifest, split)
-        return stream
+        return open_stream(folder, read_manifest(folder), split)
     except (OSError, UserError):
         return None
 

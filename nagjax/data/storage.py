@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OF_FSSPEC = ("hf", "memory")
 SCHEMES = ("gs", "s3", "file", *OF_FSSPEC)
-HUB = "hub:"
+HUB_PREFIX = "hub:"
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,6 @@ class RemotePath:
         with self.open("rb") as file:
             return file.read()
 
-    def read_text(self, encoding: str) -> str:
-        return self.read_bytes().decode(encoding)
-
     def mkdir(self, parents: bool, exist_ok: bool) -> None:
         if self.scheme == "file":  # object stores have no folders
             self._store.create_dir(self.key, recursive=parents)
@@ -152,8 +149,8 @@ def storage_path(name: str | os.PathLike | RemotePath) -> StoragePath:
     for an unknown store."""
     if isinstance(name, RemotePath):
         return name
-    if str(name).startswith(HUB):
-        place = str(name).removeprefix(HUB).strip("/")
+    if str(name).startswith(HUB_PREFIX):
+        place = str(name).removeprefix(HUB_PREFIX).strip("/")
         if "/" not in place:
             raise UserError("path", str(name), "use hub:OWNER/NAME, or hub:OWNER/NAME/FOLDER for a folder in it")
         return RemotePath("hf", f"datasets/{place}")

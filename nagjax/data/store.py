@@ -224,7 +224,7 @@ def check_files(folder: StoragePath, shards: Sequence[ShardRecord]) -> None:
 
 
 def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStream:
-    """Map a split's shards. Raises UserError as `check_files` does, and for a damaged manifest."""
+    """Map a split's shards. Raises UserError as `check_files` and `verify_small` do, and for a damaged manifest."""
     check_files(folder, manifest.splits.get(split, ()))
     shards = []
     for shard in manifest.splits.get(split, ()):
@@ -237,6 +237,7 @@ def open_stream(folder: StoragePath, manifest: Manifest, split: str) -> TokenStr
                 ArrayFile(folder / shard.documents.name, "<i8", (shard.document_count, 2)),
             )
         )
+    verify_small(folder, manifest, split)
     # In an object store the index of a shard is read with the shard's first row: what it sums up to is noted.
     known = None if isinstance(folder, Path) else manifest.total(split, "byte_count")
     return TokenStream(shards, all(shard.exact for shard in manifest.splits.get(split, ())), known)

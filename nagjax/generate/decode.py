@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from nagjax.generate.choose import Sampling, choose
-from nagjax.layers.embedding import unembed
 from nagjax.layers.where import Where
 from nagjax.model.transformer import Transformer
 from nagjax.train.distributed.mesh import BATCH, pin_rows
@@ -37,8 +36,8 @@ def _forward(model: Transformer, table, tokens, where: Where, cache: tuple, last
     options = {"progress": given.progress, "cuts": given.cuts, "causal": True}
     output = model(tokens, where, cache=cache, **options | ({"pin": pin_rows(mesh)} if mesh else {}))
     at = (jnp.arange(tokens.shape[0]), last)
-    hidden, log_scale = output.hidden[at][:, None], output.log_scale[at][:, None]
-    return Rows(unembed(hidden, log_scale, table, model.config.logit_softcap)[:, 0], output.cache)
+    own = output._replace(hidden=output.hidden[at][:, None], log_scale=output.log_scale[at][:, None])
+    return Rows(model.logits(own, table)[:, 0], output.cache)
 
 
 def _read(

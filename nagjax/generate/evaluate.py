@@ -8,6 +8,7 @@ from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.stdlib import STDLIB
 from nagjax.errors import UserError, renamed
 from nagjax.generate.weights import Weights, with_weights
+from nagjax.ranges import Count, check_value
 from nagjax.runs.identity import check_corpus
 from nagjax.runs.names import TOKENIZER
 from nagjax.runs.opening import OpenRun, open_run
@@ -35,8 +36,7 @@ def evaluate(
 
     Raises UserError: all that `open_run` raises, `batches` below 1, no such corpus, one of another tokenizer.
     """
-    if batches is not None and batches < 1:
-        raise UserError("batches", batches, "give a whole number of at least 1, or leave it out for all")
+    check_value("batches", batches, Count | None)
     run = run if isinstance(run, OpenRun) else open_run(run)
     run.config.model.check_causal("the loss of next tokens")
     run = with_weights(run, weights)

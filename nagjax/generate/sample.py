@@ -83,7 +83,7 @@ def generate(
     check_value("slide", slide, bool)
     check_value("progress", progress, Share, "the share of the training that lies behind")
     if end_of_text is not None:
-        _check_id("end_of_text", end_of_text, config)
+        config.check_id("end_of_text", end_of_text)
     check_cuts(cuts, config.sublayers)
     if isinstance(prompts, str) or not np.iterable(prompts):
         raise UserError("prompts", prompts, f"{LISTS}; for texts there is complete(run, ...)")
@@ -94,7 +94,7 @@ def generate(
     rows = rows_of(checked, config.context)
     sampling = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
     stop = NO_TOKEN if end_of_text is None else end_of_text
-    fixed = config.mod.active and model.mod.router.name == "random"
+    fixed = config.mod.active and model.mod.router.draws
     writer = Writer(params, graph, Pass(np.float32(progress), cuts), mesh_of(params), config.context, fixed)
     writer.write(rows, tokens, jax.random.key(seed), sampling, stop, finished)
     return [row.new for row in rows]
@@ -184,13 +184,8 @@ def _checked(
         fix += ", or let it slide (slide=True, --slide)"
         raise UserError("prompt", f"{len(ids)} tokens", fix)
     for i in ids:
-        _check_id("prompt", i, config)
+        config.check_id("prompt", i)
     return ids
-
-
-def _check_id(field: str, i: int, config: ModelConfig) -> None:
-    if not 0 <= i < config.vocab:
-        raise UserError(field, i, f"the vocabulary has the ids 0 to {config.vocab - 1}")
 
 
 def mesh_of(params: nnx.State) -> Mesh | None:

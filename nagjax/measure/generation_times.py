@@ -11,9 +11,9 @@ from nagjax.generate.batching import slots_of
 from nagjax.generate.paths import paths
 from nagjax.generate.sample import generate
 from nagjax.measure.routing_times import compared
-from nagjax.measure.sampling_times import forward_flops
 from nagjax.measure.step_times import race
 from nagjax.mod import ModConfig
+from nagjax.runs.facts import model_costs
 from nagjax.runs.opening import OpenRun
 
 
@@ -75,5 +75,5 @@ def generation_times(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: 
         return result
     executed, slots = racers["routed"].executed(), racers["routed"].slots
     shares = {"dense": None, "routed": executed}
-    flops = {name: forward_flops(own.blueprint, slots, shares[name]) for name, own in runs.items()}
+    flops = {name: model_costs(own.blueprint, slots=slots, shares=shares[name]).forward for name, own in runs.items()}
     return result | {"executed": float(executed.mean())} | compared(times, flops)

@@ -1,5 +1,7 @@
 """Interventions: functions that run each block instead of the model (`intervene` of `Transformer.__call__`)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -8,7 +10,7 @@ from nagjax.errors import UserError
 from nagjax.measure.damage import skip_effect
 from nagjax.measure.gradients import tap
 from nagjax.model.transformer import BlockCall, Intervention, Transformer
-from nagjax.residual import Boundary, Scheme, Stream
+from nagjax.residual import Scheme, Stream
 from nagjax.residual.sublayer import kept
 
 
@@ -28,17 +30,15 @@ def past(model: Transformer, stream: Stream, call: BlockCall) -> Stream:
     return through(model, stream, call._replace(rates=(1.0, 1.0)))
 
 
-def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
-    """The stream before a block, built from its residual. Raises UserError for a scheme whose stream has more in it."""
-    layer = call.layer
-    at = model.boundary(None, layer.block.attention.entry, 0, layer.index[0], call.ctx.progress)
-    return _rebuild(model, h, at)
-
-
-def _rebuild(model: Transformer, h: Float[Array, "B T D"], at: Boundary) -> Stream:
+def rebuilt(model: Transformer, h: Float[Array, "B T D"], call: BlockCall, *, behind: bool = False) -> Stream:
+    """The stream before a block, or behind it, built from its residual. Raises UserError for a scheme whose stream has
+    more in it."""
     if not model.scheme.rebuilds:
         fix = "its stream is more than the residual and cannot be built from it: measure what needs no change of it"
         raise UserError("scheme", model.scheme.name, fix)
+    layer = call.layer
+    entry, reader = (layer.entry, layer.following[1]) if behind else (layer.block.attention.entry, layer.index[0])
+    at = model.boundary(None, entry, 0, reader, call.ctx.progress)
     return model.scheme.rebuild(h.astype(model.config.stream_dtype), at, model.ends)
 
 
@@ -78,6 +78,15 @@ def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
     return intervene
 
 
+def _by_halves(step: Callable[..., Stream], model: Transformer, stream: Stream, call: BlockCall) -> Stream:
+    """`step` on each half of a batch that repeats its first half, as if it were all: a random router draws by a row's
+    place, and so lets the same tokens of both in."""
+    batch = call.ctx.where.positions.shape[0] // 2
+    own = call._replace(ctx=call.ctx._replace(where=jax.tree.map(lambda x: x[:batch], call.ctx.where)))
+    halves = (jax.tree.map(lambda x, rows=rows: x[rows], stream) for rows in (slice(batch), slice(batch, None)))
+    return jax.tree.map(lambda *both: jnp.concatenate(both), *(step(model, half, own) for half in halves))
+
+
 def skipping(block: Int[Array, ""], before: int | None = None, local: bool = False) -> Intervention:
     """Skips one block in the second half of a batch that repeats the first half. Gathers for each later block how much
     its update changes between the halves: `skip_effect` per token, [L, B, T].
@@ -94,22 +103,15 @@ def skipping(block: Int[Array, ""], before: int | None = None, local: bool = Fal
         second = (jnp.arange(2 * batch) >= batch)[:, None]
         skips = second if before is None else second & (jnp.arange(tokens) < before)
         place = call.layer.block_index
-        run, skip = through(model, stream, call), past(model, stream, call)
+        run, skip = (_by_halves(step, model, stream, call) for step in (through, past))
         after = jax.tree.map(kept(skips & (place == block)), skip, run)
         changed = residual(scheme, after) - h
         effect = skip_effect(changed[:batch], changed[batch:])
         if local:
             missing = jnp.where(place == block, -changed[batch:] + changed[:batch], h[:batch] - h[batch:])
             whole = residual(scheme, after)[:batch]
-            direct = _behind(model, jnp.concatenate([whole, whole - missing]), call)
+            direct = rebuilt(model, jnp.concatenate([whole, whole - missing]), call, behind=True)
             after = jax.tree.map(lambda a, b: jnp.where(place >= block, a, b), direct, after)
         return after, effect
 
     return intervene
-
-
-def _behind(model: Transformer, h: Float[Array, "B T D"], call: BlockCall) -> Stream:
-    """The stream after a block, built from its residual."""
-    layer = call.layer
-    at = model.boundary(None, layer.entry, 0, layer.following[1], call.ctx.progress)
-    return _rebuild(model, h, at)

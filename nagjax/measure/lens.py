@@ -2,14 +2,15 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import optax
+from jaxtyping import Array, Float
 
 
 def lens_divergence(logits: Float[Array, "*n V"], last: Float[Array, "*n V"]) -> Float[Array, " *n"]:
     """`KL(p_l || p_L)` in nats, p = softmax(logits), between the prediction at depth l and the model's own (logit lens,
     nostalgebraist 2020; as in Csordas et al. 2025, arXiv:2505.13898)."""
     early, final = jax.nn.log_softmax(logits.astype(jnp.float32)), jax.nn.log_softmax(last.astype(jnp.float32))
-    return jnp.sum(jnp.exp(early) * (early - final), axis=-1)
+    return optax.losses.kl_divergence_with_log_targets(final, early)
 
 
 def top_overlap(logits: Float[Array, "*n V"], last: Float[Array, "*n V"], top: int = 5) -> Float[Array, " *n"]:
@@ -18,9 +19,3 @@ def top_overlap(logits: Float[Array, "*n V"], last: Float[Array, "*n V"], top: i
     early, final = jax.lax.top_k(logits, top)[1], jax.lax.top_k(last, top)[1]
     found = jnp.any(early[..., :, None] == final[..., None, :], axis=-2)
     return jnp.mean(found.astype(jnp.float32), axis=-1)
-
-
-def token_loss(logits: Float[Array, "*n V"], targets: Int[Array, " *n"]) -> Float[Array, " *n"]:
-    """`-log p(target)` in nats."""
-    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
-    return -jnp.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]

@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
+from optax import softmax_cross_entropy_with_integer_labels as loss
 
 from nagjax.errors import UserError
 from nagjax.layers.lora import adapted
@@ -257,7 +258,7 @@ def _gathered(model: Transformer, batch: Batch, groups, rows, chosen, output) ->
         return {
             "divergence": jnp.mean(lens.lens_divergence(logits, final)),
             "overlap": jnp.mean(lens.top_overlap(logits, final)),
-            "loss": _over(jnp.sum(weights * lens.token_loss(logits, targets)), jnp.sum(weights)),
+            "loss": _over(jnp.sum(weights * loss(logits, targets)), jnp.sum(weights)),
         }
 
     full = flat(seen.get("full", (None, None)))

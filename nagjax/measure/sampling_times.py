@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from nagjax.data import batches, open_dataset
 from nagjax.generate import decode
@@ -20,11 +20,9 @@ from nagjax.generate.weights import narrow_model
 from nagjax.measure.routing_times import Routed, compared, told
 from nagjax.measure.step_times import race, record
 from nagjax.mod import ModConfig
-from nagjax.mod.costs import costs
-from nagjax.mod.routed import MoD
 from nagjax.ranges import Count
-from nagjax.runs.blueprint import ModelBlueprint, build_model
-from nagjax.runs.facts import run_facts
+from nagjax.runs.blueprint import build_model
+from nagjax.runs.facts import model_costs, run_facts
 
 GREEDY = Sampling(np.float32(0.0), np.int32(0), np.float32(1.0), np.float32(0.0))
 
@@ -105,7 +103,10 @@ def sampling_times(bench: SamplingTimes) -> dict:
     times = race(racers, bench.rounds, 1)
     executed = racers["routed"].executed()
     shares = {"dense": None, "routed": executed}
-    flops = {name: forward_flops(racer.blueprint, bench.slots, shares[name]) for name, racer in racers.items()}
+    flops = {
+        name: model_costs(racer.blueprint, slots=bench.slots, shares=shares[name]).forward
+        for name, racer in racers.items()
+    }
     result = {"executed": float(executed.mean())} | compared(times, flops)
     facts = run_facts(racers["routed"].blueprint)
     what = f"{bench.context} tokens of each read"
@@ -115,12 +116,3 @@ def sampling_times(bench: SamplingTimes) -> dict:
         print(f"{name:8} {milliseconds:9.1f} ms  {flops[name]:.4g} FLOPs per token")
     print(f"{result['executed']:.1%} of the pairs of token and sublayer ran: {told(result)}")
     return record("mod", bench, result, facts)
-
-
-def forward_flops(blueprint: ModelBlueprint, slots: int, executed: Float[np.ndarray, "L 2"] | None = None) -> float:
-    """Of a token that a pass with a cache of so many slots computes: every query against all of them. `executed`: share
-    of the tokens that run each sublayer; None: as the rates say."""
-    model = blueprint.config.model
-    rules = MoD.of(blueprint.config.scheme, model.mod, model.context)
-    names = rules.router.name, rules.decider.name
-    return costs(model, blueprint.parameters, *names, slots=slots, shares=executed).forward

@@ -81,7 +81,7 @@ def costs(
                 recalled = scorer.recalls and not (kind == "mlp" and config.mod.unit == "block")
                 scoring += score[kind] * (1.0 - share if recalled else 1.0)
                 unused -= (1.0 - share) * scorer.multiply_adds(0, gates[kind])
-                guessing += guess[kind] if decider == "predictor" else 0.0
+                guessing += guess[kind]
             skipped += unused
     main += config.vocab * config.width + entries["attention"]  # the head has an entry like a sublayer's
     main += 0 if config.head_epsilon is None else config.width**2

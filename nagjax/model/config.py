@@ -121,6 +121,11 @@ class ModelConfig:
             fix = f"{what} needs a model that sees no later tokens; use run.model, run.logits, nagjax diagnose or map"
             raise UserError("causal", False, fix)
 
+    def check_id(self, field: str, i: int) -> None:
+        """Raises UserError for `i` where the vocabulary has no such token id."""
+        if not 0 <= i < self.vocab:
+            raise UserError(field, i, f"the vocabulary has the ids 0 to {self.vocab - 1}")
+
     def check_logits(self, what: str) -> None:
         """Raises UserError where `what` needs logits and the model, an encoder that came without a head, has none."""
         if not self.causal and self.head_epsilon is None:

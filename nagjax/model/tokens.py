@@ -29,6 +29,5 @@ def checked(tokens: Any, config: ModelConfig, longest: int | None = None) -> Int
     if not isinstance(tokens, jax.core.Tracer) and tokens.size and getattr(tokens, "is_fully_addressable", True):
         read = np.asarray(tokens)
         for i in (int(read.min()), int(read.max())):
-            if not 0 <= i < config.vocab:
-                raise UserError("tokens", i, f"the vocabulary has the ids 0 to {config.vocab - 1}")
+            config.check_id("tokens", i)
     return jnp.asarray(tokens)

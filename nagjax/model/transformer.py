@@ -358,9 +358,10 @@ class Transformer(nnx.Module):
         table = (self.embedding.tokens if self.head is None else self.head.tokens)[...]
         return table if isinstance(table, Quantized) else self.scheme.head_rows(table)
 
-    def logits(self, output: Output) -> Float[Array, "B T V"]:
-        """Float32 logits."""
-        logits = unembed(output.hidden, output.log_scale, self.head_rows(), self.config.logit_softcap)
+    def logits(self, output: Output, rows: Any = None) -> Float[Array, "B T V"]:
+        """Float32 logits. rows: `head_rows()`, where they are made already."""
+        rows = self.head_rows() if rows is None else rows
+        logits = unembed(output.hidden, output.log_scale, rows, self.config.logit_softcap)
         return logits if self.transform is None else logits + self.transform.table_bias[...]
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:

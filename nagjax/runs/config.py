@@ -4,8 +4,6 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.json_reader import build
@@ -173,7 +171,7 @@ def _plain(value: Any) -> Any:
         return [_plain(own) for own in value]
     if isinstance(value, os.PathLike):
         return str(value)
-    return value.item() if isinstance(value, np.generic) else value
+    return value
 
 
 def from_dict[T](cls: type[T], values: Any) -> T:

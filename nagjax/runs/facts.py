@@ -57,10 +57,11 @@ def parameters_by_part(blueprint: ModelBlueprint) -> dict[str, int]:
     return parts
 
 
-def model_costs(blueprint: ModelBlueprint) -> Costs:
-    """FLOPs, executed parameters and cache per token, without what Mixture-of-Depths skips."""
+def model_costs(blueprint: ModelBlueprint, **options) -> Costs:
+    """FLOPs, executed parameters and cache per token, without what Mixture-of-Depths skips. `options`: those of
+    `costs`."""
     mod = MoD.of(blueprint.config.scheme, blueprint.config.model.mod, blueprint.config.model.context)
-    return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name)
+    return costs(blueprint.config.model, blueprint.parameters, mod.router.name, mod.decider.name, **options)
 
 
 def run_facts(blueprint: ModelBlueprint) -> dict:

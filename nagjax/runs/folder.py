@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
-from nagjax.files import has_file, read_bytes, read_json, write_bytes, write_json, write_text
+from nagjax.files import has_file, read_bytes, read_json, remove, write_bytes, write_json, write_text
 from nagjax.json_reader import parse_json
 from nagjax.runs.config import RunConfig, completed, from_dict, to_dict
 from nagjax.runs.identity import (
@@ -223,10 +222,7 @@ def clear(folder: Path) -> None:
             fix = "no permission to delete what is in it: nothing was deleted; choose another --out"
             raise UserError("out", str(parent), fix)
     for path in _set_aside(gone):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove(path)
     if checkpoints.parent == folder and checkpoints.is_dir() and not any(checkpoints.iterdir()):
         checkpoints.rmdir()
 
@@ -238,7 +234,7 @@ def _set_aside(paths: list[Path]) -> list[Path]:
         aside = path if path.name.endswith(DELETING) else path.with_name(f"{path.name}{DELETING}")
         try:
             if aside != path and os.path.lexists(aside):
-                shutil.rmtree(aside) if aside.is_dir() and not aside.is_symlink() else aside.unlink()
+                remove(aside)
             path.rename(aside)
         except OSError as error:
             for before, after in reversed(moved):

@@ -2,12 +2,11 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Generator
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import PARTIAL, refuse_link, sync_folder
+from nagjax.files import PARTIAL, refuse_link, remove, sync_folder
 from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import LOCK
 
@@ -59,9 +58,5 @@ def _take_place(building: Path, place: Path) -> None:
 
 def _empty(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name == LOCK:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if path.name != LOCK:
+            remove(path)

@@ -73,7 +73,7 @@ def count_trained(parameters: Tree) -> int:
 
 def dotted(path: tuple) -> str:
     """A parameter's name, such as blocks.attention.branch.query."""
-    return ".".join(str(key.key) for key in path)
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _names(pattern: str, name: str, role: str) -> bool:

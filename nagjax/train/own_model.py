@@ -266,7 +266,7 @@ def _leaves(tree: Tree) -> list[tuple[Path, Any]]:
 
 
 def _names(keys: tuple) -> Path:
-    return tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys)
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
 
 
 def _map(known: dict[Path, Known], fn: Any, tree: Tree, *rest: Tree) -> Tree:

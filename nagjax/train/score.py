@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
@@ -47,8 +48,7 @@ def continuation_scores(
             fix = f"the model's context is {model.context}: score it in parts"
             raise UserError("continuation", f"{len(continuation)} tokens", fix)
         for i in (*context, *continuation):
-            if not 0 <= i < model.vocab:
-                raise UserError("token", i, f"the vocabulary has the ids 0 to {model.vocab - 1}")
+            model.check_id("token", i)
     graph, mesh = run.blueprint.graph, run.blueprint.mesh
     parts = batch_parts(mesh.shape)
     batch = -(-batch // parts) * parts
@@ -56,8 +56,7 @@ def continuation_scores(
     options = {"graph": graph, "mesh": mesh if mesh.size > 1 else None}
     rows = [[*context, *continuation][-(model.context + 1) :] for context, continuation in pairs]
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    scores: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
-    waiting = []
+    found = []
     for start in watch(range(0, len(order), batch)):
         chosen = order[start : start + batch]
         length = padded(len(rows[chosen[0]]) - 1, model.context, mesh.shape["sequence"])
@@ -65,18 +64,11 @@ def continuation_scores(
         for place, i in enumerate(chosen):
             ids[place, : len(rows[i])] = rows[i]
             first[:, place] = len(rows[i]) - len(pairs[i][1]), len(rows[i])
-        found = score_padded(*known, ids, *first, **options)
-        waiting.append((chosen, found))
-        if len(waiting) > 1:
-            _note(scores, *waiting.pop(0))
-    for chosen, found in waiting:
-        _note(scores, chosen, found)
-    return scores
-
-
-def _note(scores: list, chosen: list[int], found) -> None:
-    for i, nats, greedy in zip(chosen, *jax.device_get(found), strict=False):
-        scores[i] = (float(nats), bool(greedy))
+        found.append(score_padded(*known, ids, *first, **options))
+        found[-2:-1] = jax.device_get(found[-2:-1])  # one batch behind the devices
+    told = (row for batch in jax.device_get(found) for row in zip(*batch, strict=True))  # the last are filler
+    scores = {i: (float(nats), bool(greedy)) for i, (nats, greedy) in zip(order, told, strict=False)}
+    return [scores[i] for i in range(len(rows))]
 
 
 def padded(tokens: int, context: int, parts: int = 1) -> int:
@@ -113,8 +105,7 @@ def _score(
 
 
 def _told(logits, targets):
-    own = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
-    return own, jnp.argmax(logits, axis=-1)
+    return -optax.softmax_cross_entropy_with_integer_labels(logits, targets), jnp.argmax(logits, axis=-1)
 
 
 def _placed(*arrays, mesh: Mesh | None, **static):

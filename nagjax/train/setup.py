@@ -11,7 +11,7 @@ from nagjax.runs.config import RunConfig
 from nagjax.train.batches import TrainBatches
 from nagjax.train.distributed.mesh import batch_share, check_rows, make_mesh
 from nagjax.train.evaluator import Evaluator
-from nagjax.train.facts import resolve
+from nagjax.train.facts import resolved
 from nagjax.train.state import Blueprint
 from nagjax.train.tasks import Tasks, open_tasks
 
@@ -38,12 +38,12 @@ def set_up(config: RunConfig, folder: Path | None = None) -> Setup:
     if config.model.lora.rank and not config.start:
         fix = "adapters need a model to adapt: name its run with --start, or use --lora.rank 0"
         raise UserError("lora.rank", config.model.lora.rank, fix)
-    config = resolve(config, folder)
+    corpus = open_dataset(config.data)
+    config = resolved(config, corpus.tokenizer, folder)
     config.model.check_causal("training")
     mesh = make_mesh(config.mesh)
     check_platform(config, mesh)
     check_rows(config.train.batch, config.train.accumulate, mesh.shape)
-    corpus = open_dataset(config.data)
     sizes = config.train.batch, config.model.context, config.train.steps
     batches = TrainBatches(corpus, *sizes, **batch_share(mesh))
     blueprint = Blueprint.of(config, mesh)

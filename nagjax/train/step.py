@@ -79,20 +79,16 @@ class Cuts(NamedTuple):
     rows: Float[Array, " S"]
 
 
-def _cuts(model: Transformer, output: Output, batch: Batch) -> dict[str, Cuts | Pool]:
+def _cuts(model: Transformer, output: Output, batch: Batch) -> Cuts | Pool | None:
     if output.routing is None:
-        return {}
+        return None
     if model.config.mod.adaptive:
         routed = jnp.asarray([0.0 < rate < 1.0 for pair in model.config.mod.rates(model.config.depth) for rate in pair])
         tokens = jnp.sum(batch.segment_ids > 0).astype(jnp.float32)
         above, ran = (tokens * (routed @ output.routing[name]) for name in ("above", "executed"))
-        return {"cuts": jax.lax.stop_gradient(Pool(above, ran, tokens * jnp.sum(routed)))}
+        return jax.lax.stop_gradient(Pool(above, ran, tokens * jnp.sum(routed)))
     cut, rows = (jax.lax.stop_gradient(output.routing[name]) for name in ("cut", "cuts"))
-    return {"cuts": Cuts(jnp.where(rows > 0, cut * rows, 0.0), rows)}
-
-
-def _experts(output: Output) -> dict[str, dict[str, Array]]:
-    return {} if output.experts is None else {"experts": jax.lax.stop_gradient(output.experts)}
+    return Cuts(jnp.where(rows > 0, cut * rows, 0.0), rows)
 
 
 def _balanced(params: Any, before: Any, load: Float[Array, "L n"], rate: float) -> Any:
@@ -104,22 +100,19 @@ def _balanced(params: Any, before: Any, load: Float[Array, "L n"], rate: float) 
     return params | {"blocks": blocks | {"mlp": blocks["mlp"] | {"branch": branch}}}
 
 
-def _averaged(state: TrainState, cuts: dict[str, Cuts | Pool], mod: ModConfig) -> dict[str, Array]:
+def _averaged(state: TrainState, found: Cuts | Pool | None, mod: ModConfig) -> dict[str, Array]:
     """The cuts after this step. With adaptive depth: the one threshold for all sublayers, moved towards its rate (see
     `nagjax.mod.adaptive`). Otherwise: exponential moving averages, with decay_t = min(decay, t / (t + 10)) after t good
     steps: early cuts, from when NAG's angles still rise, are soon forgotten. A batch without a cut does not change the
     average; an average that is not finite (no cut yet) is replaced."""
+    if found is None:
+        return state.mod
+    if isinstance(found, Pool):
+        own = controlled(Control(jnp.max(state.mod["cuts"]), state.mod["debt"]), found, mod.rate[0])
+        return {"cuts": jnp.broadcast_to(own.cut, state.mod["cuts"].shape), "debt": own.debt}
     done = state.guard.good.astype(jnp.float32)
     kept = jnp.minimum(mod.ema, done / (done + 10.0))
-    pool = cuts.get("cuts")
-    if isinstance(pool, Pool):
-        own = controlled(Control(jnp.max(state.mod["cuts"]), state.mod["debt"]), pool, mod.rate[0])
-        return {"cuts": jnp.broadcast_to(own.cut, state.mod["cuts"].shape), "debt": own.debt}
-
-    def average(old, new):
-        return moved_cut(old, new.total / jnp.maximum(new.rows, 1.0), new.rows, kept)
-
-    return {name: average(old, cuts[name]) for name, old in state.mod.items()}
+    return {"cuts": moved_cut(state.mod["cuts"], found.total / jnp.maximum(found.rows, 1.0), found.rows, kept)}
 
 
 def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any:
@@ -159,7 +152,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             with jax.named_scope("head"):
                 objective, sums = head_loss(model, output, part, z_weight=train.z_loss, chunk=train.loss_chunk)
         extra = share * jnp.sum(part.segment_ids > 0) * auxiliary(model, output)
-        return objective + extra, (sums, _cuts(model, output, part) | _experts(output))
+        return objective + extra, (sums, _cuts(model, output, part), jax.lax.stop_gradient(output.experts))
 
     def gradient(trained, part: Batch, seed, state: TrainState, share):
         """Gradients of what is trained, sharded like the parameters: summed over devices and scattered at once. `share`
@@ -172,7 +165,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
         share = jnp.sum(batch.weights) / jnp.maximum(jnp.sum(batch.segment_ids > 0), 1)
         trained, seeds = blueprint.trained(state.params), noise(state, train.accumulate)
         if train.accumulate == 1:
-            grads, (sums, cuts) = gradient(trained, batch, seeds[0], state, share)
+            grads, (sums, cuts, experts) = gradient(trained, batch, seeds[0], state, share)
         else:
             parts = jax.tree.map(lambda x: _parts(x, train.accumulate), batch)
             first = jax.tree.map(lambda x: x[0], parts)
@@ -182,7 +175,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             def add(total, part):
                 return jax.tree.map(jnp.add, total, gradient(trained, *part, state, share)), None
 
-            (grads, (sums, cuts)), _ = jax.lax.scan(add, zeros, (parts, seeds))
+            (grads, (sums, cuts, experts)), _ = jax.lax.scan(add, zeros, (parts, seeds))
         count = jnp.maximum(sums.count, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.named_scope("optimizer"):
@@ -190,7 +183,7 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
             trained = blueprint.constrained(optax.apply_updates(trained, updates))
             params = blueprint.with_trained(state.params, trained)
             if moe.bias_rate and balanced:
-                params = _balanced(params, state.params, cuts["experts"]["load"], moe.bias_rate)
+                params = _balanced(params, state.params, experts["load"], moe.bias_rate)
         mod = _averaged(state, cuts, blueprint.config.model.mod)
         loss, accuracy, grad_norm = sums.nats / sums.count, sums.correct / sums.count, optax.tree.norm(grads)
         lr = jnp.float32(rate(state.guard.good))
@@ -201,11 +194,10 @@ def train_step(blueprint: Blueprint) -> Callable[[TrainState, Batch], tuple[Trai
                 part = blueprint.constrained(blueprint.trained(average))  # a mean of unit vectors is shorter
                 new = new._replace(average=blueprint.with_trained(average, part))
             new = guarded(state, new, loss, grad_norm, sums.count, train.spike)
-        pool = cuts.get("cuts")
-        skipped = jnp.asarray(1.0 - pool.ran / jnp.maximum(pool.pairs, 1.0)) if isinstance(pool, Pool) else None
+        skipped = jnp.asarray(1.0 - cuts.ran / jnp.maximum(cuts.pairs, 1.0)) if isinstance(cuts, Pool) else None
         bad = jnp.where(sums.count == 0, 0, new.guard.bad)  # the guard still counts the bad ones before it
         found = loss, accuracy, grad_norm, lr, sums.count, skipped, bad
-        return new, StepMetrics(*found, *(balance_of(cuts["experts"]) if moe.experts else ()))
+        return new, StepMetrics(*found, *(balance_of(experts) if moe.experts else ()))
 
     return shard_rows(step, mesh, row_axes(mesh)) if mesh.size > 1 else step
 

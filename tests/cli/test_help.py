@@ -105,6 +105,11 @@ def test_help_shows_what_people_use_and_help_all_the_rest(capsys):
     assert {f"--{name.replace('_', '-')}" for name in COMMON} <= set(shown["--help"])
 
 
+def test_help_in_a_narrow_window(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")
+    assert main(["info", "--help"]) == 0 and "--help" in capsys.readouterr().out
+
+
 def test_of_an_option_given_twice_the_last_counts(capsys):
     assert main(["train", "--help-all", "--scheme", "nag", "--scheme=review"]) == 0
     assert "--scheme.rank" in (told := capsys.readouterr().out) and "--scheme.ramp" not in told

@@ -272,6 +272,8 @@ def test_special_tokens_are_found_as_the_tokenizer_finds_them(tmp_path, word, te
     (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": json.loads(talk)}))
     with pytest.raises(UserError, match=r"talk.jsonl:1.*spells the special token"):
         prepare(tmp_path / "talk.jsonl", tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"), chat=DEFAULTS)
+    half = [{"role": "user", "content": "hi \ud83d"}, *TALK[1:]]
+    assert "hi" in conversation_of({"messages": half}, "talk.jsonl:8", encoder)
 
 
 @pytest.mark.parametrize("trimmed", [None, False, True])

@@ -148,6 +148,12 @@ def test_a_text_beyond_the_context_is_seen_through_a_window(positions):
         assert new == by_full_passes(model, prompt, 60)
 
 
+def test_a_bias_of_the_head_counts():
+    model = nnx.clone(make_model(Plain(), head_epsilon=1e-5))
+    model.transform.table_bias[...] = np.random.default_rng(1).normal(0.0, 3.0, 61).astype(np.float32)
+    assert generate(model, [[5, 3]], tokens=4, temperature=0.0) == [by_full_passes(model, [5, 3], 4)]
+
+
 def test_the_window_follows_from_the_number_of_tokens():
     seen = [n - window_start(n, 48) for n in range(1, 200)]
     assert seen[:48] == list(range(1, 49)) and seen[48:72] == list(range(25, 49)) == seen[72:96]

@@ -2,40 +2,55 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from nagjax.cli import main
+from nagjax.data.tokenizer import ByteTokenizer
 from nagjax.errors import UserError
 from nagjax.generate import batching
 from nagjax.layers.where import Where
 from nagjax.measure.generation_times import Generation, generation_times
 from nagjax.measure.routing_times import compared, told
-from nagjax.measure.sampling_times import Racer, SamplingTimes, forward_flops
+from nagjax.measure.sampling_times import Racer, SamplingTimes
 from nagjax.measure.step_times import CompileTimes, StepTimes
 from nagjax.mod import ModConfig
-from nagjax.runs.opening import open_run
+from nagjax.model.config import ModelConfig
+from nagjax.residual import find_scheme
+from nagjax.runs.config import RunConfig, TrainConfig
+from nagjax.runs.facts import model_costs
+from nagjax.runs.opening import OpenRun
+from tests.tiny import blueprint, fresh, moved
 
-SHAPE = "--depth 2 --width 16 --heads 2 --context 96 --steps 4 --batch 8".split()
-PROMPTS = ("def f(x):", "a", "for i in range")
+PROMPTS = ("def f(x):", "a", "for i in ")  # of two lengths, for each of which a program is compiled
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    out = tmp_path_factory.mktemp("generation") / "half"
-    assert main(["train", *SHAPE, "--mod.rate", "0.5", "--out", str(out)]) == 0
-    return open_run(out)
+    """At the end of a training that has moved its parameters anyhow; cut where half of the tokens of some text skip."""
+    shape = {"depth": 2, "width": 16, "heads": 2, "context": 96, "vocab": ByteTokenizer().vocab_size}
+    model = ModelConfig(**shape, mod=ModConfig(rate=(0.5,)))
+    plan = blueprint(RunConfig(find_scheme("nag")(), model, train=TrainConfig(steps=4, batch=8)))
+    params, text = moved(fresh(plan).params), np.random.default_rng(0).integers(0, 256, (4, 96), dtype=np.int32)
+    cuts = jax.jit(lambda params: plan.model(params)(text, progress=1.0).routing["cut"])(params)
+    return OpenRun(tmp_path_factory.mktemp("half"), plan, 4, params, {"cuts": cuts}, ByteTokenizer())
 
 
 def test_who_ran_is_counted_over_the_tokens_that_were_read(run):
     ids = [row.tolist() for row in run.tokenizer.encode_batch(list(PROMPTS))]
     generation, ran = Generation(run, ids, 5), []
+    options = {"cuts": run.mod["cuts"], "causal": True, "mapped": True, "progress": run.progress}
+
+    @jax.jit
+    def look(params, row):
+        return run.blueprint.model(params)(row, Where.whole(*row.shape), **options).paths["ran"]
+
     for prompt, new in zip(ids, generation.written(), strict=True):
         row = jnp.asarray([(prompt + new)[:-1]])  # alone, without filler
-        options = {"cuts": run.mod["cuts"], "causal": True, "mapped": True, "progress": run.progress}
-        ran.append(np.asarray(run.model(row, Where.whole(*row.shape), **options).paths["ran"])[:, 0])
+        ran.append(np.asarray(look(run.params, row))[:, 0])
     counted = np.concatenate(ran, axis=1).mean(1).reshape(-1, 2)
     np.testing.assert_allclose(generation.executed(), counted, atol=1e-7)
 
@@ -57,7 +72,8 @@ def test_flops_are_those_of_the_slots_that_the_cache_has(run, monkeypatch):
         found = generation_times(run, PROMPTS, tokens, rounds=1)
         ids = [row.tolist() for row in run.tokenizer.encode_batch(list(PROMPTS))]
         (slots,), executed = seen, Generation(run, ids, tokens).executed()
-        flops = [forward_flops(own, slots, share) for own, share in ((run.blueprint, executed), (dense(run), None))]
+        shares = (run.blueprint, executed), (dense(run), None)
+        flops = [model_costs(own, slots=slots, shares=share).forward for own, share in shares]
         assert found["flops_ratio"] == pytest.approx(flops[0] / flops[1])
         assert slots < run.config.model.context or tokens == 40
         seen.clear()
@@ -105,17 +121,24 @@ def test_who_ran_is_counted_over_the_tokens_that_were_timed(phase, kv):
     texts = np.random.default_rng(0).integers(0, 256, (4, bench.slots), dtype=np.int32)
     racer = Racer(bench, bench.mod, texts)
     racer.seconds(1)
-    model = nnx.merge(racer.graph, racer.params)
     given = {"cuts": racer.given.cuts, "causal": True, "mapped": True}
-    output = model(texts[:, :32], Where.whole(4, 32), cache=model.empty_cache(4, bench.slots), **given)
-    ran, written = [output.paths["ran"]], []
+
+    @jax.jit
+    def read(params, tokens, where, cache):
+        model = nnx.merge(racer.graph, params)
+        output = model(tokens, where, cache=cache, **given)
+        return jnp.argmax(model.logits(output)[:, -1:], axis=-1), output.cache, output.paths["ran"]
+
+    cache = nnx.merge(racer.graph, racer.params).empty_cache(4, bench.slots)
+    following, cache, own = read(racer.params, texts[:, :32], Where.whole(4, 32), cache)
+    ran, written = [own], []
     if phase == "decode":
         ran = []
         for at in range(32, 32 + bench.steps):
-            written.append(jnp.argmax(model.logits(output)[:, -1:], axis=-1))
+            written.append(following)
             where = Where(jnp.ones((4, 1), jnp.int32), jnp.full((4, 1), at))
-            output = model(written[-1], where, cache=output.cache, **given)
-            ran.append(output.paths["ran"])
+            following, cache, own = read(racer.params, following, where, cache)
+            ran.append(own)
         np.testing.assert_array_equal(racer.written, jnp.concatenate(written, axis=1))
     counted = np.concatenate(ran, axis=2).mean((1, 2)).reshape(-1, 2)
     np.testing.assert_allclose(racer.executed(), counted, atol=1e-7)

@@ -1,5 +1,7 @@
 """Interventions on a forward pass, each against a second way to compute the same."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,19 +11,21 @@ from flax import nnx
 from nagjax.layers.where import Where
 from nagjax.measure.damage import skip_effect
 from nagjax.measure.interventions import erased, rebuilt, residual, skipping, tapped, through, without
+from nagjax.mod import ModConfig
 from nagjax.residual import Boundary
 from nagjax.residual.registry import find_scheme, schemes
 from nagjax.train.loss import cross_entropy
 from tests import tiny
-from tests.tiny import blueprint, moved, packed_batch, run_config
+from tests.tiny import blueprint, created, fresh, moved, packed_batch, run_config
 from tests.tolerance import assert_close
 
 SKIPPED = 1
 
 
+@functools.cache
 def made(name):
-    plan = blueprint(run_config(find_scheme(name)()))
-    return nnx.split(plan.model(moved(plan.create().params)))
+    scheme = find_scheme(name)()
+    return nnx.split(blueprint(run_config(scheme)).model(moved(created(scheme).params)))
 
 
 def walk(graph, params, batch, intervene):
@@ -59,6 +63,21 @@ def test_taps_tell_the_norm_of_the_gradient_at_every_depth(name):
     expected = np.linalg.norm(np.asarray(by_shift, np.float64).reshape(3, -1), axis=1)
     assert_close(np.sqrt(by_tap), expected, **tiny.STEP)
     assert np.ptp(expected) > 0.01 * expected.mean()
+
+
+def test_of_equal_rows_a_random_router_lets_the_same_tokens_in():
+    """Up to the block that is skipped in the second half both halves are the same; there all of the update is gone."""
+    bp = blueprint(run_config(find_scheme("plain")(), mod=ModConfig(rate=(0.5,), router="random")))
+    batch, params = packed_batch(), moved(fresh(bp).params)
+
+    @jax.jit
+    def run(params):
+        twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), batch)
+        return bp.model(params)(twice.tokens, twice.where, noise=jnp.uint32(3), intervene=skipping(jnp.int32(2))).seen
+
+    before, between, skipped = np.asarray(run(params))
+    assert not before.any() and not between.any()
+    assert set(np.round(skipped[batch.segment_ids > 0], 5)) == {0.0, 1.0}  # what ran nowhere has nothing to lose
 
 
 def test_skip_effects_are_those_of_two_passes():

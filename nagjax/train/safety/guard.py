@@ -8,8 +8,8 @@ the window is full. A step without a counted target teaches nothing: neither bad
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, Int
 
 WINDOW = 64
@@ -51,16 +51,11 @@ def remember(guard: Guard, good: Bool[Array, ""], loss: Float[Array, ""]) -> Gua
     return Guard(jnp.where(good, losses, guard.losses), guard.good + good, jnp.where(good, 0, guard.bad + 1))
 
 
-def select(good: Bool[Array, ""], new: Tree, old: Tree) -> Tree:
-    """`new` if the step was good, else `old`, bit for bit: a product with zero would let NaN through."""
-    return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
-
-
 def guarded(
     old: Tree, new: Tree, loss: Float[Array, ""], grad_norm: Float[Array, ""], count: Float[Array, ""], spike: float
 ) -> Tree:
     """The state after a step: all of `new`; after a bad step `old`, with only the step and the guard moved on; after
     one with a `count` of 0 targets, with only the step moved on."""
     good, empty = is_good(old.guard, loss, grad_norm, spike), count == 0
-    guard = select(empty, old.guard, remember(old.guard, good, loss))
-    return select(good & ~empty, new, old)._replace(step=new.step, guard=guard)
+    guard = optax.tree.where(empty, old.guard, remember(old.guard, good, loss))
+    return optax.tree.where(good & ~empty, new, old)._replace(step=new.step, guard=guard)

@@ -7,14 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
 from nagjax.console import note
 from nagjax.errors import Preempted
 
-Item = TypeVar("Item")
 GRACE = 5.0  # seconds in which a loop that has nothing to save yet may answer by itself
 REPEAT = 2.0  # seconds in which a signal that comes again is the same request, sent to the process and to its group
 
@@ -96,7 +95,7 @@ class Stopper:
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
-    def watch(self, items: Iterable[Item]) -> Iterator[Item]:
+    def watch[Item](self, items: Iterable[Item]) -> Iterator[Item]:
         """Yields the items; raises Interrupted if a stop is requested. With several hosts it yields all items."""
         for item in items:
             self._interrupt()
