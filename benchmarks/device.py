@@ -9,8 +9,6 @@ again behind a case that ended it. `--rehearse` takes shapes that a CPU finishes
 FOLDER/rehearsal. benchmarks/README.md says how to run it on a machine that has little more than jax.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

@@ -8,20 +8,19 @@ of its own. A table without figures says that nothing was measured. `--check` wr
 not what it would write.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.parts.rows import REHEARSAL, measured  # noqa: E402
+from benchmarks.plan_tables import table as _table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "device"
 PAGES = ("README.md", "pallas_kernels/README.md", "docs/hardware.md")
@@ -223,11 +222,6 @@ def _grouped(rows: list[dict], names: tuple[str, ...], header: tuple[str, ...], 
     for row in rows:
         groups.setdefault(tuple(row["case"][name] for name in names), []).append(row)
     return _table((*names, *header), [(*key, *figures(own)) for key, own in groups.items()])
-
-
-def _table(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    header = tuple(header)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ("---",) * len(header), *lines))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def write_tables(results: list[dict]) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--fresh", action="store_true", help="compile everything again")
-    results = [] if arguments.parse_args().fresh or not RESULTS.exists() else json.loads(RESULTS.read_text())
+    known = [] if arguments.parse_args().fresh or not RESULTS.exists() else json.loads(RESULTS.read_text())
+    results = [result for result in known if key(result) in ORDERS]
     for order in ORDERS:
         if order in map(key, results):
             continue

@@ -10,7 +10,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 from benchmarks import plan_tables as tables
@@ -18,8 +17,6 @@ from benchmarks.peer import Peer
 from nagjax.measure.profile import OTHER, SCOPES, profile
 from nagjax.measure.step_times import Racer, blueprint_of, race
 from nagjax.memory import keep_freed_memory
-from nagjax.train.abstract_step import abstract_batch
-from nagjax.train.step import jit_train_step
 from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).parents[1]
@@ -43,22 +40,13 @@ class Torch(Peer):
         return float(self.ask(steps))
 
 
-def compile_seconds(blueprint) -> float:
-    """To a compiled step, tracing included."""
-    began = time.perf_counter()
-    jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
-    return time.perf_counter() - began
-
-
 def measure(depth: int, width: int, batch: int, context: int, rounds: int, python: str | None) -> dict:
-    """One size: milliseconds, ratios to the plain scheme, compile time, and the share of each part."""
+    """One size: milliseconds, ratios to the plain scheme, and the share of each part."""
     blueprints = {name: blueprint_of(name, depth, width, batch, context) for name in SCHEMES}
-    compiled = {name: compile_seconds(blueprint) for name, blueprint in blueprints.items()}
     racers = {name: Racer(blueprint, batch, context) for name, blueprint in blueprints.items()}
     peers = {}
     if python:
         peers = {f"torch_{how}": Torch(python, blueprints[FIRST], batch, how == "compiled") for how in TORCH}
-        compiled |= {name: peer.about["seconds_to_first_step"] for name, peer in peers.items()}
     everyone = racers | peers
     times = race(everyone, rounds, steps=1)
     for peer in peers.values():
@@ -69,7 +57,6 @@ def measure(depth: int, width: int, batch: int, context: int, rounds: int, pytho
             "least_milliseconds": 1e3 * min(own),
             "ratio_to_plain": statistics.median(a / b for a, b in zip(own, times[FIRST], strict=True)),
             "least_ratio_to_plain": min(own) / min(times[FIRST]),
-            "seconds_to_first_step" if name in peers else "compile_seconds": compiled[name],
         }
         for name, own in times.items()
     }

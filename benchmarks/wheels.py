@@ -5,8 +5,6 @@ has the command. Versions are those of constraints.txt. It names the commit, too
 code that was changed since have "-dirty" behind its name.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

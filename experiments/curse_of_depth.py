@@ -67,7 +67,6 @@ COMPARISON = Comparison(
     optimizer={"weight_decay": 0.0, "beta2": 0.999, "clip": 0.0},
     after=use_of_depth,
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

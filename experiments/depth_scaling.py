@@ -50,7 +50,6 @@ COMPARISON = Comparison(
     Lead("nag", "plain", along="depth", ahead=True),
     "Depth at equal width and tokens, each scheme at its best learning rate",
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ SIZES = {
     "paper": Settings(crossed((16, 64), 512, 1024, 64, 4096), 5, match="flops", eval_batches=80),
 }
 COMPARISON = Comparison(ARMS, Lowest(JUDGED), "Three arms at equal training FLOPs, each at its best learning rate")
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ COMPARISON = Comparison(
     Lowest(JUDGED, (RIVAL,)),
     "NAG from 1/l and pre-norm ReZero at equal training FLOPs, each at its best learning rate",
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ load-balance loss and z-loss at their defaults. Beside the claim: NAG balanced b
 """
 
 from experiments.harness.claims import Lowest
-from experiments.harness.comparison import COMMON, Arm, Comparison
+from experiments.harness.comparison import Arm, Comparison
 from experiments.harness.settings import Settings, Shape, preset
 from nagjax.layers.config import MoEConfig
 
@@ -34,10 +34,7 @@ SIZES = {
     "h200": Settings(preset("60M", 8, 512), 5, match="flops"),
     "paper": Settings(preset("150M", 64, 4000), 5, match="flops"),
 }
-COMPARISON = Comparison(
-    ARMS, Lowest("nag-experts", ("nag",)), "Mixture-of-Experts at equal training FLOPs", measures=COMMON
-)
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
+COMPARISON = Comparison(ARMS, Lowest("nag-experts", ("nag",)), "Mixture-of-Experts at equal training FLOPs")
 
 
 if __name__ == "__main__":

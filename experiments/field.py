@@ -76,7 +76,6 @@ COMPARISON = Comparison(
     },
     after=measured,
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ COMPARISON = Comparison(
     Lowest("nag"),
     "Five schemes, each at its best learning rate",
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def read_table(path: str) -> dict[str, np.ndarray]:
         raise UserError("csv", path, f"has no column {', '.join(missing)}")
     try:
         return {name: np.array([float(row[name]) for row in rows]) for name in COLUMNS}
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # TypeError: a row that is too short
         raise UserError("csv", path, f"holds something that is no number: {error}") from None
 
 
@@ -102,6 +102,10 @@ class Fit:
 
     def run(self, folder: Path) -> dict:
         table = read_table(self.csv)
+        if self.labels["dropped"] > (most := len(table["loss"]) - 8):  # seven parameters are fitted
+            raise UserError("dropped", self.labels["dropped"], f"leaves too few points: drop at most {most}")
+        if self.labels["offset"] >= (least := table["n_layers"].min()):
+            raise UserError("offsets", self.labels["offset"], f"the shallowest model has {least:g} layers")
         stays = drop_highest(table["loss"], self.labels["dropped"])
         table = {name: values[stays] for name, values in table.items()}
         loss, tokens = table["loss"], table["num_tokens"]

@@ -150,7 +150,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     own = found.get(INDEPENDENT, {})
     judged = [kind for kind in (ORDINARY, JUDGED) if own.get(kind)]
     reasons = [why for kind in judged if (why := unsettled(kind, _mean(own[kind]), _mean(before.get(kind))))]
-    judging = [edge for edge in edges if edge.startswith(INDEPENDENT)]
+    judging = [edge for edge in edges if edge.startswith(f"{INDEPENDENT}-")]
     reasons += [f"best rate at the grid's edge: {', '.join(judging)}"] if judging else []
     return Summary(
         f"exponent of the loss in depth, teachers {'; '.join(told)} ({settings.teachers} teachers)",

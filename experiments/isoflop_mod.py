@@ -61,7 +61,6 @@ COMPARISON = TimedComparison(
     },
     shown=SHOWN,
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

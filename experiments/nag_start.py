@@ -31,7 +31,6 @@ SIZES = {
     "paper": Settings(crossed((16, 64), 512, 1024, 64, 4096), 5, eval_batches=80),
 }
 COMPARISON = Comparison(ARMS, Lowest(JUDGED, ("nag",)), "NAG by the size of its first rotations")
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

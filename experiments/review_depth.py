@@ -40,7 +40,6 @@ COMPARISON = Comparison(
     | {f"gradient {when}": Measure(f"gradient, first block / last, {when}", _ratio(when)) for when in ("start", "end")},
     after=gradients,
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -93,7 +93,10 @@ class Table:
         if missing:
             raise UserError("csv", self.path, f"has no column {', '.join(missing)}")
         named = lambda row: RELEASED.get(row["variant"], row["variant"])  # noqa: E731
-        return {"runs": [[row["size"], named(row), int(row["seed"]), float(row["val_loss"])] for row in rows]}
+        try:
+            return {"runs": [[row["size"], named(row), int(row["seed"]), float(row["val_loss"])] for row in rows]}
+        except (ValueError, TypeError) as error:  # TypeError: a row that is too short
+            raise UserError("csv", self.path, f"holds something that is no number: {error}") from None
 
 
 def _content(path: str) -> bytes:

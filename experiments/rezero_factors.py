@@ -38,7 +38,6 @@ COMPARISON = Comparison(
     Lowest(JUDGED, VARIANTS),
     "Pre-norm ReZero with one part changed",
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ SIZES = {
     "paper": Settings(crossed((64,), 512, 1024, 64, 4096), 5, eval_batches=80),
 }
 COMPARISON = Comparison(ARMS, Lowest("review"), "Six arms at 64 blocks, each at its best learning rate")
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ COMPARISON = Comparison(
     },
     after=compiled_and_turned,
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

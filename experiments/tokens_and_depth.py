@@ -35,7 +35,6 @@ COMPARISON = Comparison(
     Lead("nag", "plain", along="tokens", sign=-1),
     "Loss by tokens, each scheme at its best learning rate",
 )
-plan, summarise, draw = COMPARISON.plan, COMPARISON.summarise, COMPARISON.draw
 
 
 if __name__ == "__main__":

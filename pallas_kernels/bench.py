@@ -10,8 +10,6 @@ bandwidth is not shown.
 On a CPU the shapes are small, and the figures only show that everything runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

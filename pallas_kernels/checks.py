@@ -1,7 +1,5 @@
 """Argument checks shared by the ops: a ValueError that names the argument, its shape and what is accepted."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar

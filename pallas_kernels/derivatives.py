@@ -1,7 +1,5 @@
 """Kernels are differentiated once, by their own backward pass; a second derivative is refused in words."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

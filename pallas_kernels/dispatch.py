@@ -22,8 +22,6 @@ No refusal is silent: every choice is logged once, as a warning if a kernel of t
 `choices` lists the choices for any shape.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -124,7 +122,7 @@ class Choice:
     def on(self, platform: str) -> str | None:
         return self.names[PLATFORMS.index(platform)]
 
-    def only(self, platform: str | None) -> Choice:
+    def only(self, platform: str | None) -> "Choice":
         """For programs of this platform alone; as it is if none is known, if nothing can run on it, and on an AMD GPU,
         for which kernels are traced in their own way."""
         name = None if platform in (None, "rocm") else self.on(platform)

@@ -1,7 +1,5 @@
 """Which implementation every op uses on every platform, and why not others, as `nagjax info --kernels` shows it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pallas_kernels.dispatch import PLATFORMS, choose, preferred

@@ -1,7 +1,5 @@
 """Device, versions, commit and date of a measurement, which every file of results begins with."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import hashlib

@@ -10,8 +10,6 @@ weights) are summed over the row axes; nothing else is communicated. Axes that t
 tensor-parallel one) hold copies of the rows and need no collective either.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

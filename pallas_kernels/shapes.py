@@ -5,8 +5,6 @@ Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU 
 many kernels (8192). Rows: one, an odd handful, and two sizes of real batches.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Device time of a program, and the bandwidth that a plain copy reaches on the same device."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

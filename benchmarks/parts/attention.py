@@ -1,7 +1,5 @@
 """Part `attention`: each implementation's values against float32 softmax attention, and its time."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Part `experts`: values and time of the products of dropless experts, by XLA alone and by what nagjax chooses."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Bandwidth is that of the bytes an op cannot avoid, as a share of a plain copy's 
 time over that of XLA's own compilation of the reference in the same process.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Iterator

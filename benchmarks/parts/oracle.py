@@ -6,8 +6,6 @@ run in float64, where each value of a dtype narrower than float32 is rounded to 
 rounding unchanged.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

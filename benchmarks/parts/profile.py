@@ -1,7 +1,5 @@
 """Part `profile`: where the time of a training step goes, by the names the model gives its parts."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

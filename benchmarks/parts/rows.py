@@ -1,7 +1,5 @@
 """The file a part writes: one JSON line per measured case, so that a killed part loses one case."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import functools

@@ -4,8 +4,6 @@ MFU = (training FLOPs per token, by `nagjax.mod.costs`) x (tokens per step) / (s
 The peak is that of a bfloat16 matrix product measured in the same run; the data sheet's is given beside it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -6,8 +6,6 @@ corpus is the Python standard library's sources, read with a BPE tokenizer learn
 schemes' defaults, one seed: a first look, not a comparison.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

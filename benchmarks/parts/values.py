@@ -1,7 +1,5 @@
 """Part `values`: every kernel that runs here, forward and gradients, against the reference in float64 (`oracle`)."""
 
-from __future__ import annotations
-
 import functools
 import math
 import threading

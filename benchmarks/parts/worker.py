@@ -5,8 +5,6 @@ more and the part goes on in another one, or NO_ACCELERATOR. A training that is 
 with 0.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

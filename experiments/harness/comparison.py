@@ -67,7 +67,7 @@ class Measure:
 
 COMMON = {
     "growth": Measure("growth", lambda run: run["growth"]),
-    "late turn": Measure("late turn", lambda run: run["late_turn_degrees"], log=True),
+    "late turn": Measure("late turn", lambda run: run["late_turn_degrees"]),
 }
 
 

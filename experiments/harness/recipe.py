@@ -49,14 +49,16 @@ def load(name: str) -> Recipe:
     """Raises UserError for an unknown recipe, and for a file that is none."""
     pick("recipe", name, dict.fromkeys(names()), "recipes")
     module = importlib.import_module(f"experiments.{name}")
-    missing = [part for part in ("SIZES", "plan", "summarise", "draw") if not hasattr(module, part)]
+    own = getattr(module, "COMPARISON", module)
+    parts = {"SIZES": module, "plan": own, "summarise": own, "draw": own}
+    missing = [part for part, where in parts.items() if not hasattr(where, part)]
     header = read_header(module.__doc__ or "")
     missing += [field for field in FIELDS if not header.get(field)]
     missing += [size for size in REQUIRED_SIZES if size not in getattr(module, "SIZES", {})]
     if missing:
         fix = f"it is no recipe without {', '.join(missing)}; a module that is to be none belongs in another folder"
         raise UserError("recipe", f"experiments/{name}.py", fix)
-    return Recipe(name, header, module.SIZES, module.plan, module.summarise, module.draw)
+    return Recipe(name, header, module.SIZES, own.plan, own.summarise, own.draw)
 
 
 def planned(recipe: Recipe, settings: Any) -> list[Job]:

@@ -15,10 +15,13 @@ from nagjax.residual.schemes.rezero_prenorm import ReZeroPreNorm
 from nagjax.residual.schemes.skip_init import Scalar
 
 
-def written(scheme: ReZeroPreNorm, stream: PreNormStream, gate, update, at) -> tuple[PreNormStream, jnp.ndarray]:
+class Written(ReZeroPreNorm):
     """The boundary by its equation, for any gate and norm."""
-    hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
-    return PreNormStream(hidden, scheme.normalise(hidden, at)), gate.reshape(1, 1, -1)
+
+    def advance(self, stream: PreNormStream, update, at):
+        gate = at.gate.value[...]
+        hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
+        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, -1)
 
 
 @register
@@ -57,7 +60,7 @@ class NormedHead(ReZeroPreNorm):
 
 @register
 @dataclasses.dataclass(frozen=True)
-class WithGains(ReZeroPreNorm):
+class WithGains(Written):
     """A gain per feature on what a branch reads, as pre-norm has it. The head's is a parameter that nothing reads."""
 
     name: ClassVar[str] = "with_gains"
@@ -69,13 +72,10 @@ class WithGains(ReZeroPreNorm):
     def normalise(self, hidden, at):
         return rms_norm(hidden, at.entry.gain[...], self.epsilon)
 
-    def advance(self, stream: PreNormStream, update, at):
-        return written(self, stream, at.gate.value[...], update, at)
-
 
 @register
 @dataclasses.dataclass(frozen=True)
-class WideGates(ReZeroPreNorm):
+class WideGates(Written):
     """A gate per feature."""
 
     name: ClassVar[str] = "wide_gates"
@@ -84,13 +84,10 @@ class WideGates(ReZeroPreNorm):
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         return Factors(width, self.start)
 
-    def advance(self, stream: PreNormStream, update, at):
-        return written(self, stream, at.gate.value[...], update, at)
-
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Centred(ReZeroPreNorm):
+class Centred(Written):
     """Branches read LayerNorm: the mean over the features goes before the norm."""
 
     name: ClassVar[str] = "centred"
@@ -99,6 +96,3 @@ class Centred(ReZeroPreNorm):
     def normalise(self, hidden, at):
         mean = jnp.mean(hidden.astype(jnp.float32), axis=-1, keepdims=True)
         return super().normalise((hidden - mean).astype(hidden.dtype), at)
-
-    def advance(self, stream: PreNormStream, update, at):
-        return written(self, stream, at.gate.value[...], update, at)

@@ -40,7 +40,6 @@ class Confirmation:
     labels: dict[str, Any]
     trials: tuple[Training, ...]
     seeded: tuple[Training, ...]  # each trial with this confirmation's seed
-    poll: float = 1.0  # seconds
 
     @property
     def run_config(self):
@@ -50,7 +49,7 @@ class Confirmation:
         return {trial.name: trial.config() for trial in self.seeded}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        records = awaited(self.trials, folder.parent, self.poll)
+        records = awaited(self.trials, folder.parent)
         chosen = best(records)
         if chosen is None:
             return {"diverged": "every trial", "loss": None, "trial": None}

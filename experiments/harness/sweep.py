@@ -45,11 +45,11 @@ def collect(jobs: Sequence[Job], folder: Path) -> list[Record] | None:
     return None if None in records else records
 
 
-def awaited(jobs: Sequence[Job], folder: Path, poll: float = 1.0) -> list[Record]:
-    """The records of all these jobs, done here where nobody else is at them; asked for every `poll` seconds."""
+def awaited(jobs: Sequence[Job], folder: Path) -> list[Record]:
+    """The records of all these jobs, done here where nobody else is at them; asked for every second."""
     work(jobs, folder)
     while (records := collect(jobs, folder)) is None:
-        time.sleep(poll)
+        time.sleep(1.0)
         work(jobs, folder)
     return records
 

@@ -29,7 +29,8 @@ class TimeMatched:
 
     def config(self) -> dict[str, Any]:
         """The number of steps follows from a measurement: `train.steps` here is that of the other run."""
-        return to_dict(with_steps(self.run_config, self.like.train.steps)) | {"time_of": to_dict(self.like)}
+        own = Training(self.name, self.labels, with_steps(self.run_config, self.like.train.steps), self.after)
+        return own.config() | {"time_of": to_dict(self.like)}
 
     def run(self, folder: Path) -> dict[str, Any]:
         path = folder / MEASURED

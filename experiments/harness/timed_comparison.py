@@ -53,8 +53,8 @@ class TimedComparison(Comparison):
         summary = super().summarise(settings, trained)
         first, last = self.claim.reference, settings.shapes[-1].name
         for row in summary.table:
-            ratio = f"{seconds[row['arm']] / seconds[first]:.2f}" if row["shape"] == last else ""
-            row[f"step time / {first}'s"] = ratio
+            known = row["shape"] == last and first in seconds
+            row[f"step time / {first}'s"] = f"{seconds[row['arm']] / seconds[first]:.2f}" if known else ""
         return summary
 
     def draw(self, settings: Settings, records: Sequence[Record]) -> Figure:

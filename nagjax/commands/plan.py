@@ -50,6 +50,9 @@ def main(
         raise UserError("topology", None, f"give --topology; known: {summary()}")
     if not search:
         given.refuse(("tries",), "is for --search: give that, too, or leave it out")
+    else:
+        tried = ("remat", "accumulate", *(name for name in given if name.startswith("mesh.")))
+        given.refuse(tried, "--search tries these: leave it out")
     if tokens is None:
         given.refuse(("mfu",), "is for what a training costs: give --tokens, too, or leave it out")
     machine = parse(topology)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.layers import flash
-from nagjax.layers.splash import BLOCK
+from nagjax.layers.splash import BLOCK, refusal
 from nagjax.mod.adaptive import sizes
 from nagjax.mod.config import kept
 from nagjax.model.config import ModelConfig
@@ -15,6 +15,7 @@ from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
 from nagjax.runs.opening import own_tokenizer
 from nagjax.train.distributed.mesh import AXES, check_experts, check_rows, check_sequence
+from nagjax.train.setup import check_platform
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
 TOKENS_PER_CHIP = 8192  # of the default batch
@@ -35,7 +36,7 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
     dtype = "bfloat16" if model.dtype == "auto" else model.dtype
     attention = model.attention
     if topology.chip.platform == "tpu":
-        taken = attention if attention != "auto" else _on_tpu(model, config.mesh.sequence)
+        taken = attention if attention != "auto" else _on_tpu(config, topology)
     else:
         fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0 and config.mesh.sequence == 1
         fits_cudnn &= model.block.softcap is None
@@ -61,9 +62,12 @@ def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
     return flash.too_dense(rows, model.context, model.context, 2) and flash.tokamax_installed()
 
 
-def _on_tpu(model: ModelConfig, parts: int) -> str:
-    """The attention that "auto" chooses on a TPU for sequences in so many parts, in words."""
-    if model.block.softcap is not None or not model.causal or model.context % (parts * BLOCK):
+def _on_tpu(config: RunConfig, topology: Topology) -> str:
+    """The attention that "auto" chooses on a TPU, in words."""
+    model, parts, windows = config.model, config.mesh.sequence, {*config.model.windows}
+    rows = math.ceil(config.train.batch // config.train.accumulate * config.mesh.tensor * parts / topology.size)
+    window = model.context if len(windows) > 1 else windows.pop()  # one that differs by block is traced
+    if model.block.softcap is not None or refusal(model.context, model.context, rows, parts, window, model.causal):
         return "xla"
     rates = {rate for rate, _ in model.mod.rates(model.depth) if 0.0 < rate < 1.0 and model.mod.kv == "selected"}
     seen = [sizes(model.context) if model.mod.adaptive else (kept(rate, model.context),) for rate in rates]
@@ -82,7 +86,9 @@ def started(config: RunConfig) -> RunConfig:
 
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
     """The config with this vocabulary, and with defaults for a batch and a mesh that were not given: everything is
-    sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens."""
+    sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens. Raises UserError for an implementation of
+    another platform."""
+    check_platform(config.model, "tpu" if topology.chip.platform == "tpu" else "gpu")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
     if not mesh_given:
         config = dataclasses.replace(config, mesh=MeshConfig(data=1, fsdp=topology.size))

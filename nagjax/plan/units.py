@@ -9,10 +9,10 @@ def gigabytes(size: float) -> str:
 def scaled(value: float, unit: str = "") -> str:
     """Three digits with a decimal prefix: 1.23 T, 45.6 M."""
     for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
+        if abs(value) >= 0.9995 * limit:  # 999.5 has no three digits of its own
             return f"{value / limit:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}".rstrip()
 
 
 def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 0.9995 else f"{seconds:,.3g} s"

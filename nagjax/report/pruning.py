@@ -18,7 +18,8 @@ from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import PRUNED
 from nagjax.runs.new_folder import new_folder
 from nagjax.runs.opening import OpenRun, open_run
-from nagjax.train.batches import TrainBatches
+from nagjax.train.batches import Skipped, TrainBatches
+from nagjax.train.distributed.mesh import check_devices
 from nagjax.train.evaluator import put
 from nagjax.train.state import Blueprint, TrainState
 from nagjax.train.step import jit_train_step
@@ -57,6 +58,8 @@ def prune(
     _check(rule, count, blocks, heal_steps, lr)
     with new_folder(out, "prune") as building:
         run = open_run(folder, devices=devices, calibrated=False)
+        if heal_steps:
+            check_devices(run.config.train.batch // run.config.train.accumulate, run.blueprint.mesh.shape)
         cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
         gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
         before, after = finite(cutter.loss(held_out)), finite(cutter.loss(held_out, gone))
@@ -123,10 +126,11 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
     config = dataclasses.replace(old, scheme=old.scheme.trained(), optimizer=rule, train=train)
     blueprint = Blueprint.of(config, run.blueprint.mesh)
     step, state = jit_train_step(blueprint), jax.device_put(state, blueprint.shardings())
-    bad = []
-    with closing(TrainBatches(run_text(run, data, "train"), config.train.batch, config.model.context)) as batches:
+    bad, order, text = [], Skipped(run.folder, fresh=False), run_text(run, data, "train")
+    # `steps` is that of the training: a mixture's weights go on where they stood
+    with closing(TrainBatches(text, train.batch, config.model.context, old.train.steps)) as batches:
         for number in range(run.step, total):
-            state, metrics = step(state, put(blueprint, batches.take(number)))
+            state, metrics = step(state, put(blueprint, batches.take(order.batch_of(number + 1))))
             bad.append(metrics.bad)
             if len(bad) == WAIT or number == total - 1:
                 if (found := np.flatnonzero(jax.device_get(bad))).size:

@@ -3,10 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-from jax.sharding import Mesh
-
 from nagjax.data import Dataset, open_dataset
 from nagjax.errors import UserError
+from nagjax.model.config import ModelConfig
 from nagjax.runs.config import RunConfig
 from nagjax.train.batches import TrainBatches
 from nagjax.train.distributed.mesh import batch_share, check_rows, make_mesh
@@ -42,7 +41,7 @@ def set_up(config: RunConfig, folder: Path | None = None) -> Setup:
     config = resolved(config, corpus.tokenizer, folder)
     config.model.check_causal("training")
     mesh = make_mesh(config.mesh)
-    check_platform(config, mesh)
+    check_platform(config.model, mesh.devices.flat[0].platform)
     check_rows(config.train.batch, config.train.accumulate, mesh.shape)
     sizes = config.train.batch, config.model.context, config.train.steps
     batches = TrainBatches(corpus, *sizes, **batch_share(mesh))
@@ -51,11 +50,10 @@ def set_up(config: RunConfig, folder: Path | None = None) -> Setup:
     return Setup(blueprint, corpus, batches, Evaluator(blueprint), tasks)
 
 
-def check_platform(config: RunConfig, mesh: Mesh) -> None:
-    """Raises UserError for an implementation that was chosen by name and does not run on the mesh's devices."""
-    there = mesh.devices.flat[0].platform
+def check_platform(model: ModelConfig, there: str) -> None:
+    """Raises UserError for an implementation that was chosen by name and does not run on this platform."""
     for field, platforms in PLATFORM_OF.items():
-        value = getattr(config.model, field)
+        value = getattr(model, field)
         needed = platforms.get(value, there)
         if needed != there:
             raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")

@@ -1,7 +1,5 @@
 """Compile all kernels for all targets, print the table and all problems; exit with 1 if there are any."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

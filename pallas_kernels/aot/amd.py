@@ -1,7 +1,5 @@
 """Pallas-Triton kernels for an AMD GPU: no wheel has XLA's compiler for it, but Triton's takes the same programs."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is compiled, and what must be true of the result."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 

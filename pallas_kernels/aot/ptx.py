@@ -1,8 +1,6 @@
 """What the GPU's assembler says of a kernel. XLA and Mosaic GPU run it and tell; jax_triton stops at PTX, which only a
 GPU's driver would check: such kernels are assembled here."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

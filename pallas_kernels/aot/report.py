@@ -1,7 +1,5 @@
 """The tables: what kernels move, beside XLA's compilation of the reference, and what the assembler says of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Starts one compiler process per target and limits the time of every compilation."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

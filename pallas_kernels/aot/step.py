@@ -4,8 +4,6 @@ Two scanned blocks with rematerialisation, a squared loss, plain gradient descen
 device, so the only communication there can be is the sum of the parameters' gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -1,7 +1,5 @@
 """The chips that programs are compiled for, without having them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os

@@ -5,8 +5,6 @@ true}` when the compiler is loaded, `{"begin": index}` before a case and `{"end"
 The process that started it stops it when a case takes too long.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -16,8 +16,6 @@ A kernel's arithmetic is written once, as the `body` of a `RowKernel` in its op'
 and the GPU launchers also `unavailable(platform) -> str | None`: why their kernels cannot run here at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

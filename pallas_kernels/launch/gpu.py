@@ -9,8 +9,6 @@ JAX has announced the end of Pallas-Triton, so it is imported only when a kernel
 is gone. `raw_triton` then launches the same arithmetic, written in Triton, without it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -164,7 +162,7 @@ class Tile(NamedTuple):
         """`[1, W]`: the columns that exist."""
         return (self.column < self.width)[None]
 
-    def at(self, indices_ref) -> Tile:
+    def at(self, indices_ref) -> "Tile":
         """The same tile, with its rows at the positions in `indices_ref`.
 
         Rows beyond the last one are sent nowhere: the interpreter, unlike Triton, writes masked elements back.

@@ -9,8 +9,6 @@ registers, one float32 partial row per program, and are added up outside in an o
 A row is seen as `[D / c, c]`, because a bulk copy takes at most 256 elements of a dimension.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

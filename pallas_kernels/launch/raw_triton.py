@@ -4,8 +4,6 @@ Blocks, programs and the order of sums are those of `gpu`; only the arithmetic i
 language, in `ops/triton/`.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

@@ -13,8 +13,6 @@ never crosses sublanes), in the order of the blocks. If the number of blocks is 
 chips with two cores; their partial rows are added up outside.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

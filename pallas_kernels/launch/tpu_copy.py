@@ -6,8 +6,6 @@ pair, merges and writes it. That is three and five rows of traffic for one row. 
 which has not been measured, so for bfloat16 these kernels are used only when named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

@@ -4,8 +4,6 @@ For CPUs, and for platforms without a suitable kernel. The backward pass reads o
 derivative of the reference would save and reread several `[N, D]` intermediates.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 from pallas_kernels.launch import Arrays, Block, Results, RowKernel

@@ -4,8 +4,6 @@ An op's file ends with its `Op`, which names every implementation; `triton/` has
 language. A new op needs a file here, a `Sample` in `shapes.py`, and its public function in the package's `__init__`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

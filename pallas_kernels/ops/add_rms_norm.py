@@ -17,8 +17,6 @@ it: the backward pass reads the row anyway, and a column of one float32 per row 
 **Range.** Squares are summed in float32: rows of RMS beyond 1e18 overflow, as in any RMS norm.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float

@@ -6,8 +6,6 @@ Everything is float32 (float64 for float64 rows). The mixture is clamped before 
 finite derivative at 0. Scalars per row are `[N, 1]`, so the same lines run in XLA and inside a kernel.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

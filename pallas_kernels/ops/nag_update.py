@@ -15,8 +15,6 @@ would decide how a whole batch's gradient is clipped. There dw = t dy, the gradi
 Likewise dy = g where <y^2> is below eps: v would be the gain of a row of zeros in every sublayer, and overflow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 

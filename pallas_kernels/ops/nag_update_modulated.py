@@ -1,8 +1,6 @@
 """The NAG update and the modulator that decides its rotation, in one pass. The modulator's equations are in
 `modulator`; the GPU kernels, which must visit a row more than once, are in `nag_update_modulated_gpu`."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

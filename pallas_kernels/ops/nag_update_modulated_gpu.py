@@ -15,8 +15,6 @@ Numerics: rows are converted to float32 on chip, and each output is rounded once
 takes the weight as two bfloat16 halves, and the gate's part of the direction's gradient as one.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType

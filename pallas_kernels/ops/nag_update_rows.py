@@ -6,8 +6,6 @@ backward pass, which replaces the incoming gradient of the selected rows by that
 platforms these are three steps, with an implementation of `nag_update`; XLA then updates the log-norms.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

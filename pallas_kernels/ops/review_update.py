@@ -15,8 +15,6 @@ and `scale` are float32 sums over the rows in a fixed order: block by block, the
 **Range.** As in `add_rms_norm`: rows of RMS beyond 1e18 overflow.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

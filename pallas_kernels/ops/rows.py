@@ -5,8 +5,6 @@ must be unique and in range. Therefore `put_rows` needs no addition and can writ
 gradient of each op is the other one.
 """
 
-from __future__ import annotations
-
 from types import ModuleType, SimpleNamespace
 
 import jax

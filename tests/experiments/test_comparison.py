@@ -1,15 +1,18 @@
 """Comparisons of invented runs: what counts, what is shown, and how each kind of claim is decided."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from experiments import isoflop_mod
 from experiments.harness.claims import Deeper, Lead, Lowest, Matches, Wall
 from experiments.harness.comparison import Arm, Comparison, Measure, schemes
 from experiments.harness.jobs import Record, Training
 from experiments.harness.matching import train_flops, with_steps
 from experiments.harness.rates import AtBest, Tuning
+from experiments.harness.results import Summary
 from experiments.harness.settings import Settings, Shape, crossed, from_json
 from experiments.harness.speed import speed_up, tokens_to
 from nagjax.errors import UserError
@@ -303,3 +306,11 @@ def test_speed_up_of_a_shifted_curve_is_the_shift_and_has_an_inverse():
     twice.append([10_000, 2.0 - np.log10(2)])
     assert speed_up(twice, CURVE) == pytest.approx(2.0)
     assert speed_up(CURVE, twice) == pytest.approx(0.5)
+
+
+def test_step_times_without_the_arm_that_they_are_told_in(monkeypatch):
+    rows = [{"arm": "plain", "shape": "last"}]
+    monkeypatch.setattr(Comparison, "summarise", lambda *_: Summary("a | b", "undecided", rows))
+    times = Record("", {"step times": ""}, {}, {"step_seconds": {"plain": 0.1}})
+    shown = isoflop_mod.COMPARISON.summarise(Settings((SimpleNamespace(name="last"),), 1), [times]).table
+    assert shown[0]["step time / nag's"] == ""

@@ -87,7 +87,7 @@ def test_variances_are_those_of_the_counted_tokens_residuals(recipe):
 
 
 def test_the_published_size_has_the_models_of_the_source(recipe):
-    jobs = recipe.plan(recipe.SIZES["published"])
+    jobs = recipe.COMPARISON.plan(recipe.SIZES["published"])
     configs = {job.labels["shape"]: job.run_config for job in jobs if "factor" in job.labels}
     assert list(configs) == ["130M", "250M", "350M", "1B"]
     for name, config in configs.items():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.harness.scaling_law import bootstrap_parameters, drop_highest, fit, profile
-from experiments.inverse_depth_fit import TRUTH, planted, read_table
+from experiments.inverse_depth_fit import PLANTED, TRUTH, Fit, planted, read_table
 from nagjax.errors import UserError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "chinchilla_runs.csv"
@@ -64,3 +64,14 @@ def test_bad_tables(tmp_path):
     path.write_text("d_model,n_layers,num_tokens,model_size,loss\n1,2,3,4,x\n")
     with pytest.raises(UserError, match="no number"):
         read_table(str(path))
+    path.write_text("d_model,n_layers,num_tokens,model_size,loss\n1,2,3\n")
+    with pytest.raises(UserError, match="no number"):
+        read_table(str(path))
+
+
+@pytest.mark.parametrize(
+    "label, message", [({"dropped": 300}, "drop at most"), ({"offset": 99}, "the shallowest model has")]
+)
+def test_what_leaves_nothing_to_fit_is_refused(tmp_path, label, message):
+    with pytest.raises(UserError, match=message):
+        Fit("fit", {"dropped": 0, "offset": 0} | label, PLANTED, 2).run(tmp_path)

@@ -28,7 +28,7 @@ def result():
             "capacity": 16 * gib,
         },
         "fits": False,
-        "saved_by_remat": {"none": 40 * gib, "dots": 20 * gib, "block": 2 * gib},
+        "saved_by_remat": {"dots": 20 * gib, "block": 2 * gib},
         "advice": ["--remat block"],
         "seconds_to_compile": 60.0,
         "seconds_to_lower": 1.0,

@@ -144,6 +144,8 @@ def test_bad_input(capsys):
     fails(capsys, ["--topology", "v5e:2x2", "--mesh.fsdp", "3"], "mesh")
     fails(capsys, ["--topology", "v5e:2x2", "--batch", "6"], "batch = 6", "try 4")
     fails(capsys, ["--topology", "v5e:2x4", "--batch", "3", "--search"], "batch = 3", "try 8")
+    fails(capsys, ["--topology", "v5e:2x4", "--remat", "dots", "--search"], "remat = 'dots'", "leave it out")
+    fails(capsys, ["--topology", "v5e:2x4", "--mesh.tensor", "2", "--search"], "mesh.tensor = 2", "leave it out")
 
 
 def test_a_missing_compiler(capsys, monkeypatch):

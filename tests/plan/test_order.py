@@ -8,7 +8,7 @@ import pytest
 from nagjax import arguments
 from nagjax.errors import UserError
 from nagjax.layers import flash
-from nagjax.layers.config import BlockConfig
+from nagjax.layers.config import BlockConfig, OtherBlocks
 from nagjax.mod.config import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.options import read_options, run_options
@@ -38,6 +38,26 @@ def test_the_platform_chooses(name, context, attention):
 )
 def test_what_only_xla_computes_is_planned_with_it(model):
     assert choose(run(**model), parse("v5e:2x2"))[1].attention == "xla"
+
+
+def test_a_window_for_which_splash_would_need_too_much_is_planned_with_xla():
+    block = BlockConfig(window=1024, others=OtherBlocks(places=(1,)))
+    config = run(context=131072, batch=4, block=block)
+    assert choose(config, parse("v5p:2x2x1"))[1].attention == "xla"
+    assert choose(run(context=131072, batch=4), parse("v5p:2x2x1"))[1].attention == "splash"
+
+
+@pytest.mark.parametrize(
+    "name, model, message",
+    [
+        ("h200x8", {"attention": "splash"}, "attention = 'splash': runs on tpu only"),
+        ("v5e:2x2", {"attention": "cudnn"}, "attention = 'cudnn': runs on gpu only"),
+        ("v5e:2x2", {"kernels": "pallas_triton"}, "kernels = 'pallas_triton': runs on gpu only"),
+    ],
+)
+def test_what_training_there_refuses_is_not_planned(name, model, message):
+    with pytest.raises(UserError, match=message):
+        filled(run(**model), parse(name), 257, True, True)
 
 
 def test_the_program_with_a_softcap_is_the_one_that_a_gpu_runs():

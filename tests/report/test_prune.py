@@ -20,6 +20,7 @@ from nagjax.measure.cuts import choose, forward_without
 from nagjax.mod import ModConfig
 from nagjax.report import pruning
 from nagjax.report.curve import curve_of, pruning_curve
+from nagjax.report.derived import fresh_state
 from nagjax.report.diagnosis import diagnose
 from nagjax.report.pruning import prune, without
 from nagjax.report.verdict_depth import ranges, removable
@@ -88,8 +89,7 @@ def test_an_imported_model_is_pruned(tmp_path):
     assert scores["loss"] == close_to(record["loss"]["after"], terms=64, chain=24) and scores["step"] == 0
 
 
-@pytest.mark.parametrize("name", ["lns", "nag"])
-@pytest.mark.parametrize("unit", ["sublayer", "block"])
+@pytest.mark.parametrize(("unit", "name"), [("sublayer", "nag"), ("block", "lns")])
 def test_blocks_that_stay_keep_their_place_and_their_routing(name, unit):
     """Compared with the whole model when its forward pass leaves the blocks out."""
     mod = ModConfig(rate=(0.5,), every=2, router="random", unit=unit)
@@ -218,6 +218,31 @@ def test_a_loss_that_is_not_finite_is_null(run_folder, tmp_path, monkeypatch, ca
     record = json.loads((tmp_path / "cut" / "prune.json").read_text(), parse_constant=pytest.fail)
     assert record["loss"] == {"before": 2.0, "after": None, "healed": None}
     assert "loss 2.0000, without them n/m\n" in capsys.readouterr().out
+
+
+def test_healing_goes_on_where_the_training_stopped(run_folder, tmp_path, monkeypatch):
+    """With the batches that it would have taken, of a mixture as it would have been, without those it has left out."""
+    folder, taken, make = tmp_path / "run", [], pruning.TrainBatches
+    shutil.copytree(run_folder, folder)
+    (folder / "skipped.json").write_text(json.dumps({"batches": [5, 31]}))
+
+    class Told(make):
+        def __init__(self, dataset, *sizes):
+            taken.append(sizes)
+            super().__init__(dataset, *sizes)
+
+        def take(self, number):
+            taken.append(number)
+            return super().take(number)
+
+    class Metrics:
+        bad = np.int32(0)
+
+    monkeypatch.setattr(pruning, "TrainBatches", Told)
+    monkeypatch.setattr(pruning, "jit_train_step", lambda plan: lambda state, batch: (state, Metrics))
+    run = open_run(folder)
+    pruning.heal(run, fresh_state(run), 3, 1e-3, None)
+    assert taken == [(2, 16, 1000), 32, 33, 34]
 
 
 def test_one_bad_step_of_healing_is_enough(run_folder, tmp_path, monkeypatch):
