@@ -144,7 +144,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", ["nag", "plain", "mhc"])
+@pytest.mark.parametrize("name", ["nag", "mhc"])
 def test_every_option_of_the_command_line_is_one_of_fit(name):
     options = run_options(name)
     for option in options:

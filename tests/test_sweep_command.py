@@ -20,6 +20,23 @@ from nagjax.sweep import Varied, check, plan, results, table, taken, work
 from nagjax.train.checkpoint.manifest import write_facts
 
 TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_every": 2, "eval_batches": 1}
+TINY |= {"scheme": "plain", "mesh.data": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run of `TINY`."""
+    out = tmp_path_factory.mktemp("trained")
+    work(plan(TINY, []), out, print)
+    return out / "run"
+
+
+def as_if_trained(trained, trial, out):
+    """The finished run as that of a trial which differs in its learning rate alone."""
+    folder = shutil.copytree(trained, out / trial.name)
+    config = json.loads((folder / "config.json").read_text())
+    config["optimizer"]["lr"] = trial.varied["lr"]
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_a_grid_has_every_combination():
@@ -61,17 +78,8 @@ def test_what_was_drawn_before_is_left_out():
 
 def test_a_shard_without_runs_has_results_too(tmp_path, capsys):
     (tmp_path / "one.yaml").write_text("depth: 2\n")
-    command = [
-        "sweep",
-        str(tmp_path / "one.yaml"),
-        "--out",
-        str(tmp_path / "out"),
-        "--vary",
-        "lr=0.1",
-        "--shard",
-        "1/2",
-    ]
-    assert main(command) == 0
+    command = ["sweep", str(tmp_path / "one.yaml"), "--out", str(tmp_path / "out"), "--vary", "lr=0.1"]
+    assert main([*command, "--shard", "1/2"]) == 0
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == []
 
 
@@ -87,6 +95,7 @@ def test_a_shard_without_runs_has_results_too(tmp_path, capsys):
         (["lr=[0.1"], "no list of values"),
         (["leaning_rate=0.1"], "leaning_rate"),
         (["lr=-1"], "lr = -1"),
+        (["scheme=1,2"], "scheme = 1"),
     ],
 )
 def test_what_cannot_be_planned(vary, message):
@@ -94,9 +103,8 @@ def test_what_cannot_be_planned(vary, message):
         plan({}, vary)
 
 
-def test_runs_that_start_from_another_cannot_vary_what_is_that_ones(tmp_path):
-    work(plan(TINY, []), tmp_path / "base", lambda text: None)
-    base = {"start": str(tmp_path / "base" / "run"), "steps": 2, "batch": 8}
+def test_runs_that_start_from_another_cannot_vary_what_is_that_ones(trained, tmp_path):
+    base = {"start": str(trained), "steps": 2, "batch": 8}
     with pytest.raises(UserError, match="vary = 'scheme=lns and scheme=nag'.*are the same run.*vary something else"):
         work(plan(base, ["scheme=lns,nag"]), tmp_path / "out", lambda text: None)
     assert not (tmp_path / "out").exists()
@@ -136,11 +144,11 @@ def test_runs_are_trained_once_and_one_that_another_process_has_is_left_to_it(tm
     assert not other["finished"]
 
 
-def test_the_best_has_the_fewest_bits_per_byte(tmp_path):
+def test_the_best_has_the_fewest_bits_per_byte(trained, tmp_path):
     """Not the lowest loss per token: runs of another tokenizer have other tokens."""
     trials = plan(TINY, ["lr=0.01,0.02"])
-    work(trials, tmp_path, print)
     for trial, loss, bits in zip(trials, (3.0, 7.0), (4.2, 3.6), strict=True):
+        as_if_trained(trained, trial, tmp_path)
         log = tmp_path / trial.name / "metrics.jsonl"
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         lines = [line | {"loss": loss, "bits_per_byte": bits} if line["kind"] == "eval" else line for line in lines]
@@ -155,9 +163,9 @@ def test_the_best_has_the_fewest_bits_per_byte(tmp_path):
     ]
 
 
-def test_results_of_another_sweep_are_not_taken_for_this_ones(tmp_path, monkeypatch):
+def test_results_of_another_sweep_are_not_taken_for_this_ones(trained, tmp_path):
     vary, told = ["lr=1e-4..1e-2"], []
-    work(plan(TINY, vary, draws=1), tmp_path, told.append)
+    as_if_trained(trained, *plan(TINY, vary, draws=1), tmp_path)
     assert len(results(plan(TINY, vary, draws=1), tmp_path)) == 1
     others = (plan(TINY, vary, draws=1, seed=1), "optimizer.lr"), (plan(TINY | {"width": 32}, vary, draws=1), "width")
     for trials, message in others:

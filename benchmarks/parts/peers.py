@@ -4,6 +4,8 @@ Both compute `stream + update` and `gain * rms_norm(stream + update)` on bfloat1
 gradients: what the op computes.
 """
 
+from __future__ import annotations
+
 import torch
 import triton
 import triton.language as tl

@@ -72,14 +72,16 @@ def transposed(name: str, part: str) -> Tensor:
     return Tensor(name, (part,), lambda x: (x.T,), lambda x: x.T)
 
 
-def biased(name: str, path: str) -> list[Tensor]:
-    """One of PyTorch's linear maps with its bias."""
-    return [transposed(f"{name}.weight", path), same(f"{name}.bias", f"{path}_bias")]
+def biased(maps: dict[str, str]) -> list[Tensor]:
+    """PyTorch's linear maps with their biases."""
+    weights = [transposed(f"{name}.weight", path) for name, path in maps.items()]
+    return weights + [same(f"{name}.bias", f"{path}_bias") for name, path in maps.items()]
 
 
-def layer_norm(name: str, path: str) -> list[Tensor]:
-    """A LayerNorm's gain and bias."""
-    return [same(f"{name}.weight", f"{path}.gain"), same(f"{name}.bias", f"{path}.bias")]
+def layer_norms(norms: dict[str, str]) -> list[Tensor]:
+    """LayerNorms' gains and biases."""
+    parts = {"weight": "gain", "bias": "bias"}
+    return [same(f"{name}.{own}", f"{path}.{part}") for name, path in norms.items() for own, part in parts.items()]
 
 
 def later_rows(name: str, part: str, unused: int) -> Tensor:

@@ -13,6 +13,7 @@ Numerics: matmuls in x's dtype, weighed and summed over the choices in float32.
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -127,7 +128,12 @@ def _by_capacity(x, ids, weights, matrices: Matrices, activation: Activation, ho
     rows = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))[at, source].reshape(batch, how.experts, room, x.shape[-1])
     if how.by_expert:
         rows = jax.lax.all_to_all(rows, how.by_expert, split_axis=1, concat_axis=0, tiled=True)
-    matmul = lambda rows, weight: jnp.einsum("becm,emn->becn", rows, weight)  # noqa: E731
+
+    def matmul(rows, weight):
+        if isinstance(weight, Quantized):  # an evaluation with 8-bit weights
+            return jax.vmap(operator.matmul, (1, 0), 1)(rows, weight)
+        return jnp.einsum("becm,emn->becn", rows, weight)
+
     inner = activation(*(matmul(rows, own) for own in (matrices.gate, matrices.up) if own is not None))
     done = matmul(inner, matrices.down)
     if how.by_feature:

@@ -24,7 +24,6 @@ from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linear, linears_then
 from nagjax.layers.mlp import opened
 from nagjax.layers.parameters import Scales, bias, matrix
-from nagjax.parameters import parameter
 from pallas_kernels.placement import current_placement, on_shards
 
 
@@ -47,9 +46,10 @@ class Experts(nnx.Module):
         gated = kind in GATED
         self.router = matrix(rngs, (width, many + config.skips), ("embed", None))
         self.balance = bias(many + config.skips, None) if config.bias_rate else None
-        self.gate = _matrices(rngs, many, (width, hidden), ("embed", "mlp")) if gated else None
-        self.up = _matrices(rngs, many, (width, hidden), ("embed", "mlp"), scales.inner)
-        self.down = _matrices(rngs, many, (hidden, width), ("mlp", "embed"), scales.output * weighed * run**-0.5)
+        inward, outward = ("experts", "embed", "mlp"), ("experts", "mlp", "embed")
+        self.gate = matrix(rngs, (many, width, hidden), inward) if gated else None
+        self.up = matrix(rngs, (many, width, hidden), inward, scales.inner)
+        self.down = matrix(rngs, (many, hidden, width), outward, scales.output * weighed * run**-0.5)
         common = config.shared * hidden
         part = (config.shared / run) ** 0.5  # of `common` features' own variance
         self.shared_gate = matrix(rngs, (width, common), ("embed", "mlp")) if common and gated else None
@@ -114,11 +114,3 @@ def choose(
         return jnp.where(real[..., None], ids, scores.shape[-1]), weights
 
     return Choices(*on_shards(own, current_placement(), (2, 2, None), (2, 2))(scores, real, balance))
-
-
-def _matrices(
-    rngs: nnx.Rngs, count: int, shape: tuple[int, int], axes: tuple[str, str], scale: Float[Array, ""] | float = 1.0
-) -> nnx.Param:
-    """One matrix [in, out] for each expert, as `nagjax.layers.parameters.matrix` makes one."""
-    value = jax.random.normal(rngs.params(), (count, *shape)) * (scale * shape[0] ** -0.5)
-    return parameter(value, ("experts", *axes), "matrix")

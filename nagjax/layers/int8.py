@@ -31,14 +31,6 @@ class Quantized:
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
-    @property
-    def size(self) -> int:
-        return self.values.size
-
-    @property
-    def ndim(self) -> int:
-        return self.values.ndim
-
     def __getitem__(self, at: Any) -> Any:
         """All of it; of a table also the rows at these places, as float32."""
         return self if at is Ellipsis else self.values[at] * self.scale[at]

@@ -54,11 +54,9 @@ def adapters(kind: str, branch: nnx.Module, config: LoRAConfig, rngs: nnx.Rngs) 
         return None
     there = [name for name in GROUPS[kind] if getattr(branch, name, None) is not None]
     for target in config.targets:
-        own = target.removeprefix("shared_")
-        if target not in GROUPS and target in GROUPS[kind] and own not in there:
+        if target in GROUPS[kind] and target not in there:
             raise UserError("lora.targets", target, f"this model's {kind} has {', '.join(there)}: choose among these")
-    wanted = {kind, *there} & {*config.targets}
-    names = [name for name in there if kind in wanted or name.removeprefix("shared_") in wanted]
+    names = [name for name in there if {kind, name.removeprefix("shared_")} & {*config.targets}]
     return Adapters(branch, tuple(names), config.rank, rngs) if names else None
 
 

@@ -19,10 +19,10 @@ class Scales(NamedTuple):
 
 
 def matrix(
-    rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str | None, str | None], scale: Float[Array, ""] | float = 1.0
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str | None, ...], scale: Float[Array, ""] | float = 1.0
 ) -> nnx.Param:
-    """A hidden matrix [in, out], float32, normal with standard deviation `scale / sqrt(in)`."""
-    value = jax.random.normal(rngs.params(), shape) * (scale * shape[0] ** -0.5)
+    """A hidden matrix [in, out], or several of them, float32, normal with standard deviation `scale / sqrt(in)`."""
+    value = jax.random.normal(rngs.params(), shape) * (scale * shape[-2] ** -0.5)
     return parameter(value, axes, "matrix")
 
 

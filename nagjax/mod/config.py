@@ -92,32 +92,29 @@ class ModConfig:
     @property
     def active(self) -> bool:
         """Whether any sublayer skips anything."""
-        return any(map(any, self._by_kind()))
+        return any(map(any, self._by_kind().values()))
 
     def routes(self, kind: Literal["attention", "mlp"]) -> bool:
         """Whether a sublayer of this kind has to choose among its tokens anywhere."""
-        rates = dict(zip(("attention", "mlp"), self._by_kind(), strict=True))[kind]
-        return any(0.0 < rate < 1.0 for rate in rates)
+        return any(0.0 < rate < 1.0 for rate in self._by_kind()[kind])
 
-    def _by_kind(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        kinds = self.skip.split(",")
-        given = {"attention": self.attention_rate, "mlp": self.mlp_rate}
-        rates = [(given[kind] or self.rate) if kind in kinds else (0.0,) for kind in given]
-        return rates[0], rates[1]
+    def _by_kind(self) -> dict[str, tuple[float, ...]]:
+        own = {"attention": self.attention_rate, "mlp": self.mlp_rate}
+        return {kind: (rates or self.rate) if kind in self.skip.split(",") else (0.0,) for kind, rates in own.items()}
 
     def rates(self, depth: int) -> tuple[tuple[float, float], ...]:
         """Per block, the rates of its attention and its MLP. Raises UserError for more stages than blocks, and where
         `every` leaves no block in which anything is skipped."""
         kinds = self._by_kind()
-        for name, stages in zip(("attention_rate", "mlp_rate"), kinds, strict=True):
+        for kind, stages in kinds.items():
             if len(stages) > depth:
-                field = f"mod.{name if getattr(self, name) else 'rate'}"
+                field = f"mod.{kind}_rate" if getattr(self, f"{kind}_rate") else "mod.rate"
                 raise UserError(field, stages, f"{len(stages)} stages for {depth} blocks: give at most one per block")
         routed = lambda block: (block + 1) % self.every == 0  # noqa: E731
         stage = lambda stages, block: stages[block * len(stages) // depth]  # noqa: E731
         rate = lambda stages, block: stage(stages, block) if routed(block) else 0.0  # noqa: E731
-        rates = tuple((rate(kinds[0], b), rate(kinds[1], b)) for b in range(depth))
-        for kind, stages, own in zip(("attention", "MLP"), kinds, zip(*rates, strict=True), strict=True):
+        rates = tuple((rate(kinds["attention"], b), rate(kinds["mlp"], b)) for b in range(depth))
+        for kind, stages, own in zip(("attention", "MLP"), kinds.values(), zip(*rates, strict=True), strict=True):
             if any(stages) and not any(own):
                 fix = f"skips no {kind} in any of {depth} blocks, whatever its rate: give a smaller number, or no rate"
                 raise UserError("mod.every", self.every, fix)
@@ -156,5 +153,8 @@ class ModConfig:
 
 def skips(mod: object) -> bool:
     """Whether tokens skip under the `mod` of a config.json, whatever it holds."""
-    values = [mod.get(rate) for rate in ("rate", "attention_rate", "mlp_rate")] if isinstance(mod, dict) else []
-    return any(any(value) for value in values if isinstance(value, list | tuple))
+    if not isinstance(mod, dict):
+        return False
+    kinds = str(mod.get("skip", "attention,mlp")).split(",")
+    stages = [mod.get(f"{kind}_rate") or mod.get("rate") for kind in kinds]
+    return any(any(own) for own in stages if isinstance(own, list | tuple))

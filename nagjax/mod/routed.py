@@ -112,7 +112,7 @@ class MoD:
         whole, results = self._none if rate == 1.0 else self._all, []
         for site in sites:
             results.append(whole(stream, site, cache, ctx))
-            stream, cache = results[-1].stream, None
+            stream, cache = results[-1].stream, results[-1].cache
         return tuple(results)
 
     def room(self, rate: float) -> int:
@@ -256,7 +256,7 @@ class MoD:
         ran = (self._logits(sites[0], self.scheme.read(stream), scores) >= 0) & (ctx.where.segments > 0)
         for site in sites:
             results.append(self._admitted(stream, site, cache, ctx, scores, ran))
-            stream, ran, cache = results[-1].stream, results[-1].ran, None
+            stream, ran, cache = results[-1].stream, results[-1].ran, results[-1].cache
         return tuple(results)
 
     def _admitted(self, stream, site: Site, cache: Cache, ctx: ForwardContext, scores, ran) -> Result:

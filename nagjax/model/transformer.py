@@ -220,7 +220,7 @@ class Transformer(nnx.Module):
         with jax.named_scope("attention"):
             (first,) = self.mod.run(stream, sites[:1], cache, ctx)
         with jax.named_scope("mlp"):
-            (second,) = self.mod.run(first.stream, sites[1:], None, ctx)
+            (second,) = self.mod.run(first.stream, sites[1:], first.cache, ctx)
         return first, second
 
     def step(

@@ -8,6 +8,7 @@ import jax
 from flax import linen as nn
 from flax import nnx, struct
 from flax.core import FrozenDict
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float, Int
 
 from nagjax.layers.parameters import Scales
@@ -111,12 +112,7 @@ def parameters(
         return Box(value, names=facts["out_sharding"] or (None,) * value.ndim, role=facts["role"], scheme=scheme)
 
     def start(key: jax.Array, part: str) -> dict:
-        own = _plain(nnx.state(make(key))[part])
-        return jax.tree.map(boxed, own, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        own = nnx.to_flat_state(nnx.state(make(key))[part])
+        return unflatten_dict({path: boxed(variable) for path, variable in own})
 
     return graph, {part: module.param(part, start, part) for part in parts if part in state}
-
-
-def _plain(state: Any) -> Any:
-    """Nested dicts of variables."""
-    return {key: _plain(own) for key, own in state.items()} if isinstance(state, Mapping) else state

@@ -171,7 +171,7 @@ class Residual(nnx.Module):
 
     def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
         """What sublayer i reads."""
-        self._checked(i)
+        checked(i, self.sublayers)
         return self.scheme.read(_opened(stream).rows).reshape(*stream.lead, self.width)
 
     def advance(
@@ -209,15 +209,11 @@ class Residual(nnx.Module):
     def start_factors(self, i: int | Int[Array, ""]) -> Scales:
         """Factors on the initial values of branch i (see `nagjax.start_factors`)."""
         self.asked.start_factors = True
-        place = SublayerIndex(self._checked(i), self.sublayers)
-        return Scales(self.scheme.output_scale(place), self.scheme.inner_scale(place))
-
-    def _checked(self, i: int | Int[Array, ""]) -> int | Int[Array, ""]:
-        return checked(i, self.sublayers)
+        return start_factors(self.scheme, i, self.sublayers)
 
     def slot(self, i: int | Int[Array, ""]) -> Slot:
         """Sublayer i's slot."""
-        i = self._checked(i)
+        i = checked(i, self.sublayers)
         if isinstance(i, int):
             return jax.tree.map(lambda all: all[i - 1], self.slots())
         return jax.tree.map(lambda all: jax.lax.dynamic_index_in_dim(all, i - 1, keepdims=False), self.slots())

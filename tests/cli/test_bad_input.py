@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from nagjax.cli import main
+from nagjax.train.checkpoint.store import steps_saved
 
 TINY = "--scheme nag --depth 2 --width 16 --context 32 --batch 8 --eval-batches 1 --mesh.data 1".split()
 
@@ -215,31 +216,19 @@ def test_full_disk_while_preparing(tmp_path):
 
 def test_full_disk_while_saving_keeps_the_last_checkpoint(corpus, tmp_path):
     out = tmp_path / "run"
-    args = [
-        "train",
-        *TINY,
-        "--width",
-        "64",
-        "--data.path",
-        corpus,
-        "--steps",
-        "4",
-        "--save-every",
-        "2",
-        "--out",
-        out,
-    ]
-    assert main([str(a) for a in args]) == 0
-    before = contents(out / "checkpoints")
-    longer = [*args[:-2], "--out", tmp_path / "other"]
-    done = limited(longer, 100_000)
+    args = ["train", *TINY, "--scheme", "plain", "--width", "64", "--data.path", corpus, "--steps", "4"]
+    args = [*map(str, args), "--save-every", "2", "--out", str(out)]
+    assert main(args) == 0
+    shutil.rmtree(out / "checkpoints" / "4")
+    before = contents(out / "checkpoints" / "2")
+    done = limited(args, 100_000)
     assert done.returncode == 2, done.stderr[-2000:]
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("nagjax: error: ") and "checkpoint" in last, last
     assert "Traceback" not in done.stderr
-    assert contents(out / "checkpoints") == before
-    assert main([str(a) for a in longer]) == 0
-    assert json.loads((tmp_path / "other" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+    assert contents(out / "checkpoints" / "2") == before and steps_saved(out / "checkpoints") == [2]
+    assert main(args) == 0
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
 
 
 def test_files_of_other_formats_in_a_folder_are_told(tmp_path, capsys):
@@ -255,7 +244,7 @@ def test_a_run_whose_text_lies_elsewhere_now(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("some words and some more\n" * 99)
     assert main(["data", "prepare", "a.txt", "--out", "text"]) == 0
-    small = "--depth 1 --width 16 --context 16 --steps 1 --batch 8 --eval-batches 1".split()
+    small = "--scheme plain --depth 1 --width 16 --context 16 --steps 1 --batch 8 --eval-batches 1".split()
     assert main(["train", *small, "--data.path", "text", "--out", "run"]) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -2,16 +2,14 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from nagjax.cli import main
 from nagjax.interop.hub import SHIPPED
+from nagjax.runs.lock import Held
 from nagjax.runs.log import load_run
+from nagjax.runs.names import IDENTITY
 from tests.tolerance import assert_close, close_to
 
 
@@ -42,21 +40,32 @@ def test_demo_started_again_trains_nothing_twice(demo):
     assert (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes() == before
 
 
-def test_demo_in_one_process_trains_the_same(demo, tmp_path):
-    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes nag --processes 1".split()
-    assert main(["demo", *args, "--out", str(tmp_path)]) == 0
-    lines = [(folder / "nag-d2-w16" / "metrics.jsonl").read_text().splitlines() for folder in (demo, tmp_path)]
+def test_demo_fresh_in_one_process_trains_the_same_again(demo, tmp_path, capsys):
+    out = tmp_path / "demo"
+    shutil.copytree(demo, out)
+    args = "--depth 2 --width 16 --context 32 --batch 8 --steps 8 --schemes nag --fresh --processes 1".split()
+    assert main(["demo", *args, "--out", str(out)]) == 0
+    assert "--fresh deletes" in capsys.readouterr().err
+    ids = [(folder / "nag-d2-w16" / IDENTITY).read_text() for folder in (demo, out)]
+    assert ids[0] != ids[1]
+    lines = [(folder / "nag-d2-w16" / "metrics.jsonl").read_text().splitlines() for folder in (demo, out)]
     one, other = ([json.loads(line)["loss"] for line in own if '"train"' in line] for own in lines)
     assert_close(one, other, terms=64, chain=24)
 
 
-def test_demo_fresh_starts_over(demo, tmp_path, capsys):
-    out = tmp_path / "demo"
+def test_demo_fresh_clears_every_run_before_it_trains(demo, tmp_path, capsys, monkeypatch):
+    out, found = tmp_path / "demo", []
     shutil.copytree(demo, out)
+
+    def train(config, folder, **options):
+        found.append((folder.name, config.train.steps, sorted(path.name for path in folder.glob("checkpoints/*"))))
+        raise Held("out", str(folder), "is another's")
+
+    monkeypatch.setattr("nagjax.train.loop.train", train)
     args = "--depth 2 --width 16 --context 32 --batch 8 --steps 4 --schemes plain nag --fresh --processes 1".split()
-    assert main(["demo", *args, "--out", str(out)]) == 0
+    assert main(["demo", *args, "--out", str(out)]) == 2  # and no run is left to report on
     assert "--fresh deletes" in capsys.readouterr().err
-    assert [load_run(out / f"{scheme}-d2-w16").step for scheme in ("plain", "nag")] == [4, 4]
+    assert found == [("plain-d2-w16", 4, []), ("nag-d2-w16", 4, [])]
 
 
 def test_demo_fresh_deletes_nothing_if_it_cannot_train(demo, tmp_path, capsys):
@@ -123,7 +132,7 @@ def test_tokenizer_and_prepare_lead_to_a_run(tmp_path, capsys):
     corpus = str(tmp_path / "corpus")
     prepare = ["data", "prepare", str(text), "--out", corpus, "--tokenizer", str(tmp_path / "t.json")]
     assert main([*prepare, "--validation", "0.4"]) == 0
-    tiny = "--scheme lns --depth 1 --width 16 --context 16 --batch 8 --steps 2 --eval-batches 1".split()
+    tiny = "--scheme lns --depth 1 --width 16 --context 16 --batch 8 --steps 2 --eval-batches 1 --mesh.data 1".split()
     assert main(["train", *tiny, "--data.path", corpus, "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["vocab"] == 300
     shutil.rmtree(corpus)  # the run carries its tokenizer
@@ -137,20 +146,3 @@ def test_what_goes_on_says_so(monkeypatch, capsys, words, said):
 
     monkeypatch.setattr("nagjax.cli.run", stopped)
     assert main(words.split()) == 130 and capsys.readouterr().err.startswith(f"\n{said}")
-
-
-def test_interrupt_saves_and_says_so(tmp_path):
-    out = tmp_path / "run"
-    args = "--depth 1 --width 16 --context 32 --batch 8 --steps 100000 --eval-batches 1 --eval-every 100000".split()
-    command = [sys.executable, "-m", "nagjax.cli", "train", *args, "--save-every", "100000", "--out", str(out)]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    metrics, deadline = out / "metrics.jsonl", time.monotonic() + 300
-    while not (metrics.exists() and metrics.read_text().count('"train"') > 3):
-        assert run.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
-    run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=120)
-    assert run.returncode == 130, errors
-    assert "the same command goes on" in errors and "Traceback" not in errors
-    last = json.loads(metrics.read_text().splitlines()[-1])["step"]
-    assert [int(p.name) for p in (out / "checkpoints").iterdir() if p.name.isdigit()] == [last]

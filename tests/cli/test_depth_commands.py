@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from nagjax.cli import main
+from nagjax.runs.facts import model_costs
 from nagjax.runs.log import load_run
 from nagjax.train.checkpoint.store import Checkpoints
 from tests.tolerance import close_to
 
-SHAPE = "--depth 3 --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2".split()
+SHAPE = "--depth 3 --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2 --mesh.data 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +68,20 @@ def test_info_says_what_is_skipped(runs, capsys):
     assert "50.0%  (attention 50.0%, MLP 50.0%)" in printed(capsys, "info", runs / "routed")
 
 
-def test_a_run_is_opened_on_several_devices(runs, tmp_path, capsys):
-    dense, found = runs / "dense", {}
+def test_a_run_is_opened_on_several_devices(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("nagjax.report.diagnose_report.draw_diagnosis", lambda record: [])
+    dense, found, one = runs / "dense", {}, ("--batches", "1")
     for count in (1, 2):
         on = "--devices", count
         found[count] = [json.loads(printed(capsys, "eval", dense, "--as-json", *on))["loss"]]
-        effort = ["--batches", "1", "--skip-batches", "1", "--curve-batches", "1"]
-        printed(capsys, "diagnose", dense, "--out", tmp_path / f"seen{count}", *effort, *on)
-        found[count].append(json.loads((tmp_path / f"seen{count}" / "diagnosis.json").read_text())["loss"])
         healed = ["--blocks", "1", "--heal-steps", "1", "--lr", "1e-3"]
-        printed(capsys, "prune", dense, "--out", tmp_path / f"short{count}", "--batches", "1", *healed, *on)
+        printed(capsys, "prune", dense, "--out", tmp_path / f"short{count}", *one, *healed, *on)
         found[count] += json.loads((tmp_path / f"short{count}" / "prune.json").read_text())["loss"].values()
-        printed(capsys, "prune", dense, "--curve", "--out", tmp_path / f"curve{count}", "--batches", "1", *on)
-        (curve,) = json.loads((tmp_path / f"curve{count}" / "curve.json").read_text()).values()
-        found[count].append(curve["loss"])
+    printed(capsys, "diagnose", dense, "--out", tmp_path, *one, "--skip-batches", "1", "--curve-batches", "1", *on)
+    printed(capsys, "prune", dense, "--curve", "--out", tmp_path, *one, *on)
+    record, curves = (json.loads((tmp_path / name).read_text()) for name in ("diagnosis.json", "curve.json"))
+    found[2] += [record["loss"], *(curve["loss"] for curve in curves.values())]
+    found[1] += 2 * [found[1][1]]  # of the same batch
     assert found[2] == pytest.approx(found[1], rel=1e-4) and len(found[1]) == 6
     for command in ("eval", "diagnose"):
         assert main([command, str(dense), "--devices", "3"]) == 2
@@ -138,13 +139,17 @@ def test_the_map_stands_in_the_report(runs, tmp_path, capsys):
     assert "which sublayers each token of a text went through" in page and "50.0%" in page
 
 
-def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys):
-    small = "--depth 2 --width 32 --context 64 --batch 8 --rounds 2 --out".split()
+def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys, monkeypatch):
+    """That XLA counts the FLOPs which are taken here: tests/mod/test_costs.py."""
+    counted = lambda bench, mod: model_costs(bench.blueprint(mod)).train  # noqa: E731
+    monkeypatch.setattr("nagjax.measure.routing_times.compiled_flops", counted)
+    small = "--scheme plain --depth 2 --width 32 --context 64 --batch 8 --rounds 2 --out".split()
     out = printed(capsys, "bench", "mod", *small, tmp_path / "mod.json")
     result = json.loads((tmp_path / "mod.json").read_text())["results"]
     assert "of the FLOPs saved is time saved" in out
     saved = (1 - result["time_ratio"]) / (1 - result["flops_ratio"])
     assert result["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < result["flops_ratio"] < 0.9
+    assert result["flops_ratio"] == pytest.approx(result["closed_form_ratio"])
 
 
 @pytest.mark.parametrize(

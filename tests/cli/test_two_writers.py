@@ -1,4 +1,5 @@
-"""Two real commands in one run's folder: the second is refused whatever it would do, and the first loses nothing."""
+"""Two writers of one run's folder: the second is refused whatever it would do, and the first, a real command, loses
+nothing, nor does it when it is interrupted."""
 
 import json
 import signal
@@ -8,12 +9,14 @@ import time
 
 import pytest
 
+from nagjax.cli import main
 from nagjax.data import prepare
 from nagjax.runs import names
 from nagjax.train.checkpoint.store import steps_saved
 
-STEPS = 400
-TINY = "--depth 2 --width 16 --context 16 --batch 2 --eval-batches 1 --eval-every 1000 --save-every 20 --mesh.data 1"
+STEPS = 100_000
+TINY = "--scheme plain --depth 1 --width 16 --context 16 --batch 2 --mesh.data 1 "
+TINY += "--eval-batches 1 --eval-every 100000 --save-every 20"
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +37,41 @@ def start(args):
 def until(what, process, seconds=240):
     deadline = time.monotonic() + seconds
     while not what():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1]
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()  # it would go on for long, and its errors are read to the end
+            pytest.fail(process.communicate()[1])
         time.sleep(0.02)
 
 
-def test_the_second_writer_is_refused_and_the_first_loses_nothing(commands):
+def trained(out):
+    """The steps in the log, whose last line may not be whole yet."""
+    lines = (out / names.METRICS).read_text().split("\n")[:-1]
+    return [line["step"] for line in map(json.loads, lines) if line["kind"] == "train"]
+
+
+def test_the_second_writer_is_refused_and_the_first_loses_nothing(commands, capsys):
     out, train = commands
     first = start(train)
-    until(lambda: steps_saved(out / names.CHECKPOINTS), first)
-    first.send_signal(signal.SIGSTOP)  # the others take seconds to start
     try:
+        until(lambda: steps_saved(out / names.CHECKPOINTS), first)
+        first.send_signal(signal.SIGSTOP)
         for args in (train, [*train, "--fresh"]):
-            second = start(args)
-            said = second.communicate()[1]
-            assert second.returncode == 2
+            capsys.readouterr()
+            assert main(args) == 2
+            said = capsys.readouterr().err
             last = said.strip().splitlines()[-1]
             assert f"is being written by process {first.pid} on " in last and f"kill {first.pid}" in last
             assert "deletes" not in said
-    finally:
+        seen = len(trained(out))
         first.send_signal(signal.SIGCONT)
-    assert first.wait() == 0
-    lines = [json.loads(line) for line in (out / names.METRICS).read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, STEPS + 1))
+        until(lambda: len(trained(out)) > seen + 1, first)
+        first.send_signal(signal.SIGINT)
+        _, errors = first.communicate(timeout=120)
+    finally:
+        first.kill()
+        first.wait()
+    assert first.returncode == 130, errors
+    assert "the same command goes on" in errors and "Traceback" not in errors
+    steps = trained(out)
+    assert steps == list(range(1, len(steps) + 1)) and steps_saved(out / names.CHECKPOINTS)[-1] == len(steps)
     assert not (out / names.LOCK).exists()

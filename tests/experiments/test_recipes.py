@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
+import shutil
 import sys
 import types
 
@@ -10,15 +12,16 @@ import jax
 import pytest
 
 from experiments import prune, sinks_and_outliers
-from experiments.harness import command
+from experiments.harness import command, compiled, jobs, matching
 from experiments.harness import recipe as recipe_files
-from experiments.harness.comparison import Comparison
-from experiments.harness.jobs import Record, finished
+from experiments.harness.jobs import Record
 from experiments.harness.pages import NOT_MEASURED, table
-from experiments.harness.recipe import FIELDS, HOME, judged, load, names, planned, read_header
+from experiments.harness.recipe import FIELDS, HOME, judged, load, names, read_header
 from experiments.harness.results import read_result, result_file
 from experiments.harness.sweep import settings_from
 from nagjax.errors import UserError
+from nagjax.runs.config import MeshConfig
+from nagjax.train.loop import train
 
 
 @pytest.mark.parametrize("name", names())
@@ -30,21 +33,32 @@ def test_header_and_sizes_are_complete(name):
     assert len(kinds) == 1 and dataclasses.is_dataclass(kinds.pop())
 
 
+def stand_in(config):
+    """The run for all that differ from it in their rate, length, seed and devices: what a recipe reads off a run, and
+    makes of it, is the same."""
+    train = dataclasses.replace(config.train, steps=4, seed=0, eval_every=2, eval_batches=2, save_every=2)
+    data, optimizer = dataclasses.replace(config.data, seed=0), dataclasses.replace(config.optimizer, lr=None)
+    return dataclasses.replace(config, train=train, data=data, optimizer=optimizer, mesh=MeshConfig(data=1))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Of comparisons that measure nothing beside the training: what two of them train alike is trained once."""
-    return tmp_path_factory.mktemp("trained")
+    """The folder of a run, which is trained once."""
+    return functools.cache(lambda config: train(config, tmp_path_factory.mktemp("trained")))
 
 
-def goes_on_in(folder, recipe):
-    """Whether a comparison that consists only of training runs can reuse those that exist."""
-    comparison = getattr(recipe.plan, "__self__", None)
-    if not isinstance(comparison, Comparison) or comparison.after is not None:
-        return False
-    try:
-        return [finished(job, folder) for job in planned(recipe, recipe.settings("smoke"))] != []
-    except UserError:  # a run of that name is another one
-        return False
+@pytest.fixture
+def runs_alike_are_one(trained, monkeypatch):
+    """One is trained, and the jobs of the others begin with a copy of its folder; nor is a step timed, or compiled,
+    that another test times or that was compiled before."""
+
+    def copied(config, folder, *, label):
+        return shutil.copytree(trained(stand_in(config)), folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(jobs, "train", copied)
+    monkeypatch.setattr(matching, "Racer", lambda *_: types.SimpleNamespace(seconds=lambda steps: 0.1))
+    monkeypatch.setattr(compiled, "_compiled", functools.cache(compiled._compiled))
+    monkeypatch.setattr(compiled, "SHALLOW", 4)
 
 
 @pytest.fixture
@@ -54,12 +68,15 @@ def programs_stay(monkeypatch):
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
 
 
+TRAINED_AS_IT_IS = "curse_of_depth"
+
+
 @pytest.mark.parametrize("name", names())
-def test_smoke(name, tmp_path, trained, programs_stay, capsys):
+def test_smoke(name, tmp_path, programs_stay, request, capsys):
     recipe = load(name)
-    out = trained if goes_on_in(trained, recipe) else tmp_path
-    arguments = ["--size", "smoke", "--out", str(out), "--results", str(tmp_path)]
-    command.main(f"{name}.py", arguments)
+    if name != TRAINED_AS_IT_IS:
+        request.getfixturevalue("runs_alike_are_one")
+    command.main(f"{name}.py", ["--size", "smoke", "--out", str(tmp_path), "--results", str(tmp_path)])
     assert recipe.header["claim"] in capsys.readouterr().out
     result = read_result(result_file(tmp_path, name, "smoke"))
     assert result["records"] and result["origin"]["versions"]["jax"]
@@ -174,15 +191,15 @@ def test_a_job_of_other_options_has_another_name_or_config(name):
     def told(settings):
         return {(job.name, json.dumps(job.config(), sort_keys=True)) for job in recipe.plan(settings)}
 
-    same = None
+    same = {field.name for field in dataclasses.fields(recipe.sizes["smoke"])}
     for settings in (recipe.sizes["smoke"], recipe.sizes["cpu"]):
-        base, here = told(settings), set()
-        for field in dataclasses.fields(settings):
-            if (value := changed(getattr(settings, field.name))) is not None:
+        base, here = told(settings) if same else None, set()
+        for field in same:
+            if (value := changed(getattr(settings, field))) is not None:
                 with contextlib.suppress(UserError):
-                    if told(dataclasses.replace(settings, **{field.name: value})) == base:
-                        here.add(field.name)
-        same = here if same is None else same & here
+                    if told(dataclasses.replace(settings, **{field: value})) == base:
+                        here.add(field)
+        same = here
     assert {(name, field) for field in same} <= WITHOUT_EFFECT
 
 

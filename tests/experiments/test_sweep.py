@@ -4,12 +4,16 @@ import dataclasses
 import errno
 import fcntl
 import json
+import runpy
+import subprocess
+import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
 
-from experiments.harness import command
+from experiments.harness import command, sweep
 from experiments.harness.jobs import RECORD, Job, Record, Training, finished
 from experiments.harness.ngram import Floor
 from experiments.harness.puzzles import Solve, Words
@@ -197,8 +201,19 @@ def test_processes_and_array_tasks_come_to_the_same_result(tmp_path, capsys):
     assert records(tmp_path / "processes", "--processes", "2") == by_task
 
 
-def test_a_worker_that_fails_says_why(tmp_path):
-    recipe = load("inverse_depth_fit")
+def test_a_worker_that_fails_says_why(tmp_path, monkeypatch):
+    """What it is asked to do is done here, and a shorter process ends as it then would."""
+    recipe, asked, started = load("inverse_depth_fit"), [], subprocess.Popen
     settings = dataclasses.replace(recipe.settings("smoke"), csv="missing.csv")
+
+    def worker(command, **options):
+        asked.extend(command)
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(sys, "argv", command[2:])
+            runpy.run_path(sweep.__file__, run_name="__main__")
+        return started(["sh", "-c", 'echo began; echo "$0"; exit 1', ended.value.code], **options)
+
+    monkeypatch.setattr(sweep, "subprocess", types.SimpleNamespace(Popen=worker, STDOUT=subprocess.STDOUT))
     with pytest.raises(UserError, match=r"a process failed \(csv = 'missing.csv': give a table"):
         work_in_processes(recipe, settings, tmp_path, 1)
+    assert asked[:3] == [sys.executable, "-m", "experiments.harness.sweep"]

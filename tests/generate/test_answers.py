@@ -46,7 +46,7 @@ def scripted(monkeypatch, tmp_path):
             return [written for _ in prompts]
 
         monkeypatch.setattr(chat, "generate", generate)
-        opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=None, progress=1.0, mod={}, config=CONFIG)
+        opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=(), progress=1.0, mod={}, config=CONFIG)
         return opened, seen
 
     return run
@@ -114,8 +114,9 @@ def test_a_run_answers_as_it_was_taught(tmp_path, monkeypatch, capsys):
     told = ["data", "chat", str(tmp_path / "talks.jsonl"), "--out", corpus, "--held-out", str(tmp_path / "held.jsonl")]
     (tmp_path / "held.jsonl").write_text(json.dumps({"prompt": "blue?", "response": "who knows"}))
     assert main([*told, "--validation", "0"]) == 0
-    shape = "--depth 1 --width 32 --context 64 --batch 8 --steps 80 --lr 0.02 --eval-every 80 --eval-batches 1"
-    assert main(["train", *shape.split(), "--data.path", corpus, "--data.rows", "whole", "--out", run]) == 0
+    shape = "--depth 1 --width 32 --context 48 --batch 4 --steps 80 --lr 0.02 --eval-every 80 --eval-batches 1"
+    given = ["--mesh.data", "1", "--data.path", corpus, "--data.rows", "whole", "--out", run]
+    assert main(["train", *shape.split(), *given]) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("green?\n\nred?\n"))
     capsys.readouterr()
     assert main(["chat", run, "--temperature", "0", "--tokens", "16"]) == 0

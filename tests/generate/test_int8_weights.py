@@ -16,7 +16,6 @@ from nagjax.layers.ragged import ragged_matmul
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.opening import open_run
-from tests.streams import one_per_stream
 from tests.tiny_models import full_logits, make_model
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
@@ -94,13 +93,25 @@ def test_logits_are_those_of_the_widened_matrices(changes):
         np.testing.assert_allclose(found, exact, atol=2e-4 * np.std(exact))
 
 
-@pytest.mark.parametrize("name", one_per_stream())
+def test_an_evaluation_of_experts_by_capacity_takes_8_bit_weights():
+    """A pass that judges: where text is written no choice is dropped."""
+    experts = MoEConfig(experts=4, active=2, dispatch="capacity")
+    small = int8_model(make_model(find_scheme("plain")(), moe=experts))
+    tokens = np.random.default_rng(1).integers(0, 61, (2, 30))
+    found, exact = (
+        jax.jit(lambda p, graph=graph: (lambda m: m.logits(m(tokens)))(nnx.merge(graph, p)))(params)
+        for graph, params in map(nnx.split, (small, widened_model(small)))
+    )
+    np.testing.assert_allclose(found, exact, atol=2e-4 * np.std(exact))
+
+
+@pytest.mark.parametrize("name", ["plain", "nag", "hyper_connections"])  # by what they make of the head's table
 def test_a_scheme_s_logits_stay_close_and_its_sampling_is_that_of_its_full_pass(name):
     """Close: an error of half a step in every weight is one of at most 1/254 of a channel's largest weight; through two
     blocks the logits move by a few percent of their spread."""
     model = make_model(find_scheme(name)())
     small = int8_model(model)
-    rows = np.random.default_rng(1).integers(0, 61, (2, 30)).tolist()
+    rows = np.random.default_rng(1).integers(0, 61, (len(PROMPTS), 30)).tolist()  # for one program with those below
     for exact, found in zip(full_logits(model, rows), full_logits(small, rows), strict=True):
         spread = np.std(exact)
         assert 0 < np.sqrt(np.mean((found - exact) ** 2)) < 0.05 * spread

@@ -1,10 +1,13 @@
 """Token by token with the cache, a routed model says what one pass under the same causal rule says."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 
 from nagjax.generate.sample import generate
 from nagjax.layers.where import Where
@@ -17,17 +20,21 @@ from tests.tolerance import assert_close
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
 CASES = {
     "nag": ("nag", ModConfig(rate=(0.5,))),
-    "nag, selected keys": ("nag", ModConfig(rate=(0.5,), kv="selected")),
     "plain, every other block, random": ("plain", ModConfig(rate=(0.4,), every=2, router="random", kv="selected")),
     "nag, whole blocks, selected keys": ("nag", ModConfig(rate=(0.5,), unit="block", kv="selected")),
     "review, predictor": ("review", ModConfig(rate=(0.5,), decider="predictor")),
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, scope="module")
 def model(request):
     name, mod = CASES[request.param]
     return make_model(find_scheme(name)(), mod=mod, depth=3)
+
+
+@pytest.fixture(scope="module")
+def cuts(model):
+    return middle_cuts(model)
 
 
 def forward(model, rows, cuts):
@@ -36,16 +43,15 @@ def forward(model, rows, cuts):
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row
     graph, params = nnx.split(model)
-    where = Where.whole(*padded.shape)
-    where = where._replace(segments=(where.positions < lengths[:, None]).astype(np.int32))
+    return jax.device_get(_forward(params, padded, lengths, cuts, graph=graph))
 
-    @jax.jit
-    def run(params):
-        model = nnx.merge(graph, params)
-        output = model(padded, where, cuts=cuts, causal=True, mapped=True)
-        return model.logits(output), output.paths["ran"]
 
-    return jax.device_get(run(params))
+@functools.partial(jax.jit, static_argnames="graph")
+def _forward(params, padded, lengths, cuts, *, graph):
+    model, where = nnx.merge(graph, params), Where.whole(*padded.shape)
+    where = where._replace(segments=(where.positions < lengths[:, None]).astype(jnp.int32))
+    output = model(padded, where, cuts=cuts, causal=True, mapped=True)
+    return model.logits(output), output.paths["ran"]
 
 
 def middle_cuts(model):
@@ -55,11 +61,10 @@ def middle_cuts(model):
     return np.asarray(run(params))
 
 
-def test_greedy_equals_one_pass_under_the_same_rule(model, monkeypatch):
+def test_greedy_equals_one_pass_under_the_same_rule(model, cuts, monkeypatch):
     """While prompts are read and tokens written, only tokens that run are computed, in batches of a few sizes."""
     monkeypatch.setattr(ragged, "WORTH_IT", {"rows": 2, "tokens": 4})
     monkeypatch.setattr(ragged, "PARTS", 3)
-    cuts = middle_cuts(model)
     written = generate(model, PROMPTS, tokens=9, temperature=0.0, cuts=cuts)
     rows = [prompt + new for prompt, new in zip(PROMPTS, written, strict=True)]
     logits, ran = forward(model, rows, cuts)
@@ -70,9 +75,9 @@ def test_greedy_equals_one_pass_under_the_same_rule(model, monkeypatch):
     assert 0.1 < share < 0.9
 
 
-def test_step_by_step_logits(model):
+def test_step_by_step_logits(model, cuts):
     """The logits themselves, and the same tokens skipped, from an empty cache."""
-    cuts, rows = middle_cuts(model), np.random.default_rng(1).integers(0, 61, (3, 20))
+    rows = np.random.default_rng(1).integers(0, 61, (3, 20))
     graph, params = nnx.split(model)
 
     @jax.jit
@@ -167,3 +172,22 @@ def test_a_sublayer_nobody_enters_is_not_run():
     assert generate(broken, PROMPTS, tokens=3, temperature=0.0, cuts=nobody) == generate(
         model, PROMPTS, tokens=3, temperature=0.0, cuts=nobody
     )
+
+
+def branches(jaxpr) -> list[int]:
+    """How many ways each choice in a program has."""
+    found = []
+    for eqn in jaxpr.eqns:
+        found += [len(eqn.params["branches"])] if eqn.primitive.name == "cond" else []
+        found += [count for inner in jaxprs_in_params(eqn.params) for count in branches(inner)]
+    return found
+
+
+@pytest.mark.parametrize("unit", ["sublayer", "block"])
+def test_while_a_text_is_written_attention_and_mlp_are_computed_for_those_who_run(unit):
+    """For none of the rows, or for one of a few numbers of them."""
+    rows, model = 16, make_model(find_scheme("nag")(), mod=ModConfig(rate=(0.5,), unit=unit))
+    where = Where(jnp.ones((rows, 1), jnp.int32), jnp.zeros((rows, 1), jnp.int32))
+    options = {"cache": model.empty_cache(rows, 8), "cuts": jnp.zeros(4), "causal": True}
+    program = jax.make_jaxpr(lambda tokens: model(tokens, where, **options).hidden)(jnp.zeros((rows, 1), jnp.int32))
+    assert len(ragged.sizes(rows, 1, True)) == 8 and branches(program.jaxpr).count(1 + 8) == 2

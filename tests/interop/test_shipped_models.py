@@ -90,6 +90,15 @@ def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(shipped, tmp_pat
     assert points["chosen"] == 0.3 and nagjax.load(imported.folder).calibrated
 
 
+@pytest.fixture
+def optimised():
+    """What is compiled is made for speed: a model's evaluation is long."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 with_models = pytest.mark.skipif(not CARDS, reason="a clone's folder models/ has no model")
 of_each = pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)
 
@@ -118,7 +127,7 @@ def test_transformers_runs_a_model_in_the_dtype_of_its_file(reference, card):
 
 @with_models
 @of_each
-def test_a_model_is_what_its_card_says(card):
+def test_a_model_is_what_its_card_says(card, optimised):
     told = card.read_text()
     run = nagjax.load(card.parent.name)
     count = sum(p.size for p in jax.tree.leaves(run.blueprint.parameters))

@@ -275,6 +275,14 @@ def test_what_a_family_could_also_be_is_refused_by_name(kind, changes, named):
         family_of(values).read(values)
 
 
+def test_rotary_parameters_of_phi3_that_name_no_type_are_the_usual_ones():
+    named, unnamed = (
+        NEEDED | {"model_type": "phi3", "rope_parameters": {"rope_theta": 5e4} | more}
+        for more in ({"rope_type": "default"}, {})
+    )
+    assert family_of(unnamed).read(unnamed) == family_of(named).read(named)
+
+
 def test_heads_without_a_width_of_their_own():
     """Qwen3-MoE's share the model's width, where Qwen3's have 128 features."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}

@@ -184,8 +184,7 @@ def test_parts_that_do_not_go_together_are_refused():
     assert tiny.model_config(heads=3, kv_heads=3, block=BlockConfig(head_width=6)).head_width == 6
 
 
-@pytest.mark.parametrize("axes", [dict(fsdp=8, data=1), dict(data=2, tensor=2, fsdp=2), dict(data=1, sequence=4)])
-def test_blocks_of_other_windows_have_the_same_losses_on_any_mesh(axes):
+def test_blocks_of_other_windows_have_the_same_losses_on_a_mesh():
     others = OtherBlocks((1,), None, "own", 500.0, RopeConfig("linear", 2.0))
     config = tiny.run_config(find_scheme("nag")(), depth=2, kv_heads=2, block=BlockConfig(window=3, others=others))
-    check_losses(config, axes)
+    check_losses(config, dict(data=1, fsdp=2, tensor=2, sequence=2))

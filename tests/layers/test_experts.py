@@ -75,8 +75,11 @@ def by_hand(branch: Experts, x, real):
     return update, load
 
 
-@pytest.mark.parametrize("dispatch", ["dropless", "capacity", "another platform's"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind, dispatch",
+    [(kind, dispatch) for kind in ("two", "skips") for dispatch in ("dropless", "capacity")]
+    + [("shared", "dropless"), ("one", "capacity"), ("two", "another platform's")],
+)
 def test_tokens_get_what_their_experts_make_of_them(kind, dispatch):
     """With room for all, capacity drops nothing; padding goes to no expert and is not counted."""
     branch = made(KINDS[kind])

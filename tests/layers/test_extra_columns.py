@@ -70,6 +70,7 @@ def step(kind: str, platform: str, dtype: str = "float32", stream: str = "float3
         result = run(NAG, begin, lambda x: Update(branch(x)), at)
         return jnp.sum(jnp.sin(result.stream.direction)) + jnp.sum(result.stream.log_norm), (result.stream, result.gate)
 
+    @jax.jit
     def both(state, gate, x):
         with tracing_for(platform):
             return jax.value_and_grad(sublayer, argnums=(0, 1, 2), has_aux=True)(state, gate, x)

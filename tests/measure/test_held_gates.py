@@ -1,5 +1,7 @@
 """A held gate is its mean for every token; what that costs is measured on a copy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,19 +12,21 @@ from nagjax.measure.held_gates import gate_means, held, held_losses, holds
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
 from tests import tiny
-from tests.tiny import blueprint, moved, packed_batch, run_config
+from tests.tiny import blueprint, fresh, moved, packed_batch, run_config
 from tests.tolerance import assert_close
 
 GATED = ("nag", "review", "review_low_rank", "highway")
 BATCHES = [packed_batch(seed) for seed in (0, 1)]
 
 
+@functools.cache
 def model_of(name, **changes):
     scheme = find_scheme("review")(rank=2) if name == "review_low_rank" else find_scheme(name)()
     plan = blueprint(run_config(scheme, **changes))
-    return plan.model(moved(plan.create().params))
+    return plan.model(moved(fresh(plan).params))
 
 
+@nnx.jit
 def gates(model, batch):
     """Of every sublayer, for all tokens [S, B, T, G]."""
 

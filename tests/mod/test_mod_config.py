@@ -5,10 +5,12 @@ from flax import nnx
 
 from nagjax.errors import UserError
 from nagjax.mod import ModConfig
+from nagjax.mod.config import skips
 from nagjax.mod.deciders import deciders
 from nagjax.mod.routers import routers
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
+from nagjax.runs.config import to_dict
 from tests import tiny
 
 
@@ -111,3 +113,19 @@ def test_a_rate_alone_is_shown_as_a_tuple_and_only_rate_1_is_sent_to_the_removin
     for rate, message in ((0.5, r"tuple, \(0.5,\)\)$"), ((1.5,), "below 1 each$")):
         with pytest.raises(UserError, match=message):
             ModConfig(rate=rate)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModConfig(),
+        ModConfig(rate=(0.5,)),
+        ModConfig(rate=(0.5,), skip="mlp", mlp_rate=(0.0,)),
+        ModConfig(rate=(0.5,), attention_rate=(0.0,), mlp_rate=(0.0,)),
+        ModConfig(attention_rate=(0.0, 0.5)),
+        ModConfig(rate=(0.5,), every=2).among(4, [0, 2]),  # whose routed blocks were removed
+    ],
+    ids=repr,
+)
+def test_values_in_a_file_say_what_the_config_says(config):
+    assert skips(to_dict(config)) == config.active

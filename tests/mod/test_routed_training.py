@@ -17,10 +17,9 @@ from nagjax.residual import Boundary
 from nagjax.residual.registry import find_scheme, schemes
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.train.distributed.mesh import batch_sharding
-from nagjax.train.step import jit_eval_step, jit_train_step
+from nagjax.train.step import jit_train_step
 from tests import meshes, tiny
 from tests.mod.routing_models import make
-from tests.streams import one_per_layout
 from tests.tolerance import assert_close
 
 HALF = ModConfig(rate=(0.5,))
@@ -44,10 +43,16 @@ def step_of(config: RunConfig, mesh=(1, 1, 1)):
 
 
 @functools.cache
+def start(config: RunConfig):
+    """A state in which no gradient is nothing but rounding."""
+    state = jax.device_get(tiny.fresh(tiny.blueprint(config)))
+    return state._replace(params=jax.device_get(tiny.moved(state.params)))
+
+
+@functools.cache
 def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
     """Loss and gradient norm of a few steps, and the state behind them."""
-    state = jax.device_get(tiny.fresh(tiny.blueprint(config)))
-    state = state._replace(params=tiny.moved(state.params))  # no gradient is nothing but rounding
+    state = start(config)
     bp = tiny.blueprint(config, *mesh)
     state, step, seen = jax.device_put(state, bp.shardings()), step_of(config, mesh), []
     for seed in range(steps):
@@ -57,21 +62,24 @@ def losses(config: RunConfig, mesh=(1, 1, 1), steps: int = 3):
     return np.array(seen), jax.device_get(state)
 
 
-NAMES = schemes() if meshes.EVERY else one_per_layout()
+PREDICTED = config("plain", ModConfig(rate=(0.5,), decider="predictor", aux_weight=1.0))
+FEW = ("nag-tensor", "plain-data", "denseformer-tensor")  # streams of every layout are on meshes in tests/contracts
+PAIRS = meshes.pairs(schemes(), ("data", "fsdp", "tensor"), (), ("data", "fsdp", "tensor"))
+PAIRS = [pair for pair in PAIRS if meshes.EVERY or pair.id in FEW]
 
 
-@pytest.mark.parametrize("name, mesh", meshes.pairs(NAMES, ("data", "fsdp", "tensor"), ("nag",), ("tensor",)))
+@pytest.mark.parametrize("name, mesh", PAIRS)
 def test_any_mesh_gives_the_losses_of_one_device(name, mesh):
     """Two steps: later a rounding may let another token in, which is another model."""
-    changes = {"lns": {"kv": "selected"}, "plain": {"decider": "predictor"}}.get(name, {})
-    own = config(name, ModConfig(rate=(0.5,), **changes))
+    changes = {"lns": {"kv": "selected"}}.get(name, {})
+    own = PREDICTED if name == "plain" else config(name, ModConfig(rate=(0.5,), **changes))
     alone, together = losses(own, steps=2), losses(own, mesh, steps=2)
     for got, want in zip(together[0].T, alone[0].T, strict=True):
         assert_close(got, want, **tiny.steps(2))
     assert_close(together[1].mod["cuts"], alone[1].mod["cuts"], **tiny.steps(2))
 
 
-@pytest.mark.parametrize("change", [{"remat": "block"}, {"remat": "dots"}, {"train": {"accumulate": 4}}], ids=str)
+@pytest.mark.parametrize("change", [{"remat": "block"}, {"train": {"accumulate": 4}}], ids=str)
 def test_rematerialisation_and_accumulation_change_nothing(change):
     usual, other = losses(config()), losses(config(**change))
     for got, want in zip(other[0].T, usual[0].T, strict=True):
@@ -80,41 +88,28 @@ def test_rematerialisation_and_accumulation_change_nothing(change):
 
 
 def test_cuts_are_a_moving_average_that_starts_at_the_first():
-    own = config(mod=ModConfig(rate=(0.0, 0.5, 0.5)))
-    bp, state, cuts = tiny.blueprint(own), None, []
-    for steps in (1, 2, 3):
-        _, state = losses(own, steps=steps)
-        cuts.append(state.mod["cuts"])
-    assert np.all(cuts[0][:2] == -np.inf) and np.all(np.isfinite(cuts[0][2:]))
-    _, before = losses(own, steps=2)
-    batch = distinct_batch(2)
-
-    @jax.jit
-    def cut(params):
-        return bp.model(params)(batch.tokens, batch.where, progress=2 / own.train.steps).routing["cut"]
-
-    seen = cut(before.params)
+    """What the first of all steps finds becomes the cuts; so a step that is told of none before it says what it found,
+    which is what the model does: tests/mod/test_ragged.py."""
+    own = config()
+    first, before, after = (losses(own, steps=steps)[1] for steps in (1, 2, 3))
+    assert np.all(start(own).mod["cuts"] == -np.inf) and np.all(np.isfinite(first.mod["cuts"]))
+    alone = before._replace(mod={"cuts": np.full_like(before.mod["cuts"], -np.inf)})
+    seen = step_of(own)(jax.device_put(alone, tiny.blueprint(own).shardings()), distinct_batch(2))[0].mod["cuts"]
     decay = 2 / 12
-    assert_close(cuts[2][2:], decay * cuts[1][2:] + (1 - decay) * seen[2:], **tiny.FORWARD)
+    assert_close(after.mod["cuts"], decay * before.mod["cuts"] + (1 - decay) * np.asarray(seen), **tiny.FORWARD)
+    assert np.abs(np.asarray(seen) - before.mod["cuts"]).max() > 1e-3
 
 
 def test_the_predictor_does_not_touch_the_language_model():
-    """Same losses and parameters as without it, and its own loss falls."""
-    plain, learned = ModConfig(rate=(0.5,)), ModConfig(rate=(0.5,), decider="predictor", aux_weight=1.0)
-    gradients = []
-    for mod in (plain, learned):
-        bp = tiny.blueprint(config(mod=mod))
-        state, batch = jax.device_get(bp.init(0)), tiny.packed_batch()
-        params = step_of(bp.config)(jax.device_put(state, bp.shardings()), batch)[0].params
-        gradients.append((bp, state, params))
-    (_, _, want), (bp, state, got) = gradients
-    own = got["blocks"]["mlp"]["routing"]["decider"]
-    assert np.any(own["bias"] != state.params["blocks"]["mlp"]["routing"]["decider"]["bias"])
+    """Its loss has gradients of its own parameters alone, and a step moves them."""
+    bp, state = tiny.blueprint(PREDICTED), start(PREDICTED)
+    was, own = (s.params["blocks"]["mlp"]["routing"]["decider"] for s in (state, losses(PREDICTED, steps=2)[1]))
+    assert np.any(own["bias"] != np.asarray(was["bias"]))
 
     def loss(params, batch):
         return jnp.mean(bp.model(params)(batch.tokens, batch.where).routing["loss"])
 
-    grads = jax.jit(jax.grad(loss))(tiny.moved(state.params), tiny.packed_batch())
+    grads = jax.jit(jax.grad(loss))(state.params, tiny.packed_batch())
     touched = {
         jax.tree_util.keystr(path)
         for path, leaf in jax.tree_util.tree_leaves_with_path(grads)
@@ -184,26 +179,6 @@ def _replaced(params: dict, router: dict, weight) -> dict:
     """The parameters with another router weight."""
     changed = router | {"weight": weight}
     return jax.tree.map(lambda p: changed if p is router else p, params, is_leaf=lambda p: p is router)
-
-
-def test_evaluation_under_both_rules():
-    """Top-k, and the causal rule with the averaged cuts: realised shares and agreement by sublayer."""
-    own = config(train=dict(eval_batches=1))
-    bp = tiny.blueprint(own)
-    _, state = losses(own)
-    batch = tiny.packed_batch(1)
-    token_bytes = jnp.ones(tiny.VOCAB)
-    by_rule = [
-        jit_eval_step(bp, causal=causal)(state.params, state.mod, state.step, batch, token_bytes)
-        for causal in (False, True)
-    ]
-    top_k, decided = (result.routing for result in by_rule)
-    share = (batch.segment_ids > 0).mean()
-    np.testing.assert_allclose(top_k["executed"], 0.5 / share, rtol=0.1)
-    assert np.all(decided["executed"] >= 0) and np.all(decided["executed"] <= 1)
-    assert 0.5 < np.mean(top_k["agreement"]) <= 1.0
-    assert all(np.isfinite(result.sums.nats) for result in by_rule)
-    assert float(by_rule[0].sums.nats) != float(by_rule[1].sums.nats)
 
 
 def test_training_config_reaches_the_model():

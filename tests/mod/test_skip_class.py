@@ -61,9 +61,8 @@ def test_sequences_that_run_whole_have_a_balance_loss(length):
     assert np.isfinite(loss) and np.all(np.isfinite(slope))
 
 
-@pytest.mark.parametrize("rate", [0.25, 0.5])
-def test_the_balance_loss_brings_the_choices_to_the_rate(rate):
-    mod = ModConfig(rate=(rate,), router="skip_class", decider="balance", aux_weight=1.0)
+def test_the_balance_loss_brings_the_choices_to_the_rate():
+    mod = ModConfig(rate=(0.25,), router="skip_class", decider="balance", aux_weight=1.0)
     bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), mod=mod))
     batch, params, seen = tiny.packed_batch(), bp.init(0).params, []
     params["blocks"]["mlp"]["routing"]["router"]["bias"] += jnp.array([-2.0, 2.0])  # nobody wants to run

@@ -93,7 +93,7 @@ def test_default_rates_are_those_of_the_base():
 def spread(scheme=PLAIN, **model) -> dict[str, float]:
     """Standard deviations of initial values, by the names of their parameters."""
     config = tiny.run_config(scheme, **{"vocab": 64} | model)
-    leaves = jax.tree_util.tree_leaves_with_path(jax.jit(lambda: tiny.blueprint(config).init_params(0))())
+    leaves = jax.tree_util.tree_leaves_with_path(tiny.blueprint(config).init_params(0))
     return {"/".join(str(key.key) for key in path): float(jnp.std(leaf)) for path, leaf in leaves}
 
 

@@ -1,9 +1,11 @@
 """Runs of two processes with four devices each, on this machine's loopback."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -51,36 +53,35 @@ def hosts(tmp_path_factory):
     """`hosts(runs, schemes)`: two processes take a few steps of each scheme (given with its initial values), and go
     through the runs, each with what its own `faults[index]` does to it; returns their exit codes, what they noted, and
     what they printed."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "4",
+        "PYTHONPATH": str(ROOT),
+        "HOST_LIMIT": str(LIMIT),
+    }
+    command = [sys.executable, str(Path(__file__).parent / "host.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    starter = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
 
     def go(*runs: dict, schemes=()) -> tuple[list[int], list[list[dict]], list[str]]:
         folder = tmp_path_factory.mktemp("hosts")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-        environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "4",
-            "PYTHONPATH": str(ROOT),
-            "HOST_LIMIT": str(LIMIT),
-        }
-        processes = []
-        try:
-            for index in range(2):
-                mine = [
-                    {k: v for k, v in r.items() if k != "faults"} | r.get("faults", {}).get(index, {}) for r in runs
-                ]
-                job = {"hosts": HostsConfig(coordinator, 2, index), "log": str(folder / f"{index}.log")}
-                job |= {"runs": mine, "schemes": schemes}
-                (folder / f"{index}.job").write_bytes(pickle.dumps(job))
-                command = [sys.executable, str(Path(__file__).parent / "host.py"), str(folder / f"{index}.job")]
-                with open(folder / f"{index}.out", "w") as printed:
-                    processes.append(subprocess.Popen(command, env=environment, stdout=printed, stderr=printed))
-            codes = [process.wait(LIMIT + 30) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
+        jobs = [str(folder / f"{index}.job") for index in range(2)]
+        for index, path in enumerate(jobs):
+            mine = [{k: v for k, v in r.items() if k != "faults"} | r.get("faults", {}).get(index, {}) for r in runs]
+            job = {"hosts": HostsConfig(coordinator, 2, index), "runs": mine, "schemes": schemes}
+            job |= {"log": str(folder / f"{index}.log"), "printed": str(folder / f"{index}.out")}
+            Path(path).write_bytes(pickle.dumps(job))
+        starter.stdin.write(json.dumps(jobs) + "\n")
+        starter.stdin.flush()
+        codes = json.loads(starter.stdout.readline())
         notes = [[json.loads(line) for line in (folder / f"{i}.log").read_text().splitlines()] for i in range(2)]
         return codes, notes, [(folder / f"{i}.out").read_text() for i in range(2)]
 
-    return go
+    yield go
+    starter.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(starter.pid, signal.SIGKILL)
+    starter.wait()

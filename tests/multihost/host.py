@@ -1,5 +1,6 @@
-"""One host, as a process, through several runs: `python host.py JOB`, a pickled dict of `hosts`, `log`, `schemes` and
-`runs`.
+"""Hosts, each a process, through several runs. `python host.py` imports what they need once; for every line on its
+standard input, a JSON list of jobs' paths, it forks a host for each job and prints the exit codes of all as JSON (minus
+the signal for one that was ended so). A job is a pickled dict of `hosts`, `log`, `printed`, `schemes` and `runs`.
 
 Of each scheme (with its initial values) a few steps are taken on all devices of both hosts, and their losses noted.
 
@@ -155,9 +156,31 @@ def main(job: dict) -> None:
             note(end="refused", message=str(error))
 
 
+def serve() -> str | None:
+    """Returns in every fork its job's path, and nothing at the end of the lines."""
+    for line in sys.stdin:
+        hosts = []
+        for path in json.loads(line):
+            host = os.fork()
+            if not host:
+                return path
+            hosts.append(host)
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(host, 0)[1]) for host in hosts]), flush=True)
+    return None
+
+
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(float(os.environ["HOST_LIMIT"]), exit=True)  # whatever happens, it ends
-    with open(sys.argv[1], "rb") as file:
-        job = pickle.load(file)
-    connect(job)
-    main(job)
+    import grain  # noqa: F401
+
+    import nagjax.train.loop  # noqa: F401
+    import tests.tiny  # noqa: F401
+
+    if path := serve():
+        with open(path, "rb") as file:
+            job = pickle.load(file)
+        with open(job["printed"], "w") as printed:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(printed.fileno(), stream.fileno())
+        faulthandler.dump_traceback_later(float(os.environ["HOST_LIMIT"]), exit=True)  # whatever happens, it ends
+        connect(job)
+        main(job)

@@ -19,7 +19,7 @@ def by(*names):
     return {name: functools.partial(add_rms_norm, implementation=name) for name in names}
 
 
-@pytest.mark.parametrize("n, width, dtype", COVER)
+@pytest.mark.parametrize("n, width, dtype", COVER[::2])
 def test_values_and_gradients(n, width, dtype):
     primals, cotangents = row_oracles.inputs(2, 1, n, width, dtype)
     row_oracles.compare(row_oracles.add_rms_norm, by("reference", "xla"), primals, cotangents)

@@ -18,13 +18,14 @@ from tests.tolerance import assert_close
 NAMES = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
 
 
+@functools.cache  # a function of its own would be compiled again
 def implementation(name):
     return lambda *args: nag_update(*args, implementation=name)
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("xla", shape) for shape in COVER] + [(None, shape) for shape in COVER_SMALL],
+    [("xla", shape) for shape in COVER[1::2]] + [(None, shape) for shape in COVER_SMALL[:2]],
     ids=str,
 )
 def test_xla_against_float64(name, shape):
@@ -35,7 +36,7 @@ def test_xla_against_float64(name, shape):
     nag_oracle.assert_close(NAMES, got, nag_oracle.exact(nag_oracle.update, primals, cotangents), shape[1])
 
 
-@pytest.mark.parametrize("shape", COVER_SMALL, ids=str)
+@pytest.mark.parametrize("shape", COVER_SMALL[2:], ids=str)
 def test_reference_against_float64(shape):
     primals, cotangents = nag_oracle.inputs(*shape)
     got = nag_oracle.with_gradients(implementation("reference"), primals, cotangents)

@@ -21,6 +21,7 @@ ARGUMENTS = ("direction", "log_norm", "update", "weight", "bias", "logits", "bet
 NAMES = ("direction", "log_norm", "turn", *(f"d_{name}" for name in ARGUMENTS))
 REFUSED = ("pallas_triton", 5461, "float32")  # see the README: float32 rows wider than 4096 go to `composed`
 SHAPES = ((7, 96, "float32"), (33, 640, "bfloat16"), (300, 128, "float32"))
+WIDE = COVER_WIDE[1::2] + COVER_WIDE[-1:]
 
 
 def oracle(r, s, u, weight, bias, logits, beta, alpha):
@@ -38,6 +39,7 @@ def inputs(n, d, dtype, gates=8):
     return primals, (g, ds, jnp.asarray(normal(n), jnp.float32))
 
 
+@functools.cache  # a function of its own would be compiled again
 def implementation(name):
     return lambda *args: nag_update_modulated(*args, implementation=name)
 
@@ -54,9 +56,9 @@ def assert_each_close(got, want, width, dtype):
 
 @pytest.mark.parametrize(
     "name, shape",
-    [("xla", shape) for shape in COVER]
+    [("xla", shape) for shape in COVER[::2]]
     + [(name, shape) for name in ("reference", *INTERPRETERS) for shape in SHAPES]
-    + [(name, shape) for name in INTERPRETERS for shape in COVER_WIDE if (name, *shape[1:]) != REFUSED],
+    + [(name, shape) for name in INTERPRETERS for shape in WIDE if (name, *shape[1:]) != REFUSED],
     ids=str,
 )
 def test_against_float64(name, shape):

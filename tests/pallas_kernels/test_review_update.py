@@ -19,7 +19,7 @@ def by(*names):
     return {name: functools.partial(review_update, implementation=name) for name in names}
 
 
-@pytest.mark.parametrize("n, width, dtype", COVER)
+@pytest.mark.parametrize("n, width, dtype", COVER[1::2])
 def test_values_and_gradients(n, width, dtype):
     primals, cotangents = row_oracles.inputs(4, 2, n, width, dtype)
     row_oracles.compare(row_oracles.review_update, by("reference", "xla"), primals, cotangents)

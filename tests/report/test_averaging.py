@@ -25,6 +25,12 @@ from tests.tolerance import assert_close, close_to
 STEPS = (10, 20, 30)
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """A run that nobody changes, and the parameters of its checkpoints."""
+    return saved(tmp_path_factory.mktemp("three"))
+
+
 def saved(folder, scheme: str = "nag", **model):
     """A run with three checkpoints, each with parameters of its own, and these parameters."""
     (folder / "train.txt").write_text("it was a dark and stormy night; " * 30)
@@ -47,8 +53,8 @@ def mean(trees):
     return jax.tree.map(lambda *own: np.mean([np.asarray(one, np.float64) for one in own], 0), *trees)
 
 
-def test_an_average_is_the_mean_and_a_run(tmp_path, capsys):
-    run, made = saved(tmp_path)
+def test_an_average_is_the_mean_and_a_run(three, tmp_path, capsys):
+    run, made = three
     cli.run(["average", str(run), "--out", str(tmp_path / "mean"), "--batches", "2"])
     record = json.loads((tmp_path / "mean" / "average.json").read_text())
     assert record["steps"] == [*STEPS] and f"{record['loss']['average']:.4f}" in capsys.readouterr().out
@@ -60,8 +66,8 @@ def test_an_average_is_the_mean_and_a_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("given", [{"newest": 2}, {"steps": (30, 20)}], ids=["newest", "steps"])
-def test_checkpoints_are_chosen(given, tmp_path):
-    run, made = saved(tmp_path)
+def test_checkpoints_are_chosen(three, given, tmp_path):
+    run, made = three
     assert average(run, tmp_path / "mean", batches=1, **given)["steps"] == [20, 30]
     assert_close(jax.device_get(open_run(tmp_path / "mean").params), mean(made[1:]), **tiny.FORWARD)
 
@@ -91,15 +97,14 @@ def test_rows_of_unit_norm_stay_so(tmp_path):
         ({"steps": (10, 20), "newest": 2}, "either --steps or --newest"),
     ],
 )
-def test_what_cannot_be_averaged(given, message, tmp_path):
-    run, _ = saved(tmp_path)
+def test_what_cannot_be_averaged(three, given, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        average(run, tmp_path / "mean", **given)
+        average(three[0], tmp_path / "mean", **given)
     assert not (tmp_path / "mean").exists()
 
 
-def test_a_single_checkpoint_has_no_average(tmp_path):
-    run, _ = saved(tmp_path)
+def test_a_single_checkpoint_has_no_average(three, tmp_path):
+    run = shutil.copytree(three[0], tmp_path / "run")
     for step in (10, 20):
         shutil.rmtree(run / "checkpoints" / str(step))
     with pytest.raises(UserError, match="^run = .*checkpoints of the steps 30: train with --keep"):

@@ -6,18 +6,18 @@ import re
 import pytest
 
 from nagjax import cli
-from nagjax.report.diagnose_report import diagnosis_page
-from nagjax.report.diagnosis import Effort, diagnose
 from nagjax.report.pruning import prune
 from nagjax.report.verdict_depth import depth_verdict
-from nagjax.runs.opening import open_run
 
 
 def test_a_diagnosis(run_folder, tmp_path, capsys):
-    before = sorted(p.name for p in run_folder.iterdir())
+    """Of what an earlier removal has left, whose page has the old numbers too."""
+    run = tmp_path / "short"
+    prune(run_folder, run, blocks=[1], batches=1)
+    before = sorted(p.name for p in run.iterdir())
     small = ["--batches", "1", "--skip-batches", "2", "--curve-batches", "2"]
-    cli.run(["diagnose", str(run_folder), "--out", str(tmp_path), *small])
-    assert sorted(p.name for p in run_folder.iterdir()) == before
+    cli.run(["diagnose", str(run), "--out", str(tmp_path), *small])
+    assert sorted(p.name for p in run.iterdir()) == before
     record = json.loads((tmp_path / "diagnosis.json").read_text())
     assert record["verdict"] in capsys.readouterr().out
     depth = record["depth"]
@@ -43,6 +43,8 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
     assert not re.search(r"(src|href)=\"(?!data:)", page) and page.count("<figure") >= 15
     assert record["verdict"].split(".")[0] in page
     assert "Blocks count from 1" in page and f"<tr><th>{depth}</th>" in page and "<tr><th>0</th>" not in page
+    assert record["kept"] == [0, 2, 3] and "among those that an earlier removal has left" in page
+    assert "<th>block</th><th>before the removal</th>" in page and "<tr><th>2</th><td>3</td>" in page
 
 
 def test_verdicts():
@@ -84,11 +86,3 @@ def test_verdicts():
     record["held_gates"] = {"mean": {"added_loss": 0.25, "standard_error": None}}
     told = depth_verdict(record)
     assert "No rule finds" in told and "underconfident" in told and "add 0.250 nats per token." in told
-
-
-def test_a_page_of_what_is_left_has_the_old_numbers_too(run_folder, tmp_path):
-    prune(run_folder, tmp_path / "short", blocks=[1], batches=1)
-    record = diagnose(open_run(tmp_path / "short"), Effort(1, 1, 1), rules=("late",))
-    page = diagnosis_page(record, [])
-    assert record["kept"] == [0, 2, 3] and "among those that an earlier removal has left" in page
-    assert "<th>block</th><th>before the removal</th>" in page and "<tr><th>2</th><td>3</td>" in page

@@ -1,5 +1,6 @@
 """Schemes as modules around branches of a user's own. That they are the Transformer's schemes: tests/contracts."""
 
+import functools
 import inspect
 import operator
 import pickle
@@ -317,10 +318,11 @@ def test_telemetry_has_a_gradient_where_sublayers_do_nothing(name):
 
 @pytest.mark.parametrize("name", ["nag", "plain"])
 def test_rows_of_zeros_do_not_count_in_telemetry(name):
-    own, x = residual(name), jnp.asarray(normal(0, 5, WIDTH))
+    own, x = residual(name, 2), jnp.asarray(normal(0, 5, WIDTH))
 
+    @jax.jit
     def facts(x):
-        branches = [lambda x: x * (1.0 + jnp.arange(WIDTH)) + 1e4 * (x == 0)] * SUBLAYERS
+        branches = [lambda x: x * (1.0 + jnp.arange(WIDTH)) + 1e4 * (x == 0)] * 2
         return {name: of[0] for name, of in own(x, branches, progress=1.0, observe=True)[1].items()}
 
     whole = jnp.concatenate([x, 0.0 * x])
@@ -331,21 +333,21 @@ def test_rows_of_zeros_do_not_count_in_telemetry(name):
 
 @pytest.mark.parametrize("name", schemes())
 def test_parameters_in_bfloat16(name):
-    """Those of the scheme are widened where they are used."""
+    """Those of the scheme are widened where they are used. Few go one by one: a scan is traced once for all of them."""
     own, stack, x = residual(name), stacked(), normal(0, 2, 3, WIDTH)
 
+    @functools.partial(jax.jit, static_argnums=2)
     def run(models, x, scanned):
         own, stack = models
         out, facts = own(x, stack if scanned else apart(stack), progress=0.5, observe=True)
         return jnp.sum(out.astype(jnp.float32)), (out, facts)
 
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (own, stack))
-    for rows in (x, x.astype(jnp.bfloat16)):
-        for scanned in (False, True):
-            step = jax.value_and_grad(run, has_aux=True)
-            (_, (out, facts)), gradient = jax.eval_shape(lambda m, r, s=scanned, step=step: step(m, r, s), narrow, rows)
-            assert out.dtype == rows.dtype and {fact.dtype for fact in facts.values()} == {jnp.dtype(jnp.float32)}
-            assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.bfloat16)}
+    step, low = jax.value_and_grad(run, has_aux=True), x.astype(jnp.bfloat16)
+    for rows, scanned in ((x, True), (low, True), *([(low, False)] if name in one_per_stream() else [])):
+        (_, (out, facts)), gradient = jax.eval_shape(lambda m, r, s=scanned: step(m, r, s), narrow, rows)
+        assert out.dtype == rows.dtype and {fact.dtype for fact in facts.values()} == {jnp.dtype(jnp.float32)}
+        assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(jnp.bfloat16)}
     if name in ("nag", "review", "lns"):
         close(run(narrow, x, False)[1][0], run((own, stack), x, False)[1][0], 0.05)
 
@@ -357,11 +359,11 @@ def test_with_64_bit_types(name):
         own, stack = residual(name), stacked()
         jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(own), start)
         assert {leaf.dtype for leaf in jax.tree.leaves(own)} <= {jnp.dtype(jnp.float32)}
-        for dtype in (jnp.float32, jnp.float64):
-            for branches in (apart(stack), stack):
-                run = lambda own, x, b=branches: own(x, b, progress=0.5, observe=True)  # noqa: E731
-                out, facts = jax.eval_shape(run, own, jnp.asarray(x, dtype))
-                assert out.dtype == dtype and {fact.dtype for fact in facts.values()} == {jnp.dtype(jnp.float32)}
+        one_by_one = [(jnp.float32, apart(stack))] if name in one_per_stream() else []
+        for dtype, branches in ((jnp.float32, stack), (jnp.float64, stack), *one_by_one):
+            run = lambda own, x, b=branches: own(x, b, progress=0.5, observe=True)  # noqa: E731
+            out, facts = jax.eval_shape(run, own, jnp.asarray(x, dtype))
+            assert out.dtype == dtype and {fact.dtype for fact in facts.values()} == {jnp.dtype(jnp.float32)}
 
 
 def test_start_factors_are_the_schemes():

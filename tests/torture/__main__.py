@@ -110,7 +110,10 @@ def work(args) -> int:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(scratch / f"programs-{share}")
     import logging
 
-    import nagjax.train.loop  # noqa: F401 - what the forks need is imported once
+    import grain  # noqa: F401 - what the forks need is imported once
+
+    import nagjax.commands.train
+    import nagjax.train.loop  # noqa: F401
     from tests.torture.history import History
     from tests.torture.hosts import TwoHosts
 

@@ -1,9 +1,8 @@
-"""The average of the weights: what it is, and where it is kept. A run with one resumes in `test_all_at_once.py`."""
+"""The average of the weights: what it is, and where it is kept. A run with one resumes in `test_mixture_run.py`."""
 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,17 +17,19 @@ from nagjax.train.checkpoint.store import restore_parts
 from nagjax.train.distributed.mesh import batch_sharding
 from nagjax.train.facts import state_bytes
 from nagjax.train.loop import train
+from nagjax.train.setup import set_up
 from nagjax.train.step import jit_train_step
+from nagjax.train.warm_start import begin
 from tests import tiny
 from tests.tolerance import assert_close
 
 DECAY = 0.5
 
 
-@pytest.mark.parametrize("mesh", [(1,), (2, 2, 2)], ids=["one", "eight"])
-def test_the_average_is_that_of_good_steps(mesh):
-    """Recomputed in float64 from the parameters of each step; a bad step, the third one, changes nothing."""
-    bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), train={"ema": DECAY}, depth=1), *mesh)
+def test_the_average_is_that_of_good_steps():
+    """On eight devices; recomputed in float64 from the parameters of each step; a bad step, the third one, changes
+    nothing."""
+    bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), train={"ema": DECAY}, depth=1), 2, 2, 2)
     state, step = bp.create(), jit_train_step(bp)
     want = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(state.params))
     good = 0
@@ -77,8 +78,9 @@ def whole(run_of, tmp_path_factory):
     return train(run_of(ema=DECAY), tmp_path_factory.mktemp("ema") / "whole")
 
 
-def test_what_is_opened_is_the_average(whole, run_of, tmp_path):
-    """Its loss is that of the run's own last evaluation; the parameters of the last step give another."""
+def test_what_is_opened_is_the_average(whole, run_of):
+    """Its loss is that of the run's own last evaluation, and a run that starts from it begins with it; the parameters
+    of the last step are others."""
     run = open_run(whole)
     abstract = {"params": run.blueprint.abstract_params(), "average": run.blueprint.abstract_params()}
     saved = restore_parts(whole / names.CHECKPOINTS, abstract)
@@ -87,6 +89,7 @@ def test_what_is_opened_is_the_average(whole, run_of, tmp_path):
         assert not np.array_equal(got, last)
     logged = load_run(whole)
     assert evaluate(whole, batches=1)["loss"] == pytest.approx(logged.last_eval.loss, rel=1e-5)
-    config = dataclasses.replace(run_of(steps=2), start=str(whole))
-    begun = open_run(train(config, tmp_path / "begun"))
-    assert begun.config.train.ema == 0.0 and jnp.isfinite(begun.params["head"]["tokens"]).all()
+    blueprint = set_up(dataclasses.replace(run_of(), start=str(whole))).blueprint
+    begun = begin(blueprint)
+    assert blueprint.config.train.ema == 0.0 and begun.average == {}
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(begun.params), jax.device_get(run.params))

@@ -19,7 +19,7 @@ from nagjax.train.warm_start import check_start
 
 @pytest.fixture(scope="module")
 def whole(run_of, tmp_path_factory):
-    return train(run_of(steps=2, eval_every=2), tmp_path_factory.mktemp("runs") / "whole")
+    return train(run_of(), tmp_path_factory.mktemp("runs") / "whole")
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def largest(folder):
 
 
 def damaged(other):
-    path = largest(other / names.CHECKPOINTS / "2")
+    path = largest(other / names.CHECKPOINTS / "6")
     path.write_bytes(path.read_bytes()[:-1])
-    return "checkpoints/2.*is damaged"
+    return "checkpoints/6.*is damaged"
 
 
 def of_another_run(other):
     (other / names.IDENTITY).write_text('{"id": "0"}')
-    return "checkpoints/2.*is of another run"
+    return "checkpoints/6.*is of another run"
 
 
 def without_checkpoints(other):
@@ -69,7 +69,7 @@ def refused(config, run, words):
 def test_a_missing_package(whole, run_of, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     refused(run_of(log=(name,)), whole, rf"pip install -e '\.\[{name}\]'")
-    train(run_of(steps=2, eval_every=2, log=(name,)), whole)  # is finished, and writes no metrics
+    train(run_of(log=(name,)), whole)  # is finished, and writes no metrics
 
 
 @pytest.mark.parametrize("harm", [damaged, of_another_run, without_checkpoints, linked])

@@ -139,7 +139,7 @@ def poison(monkeypatch, numbers, key="weights"):
 
 @pytest.fixture(scope="module")
 def sound(run_of, tmp_path_factory):
-    return train(run_of(), tmp_path_factory.mktemp("runs") / "sound")
+    return train(run_of(eval_every=100), tmp_path_factory.mktemp("runs") / "sound")
 
 
 def read(folder, kind):
@@ -152,10 +152,10 @@ def test_raise_keeps_the_last_checkpoint_and_says_what_to_do(run_of, sound, tmp_
     with pytest.raises(
         UserError, match="not finite at step 3.*lower --lr.*--on-bad-step.*checkpoint is kept"
     ) as caught:
-        train(run_of(), tmp_path / "run")
+        train(run_of(eval_every=100), tmp_path / "run")
     assert caught.value.field == "loss" and steps_saved(tmp_path / "run" / "checkpoints") == [2]
     monkeypatch.undo()
-    train(run_of(), tmp_path / "run")
+    train(run_of(eval_every=100), tmp_path / "run")
     assert comparable(tmp_path / "run" / "metrics.jsonl") == comparable(sound / "metrics.jsonl")
     assert [e["step"] for e in read(tmp_path / "run", "event")] == [3, 2]
 
@@ -174,25 +174,12 @@ def test_skip_goes_on_and_logs_it(run_of, tmp_path, monkeypatch):
     assert caught.value.field == "max_bad_steps"
 
 
-def test_rollback_returns_to_the_checkpoint_and_leaves_the_batch_out(run_of, tmp_path, monkeypatch):
-    """With the batches 2 and 4 bad, the run equals one whose stream never had them."""
+def test_rollback_returns_to_the_checkpoint_and_leaves_the_batch_out(run_of, sound, tmp_path, monkeypatch):
+    """With the batches 2 and 4 bad, the run equals one whose stream never had them. And it lets go of the bad state
+    before it reads another."""
+    take, order = TrainBatches.take, [0, 1, 2, 2, 3, 3, 4, 5]  # with a bad one before the third and before the fourth
+    monkeypatch.setattr(TrainBatches, "take", lambda self, number: take(self, order[number]))
     taken = poison(monkeypatch, {2, 4})
-    folder = train(run_of(eval_every=100, on_bad_step="rollback"), tmp_path / "run")
-    # step 3 takes batch 2, and batch 3 is under way when that is known; back to step 2; then the same with batch 4
-    assert taken == [0, 1, 2, 3, 3, 4, 3, 5, 6, 7]
-    assert json.loads((folder / "skipped.json").read_text()) == {"batches": [2, 4]}
-    messages = [(e["step"], e["message"]) for e in read(folder, "event")]
-    assert [step for step, _ in messages] == [2, 2] and "back to step 2, and batch 4 is left out" in messages[1][1]
-    monkeypatch.undo()
-
-    take = TrainBatches.take
-    monkeypatch.setattr(TrainBatches, "take", lambda self, number: take(self, [0, 1, 3, 5, 6, 7][number]))
-    train(run_of(eval_every=100), tmp_path / "never")
-    assert comparable(folder / "metrics.jsonl") == comparable(tmp_path / "never" / "metrics.jsonl")
-
-
-def test_a_rollback_lets_go_of_the_bad_state_before_it_reads_another(run_of, tmp_path, monkeypatch):
-    poison(monkeypatch, {2})
     read_state, alive = loop_module.state_at, []
 
     def watched(blueprint, checkpoints, saved):
@@ -202,8 +189,14 @@ def test_a_rollback_lets_go_of_the_bad_state_before_it_reads_another(run_of, tmp
 
     monkeypatch.setattr(loop_module, "state_at", watched)
     gc.collect()
-    train(run_of(on_bad_step="rollback"), tmp_path / "run")
-    assert len(alive) == 2 and alive[1] <= alive[0], "as many as before the run had a state"
+    folder = train(run_of(eval_every=100, on_bad_step="rollback"), tmp_path / "run")
+    # step 3 takes batch 2, and batch 3 is under way when that is known; back to step 2; then the same with batch 4
+    assert taken == [0, 1, 2, 3, 3, 4, 3, 5, 6, 7]
+    assert json.loads((folder / "skipped.json").read_text()) == {"batches": [2, 4]}
+    messages = [(e["step"], e["message"]) for e in read(folder, "event")]
+    assert [step for step, _ in messages] == [2, 2] and "back to step 2, and batch 4 is left out" in messages[1][1]
+    assert comparable(folder / "metrics.jsonl") == comparable(sound / "metrics.jsonl")
+    assert len(alive) == 3 and max(alive) <= alive[0], "as many as before the run had a state"
 
 
 def test_rollback_to_the_start_and_too_many(run_of, tmp_path, monkeypatch):

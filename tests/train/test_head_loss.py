@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from nagjax.layers.embedding import unembed
-from nagjax.mod.config import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Output
 from nagjax.residual import find_scheme
@@ -161,12 +160,12 @@ MESH, CONTEXT, VOCAB = (2, 2, 2), 32, 512
 
 @pytest.fixture(scope="module")
 def steps():
-    """Routed blocks, recomputed, on eight devices, the batch in two parts: whole logits and chunks of 4 tokens."""
+    """On eight devices, the batch in two parts: whole logits and chunks of 4 tokens."""
 
     def step(chunk: int):
         train = {"loss_chunk": chunk, "accumulate": 2, "z_loss": 0.1}
-        model = {"depth": 2, "context": CONTEXT, "vocab": VOCAB, "tied": True, "remat": "block"}
-        config = tiny.run_config(find_scheme("nag")(), train=train, mod=ModConfig(rate=(0.5,)), **model)
+        model = {"depth": 2, "context": CONTEXT, "vocab": VOCAB, "tied": True}
+        config = tiny.run_config(find_scheme("plain")(), train=train, **model)
         bp = tiny.blueprint(config, *MESH)
         return bp, jit_train_step(bp).lower(bp.abstract(), abstract_batch(bp)).compile()
 

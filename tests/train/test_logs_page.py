@@ -18,8 +18,7 @@ from tests import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "logs.md"
 SIZES = {"depth": 2, "width": 16, "context": 32, "steps": 2, "batch": 2, "eval_batches": 1, "mesh.data": 1}
-ROUTED = {"scheme": "nag", "mod.rate": 0.25, "mod.capacity": "adaptive"}
-EXPERTS = {"scheme": "plain", "moe.experts": 4, "moe.active": 2}
+ROUTED = {"scheme": "nag", "mod.rate": 0.25, "mod.capacity": "adaptive", "moe.experts": 4, "moe.active": 2}
 RARE = {("train", "skipped")}  # of a bad step
 
 
@@ -47,13 +46,11 @@ def mixed(tmp_path_factory) -> list[str]:
 
 def test_the_page_lists_what_runs_log(mixed, tmp_path):
     (tmp_path / "asked.jsonl").write_text('{"context": "a", "choices": ["b", "c"], "answer": 0}\n')
-    seen, kinds = set(), set()
-    for own in (ROUTED | {"tasks": [str(tmp_path / "asked.jsonl")]}, EXPERTS):
-        run = train(read_options(SIZES | own | {"data.mix": mixed}).config(), tmp_path / own["scheme"])
-        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
-            kinds.add(line["kind"])
-            seen |= {(line["kind"], name) for name in line.keys() - {"kind", "step"}}
-    assert {"train", "eval", "depth", "tasks"} <= kinds
+    given = SIZES | ROUTED | {"tasks": [str(tmp_path / "asked.jsonl")], "data.mix": mixed}
+    run = train(read_options(given).config(), tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    seen = {(line["kind"], name) for line in lines for name in line.keys() - {"kind", "step"}}
+    assert {"train", "eval", "depth", "tasks"} <= {line["kind"] for line in lines}
     assert ("tasks", "asked/acc") in seen
     page = listed()
     known = {name for kind, name in page if kind == "eval"}

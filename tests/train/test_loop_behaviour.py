@@ -32,27 +32,27 @@ def train_losses(folder):
 
 @pytest.fixture(scope="module")
 def finished(run_of, tmp_path_factory):
-    return train(run_of(steps=4), tmp_path_factory.mktemp("runs") / "finished")
+    return train(run_of(), tmp_path_factory.mktemp("runs") / "finished")
 
 
 def test_another_config_is_refused_and_nothing_is_touched(run_of, finished):
     before = contents(finished)
     with pytest.raises(UserError, match="optimizer.lr was None and is now 0.5") as caught:
-        train(run_of(steps=4, lr=0.5), finished)
+        train(run_of(lr=0.5), finished)
     assert caught.value.field == "out" and "--fresh" in str(caught.value)
-    with pytest.raises(UserError, match="scheme.name was 'nag' and is now 'plain'.*train.steps was 4 and is now 5"):
-        train(run_of("plain", steps=5), finished)
+    with pytest.raises(UserError, match="scheme.name was 'nag' and is now 'plain'.*train.steps was 6 and is now 7"):
+        train(run_of("plain", steps=7), finished)
     assert contents(finished) == before
-    train(run_of(steps=4, eval_every=1, mesh=MeshConfig(data=2)), finished)  # these change no result
+    train(run_of(eval_every=1, mesh=MeshConfig(data=2)), finished)  # these change no result
     assert contents(finished) == before  # nor what a finished run says of itself
 
 
 def test_fresh_starts_over_and_spares_foreign_files(run_of, finished):
     losses = train_losses(finished)
     (finished / "notes.txt").write_text("mine")
-    train(run_of(steps=4, lr=0.01), finished, fresh=True)
+    train(run_of(lr=0.01), finished, fresh=True)
     again = train_losses(finished)
-    assert [s for s, _ in again] == [1, 2, 3, 4] and again[0] == losses[0] and again[2:] != losses[2:]
+    assert [s for s, _ in again] == [1, 2, 3, 4, 5, 6] and again[0] == losses[0] and again[2:] != losses[2:]
     assert (finished / "notes.txt").read_text() == "mine"
     assert json.loads((finished / "config.json").read_text())["optimizer"]["lr"] == 0.01
 
@@ -117,7 +117,7 @@ def test_the_host_reads_one_step_late_and_one_program_is_enough(run_of, finished
     monkeypatch.setattr(steplog, "jax", Watched())
     handlers = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), jax.transfer_guard_device_to_host("disallow"):
-        train(run_of(steps=8, eval_every=100, save_every=100), tmp_path / "run")
+        train(run_of(eval_every=100, save_every=100), tmp_path / "run")
     assert events == ["step", "step", "read 1", "step", "read 1", "step", "read 1", "step", "read 1", "read 1"]
     assert steps[0]._cache_size() == 1
     assert signal.getsignal(signal.SIGINT) is handlers
@@ -142,5 +142,5 @@ def test_a_run_whose_folder_was_taken_over_writes_nothing_more(run_of, finished,
 
     monkeypatch.setattr(loop, "jit_train_step", watched)
     with pytest.raises(UserError, match="was taken over"):
-        train(run_of(steps=30, eval_every=100, save_every=100), tmp_path / "run")
+        train(run_of(eval_every=100, save_every=100), tmp_path / "run")
     assert len(taken) == 3 and [step for step, _ in train_losses(tmp_path / "run")] == [1]  # each is read a step late

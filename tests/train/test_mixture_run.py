@@ -1,4 +1,6 @@
-"""A run on a mixture whose weights change: on eight devices, stopped anywhere, it ends as if never stopped."""
+"""A run on a mixture whose weights change: on eight devices, stopped anywhere, it ends as if never stopped. It has all
+that a run's state can hold beside it, experts with balancing biases and an average of the weights: that each alone
+resumes does not show that they do together."""
 
 import dataclasses
 import json
@@ -11,6 +13,7 @@ import pytest
 from nagjax.data import DataConfig, open_dataset, prepare
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
+from nagjax.layers.config import MoEConfig
 from nagjax.runs import names
 from nagjax.runs.config import MeshConfig
 from nagjax.runs.log import load_run
@@ -26,6 +29,7 @@ from nagjax.train.state import Blueprint
 from nagjax.train.step import EvalSums
 
 WEIGHTS = ("0.9@0,0.3@0.8", "0.2")
+EXPERTS = MoEConfig(4, 2, shared=1, hidden=16, bias_rate=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +46,12 @@ def corpora(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixed(run_of, corpora):
-    def make(weights=WEIGHTS, paths=None, mesh=None, data=None, **train):
+    def make(weights=WEIGHTS, paths=None, data=None, **train):
         mix = tuple(f"{path}={weight}" for path, weight in zip(paths or corpora, weights, strict=True))
-        config = run_of(mesh=mesh or MeshConfig(fsdp=2), batch=8, eval_batches=3, keep=3, **train)
-        return dataclasses.replace(config, data=DataConfig(mix=mix, **(data or {})))
+        mesh = MeshConfig(data=2, fsdp=2, expert=2)
+        config = run_of(mesh=mesh, batch=8, eval_batches=3, keep=3, ema=0.5, **train)
+        model = dataclasses.replace(config.model, moe=EXPERTS)
+        return dataclasses.replace(config, model=model, data=DataConfig(mix=mix, **(data or {})))
 
     return make
 
@@ -71,11 +77,15 @@ def state(config, folder):
         return jax.device_get(checkpoints.restore(Blueprint.of(config, make_mesh(config.mesh)).abstract()))
 
 
-def test_resumed_on_moved_corpora_with_workers_it_is_the_same_run(mixed, corpora, whole, half, tmp_path):
+def test_resumed_on_moved_corpora_it_is_the_same_run(mixed, corpora, whole, half, tmp_path):
     moved = [shutil.copytree(path, tmp_path / "moved" / path.rpartition("/")[2]) for path in corpora]
-    train(mixed(paths=moved, data={"workers": 1}), half)
+    train(mixed(paths=moved), half)
     assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
-    jax.tree.map(np.testing.assert_array_equal, state(mixed(), half), state(mixed(), whole))
+    assert '"expert_max"' in (half / names.METRICS).read_text()
+    found = state(mixed(), half)
+    jax.tree.map(np.testing.assert_array_equal, found, state(mixed(), whole))
+    last, average = (tree["blocks"]["mlp"]["branch"] for tree in (found.params, found.average))
+    assert np.any(last["balance"] != 0) and not np.array_equal(last["down"], average["down"])
 
 
 def test_what_makes_it_another_run_is_named(mixed, corpora, half):
@@ -136,7 +146,7 @@ def test_a_changed_corpus_is_found(mixed, corpora, whole, tmp_path):
 
 
 def test_documents_of_their_own_and_what_is_said(mixed, corpora, tmp_path, capfd):
-    run = train(mixed(steps=2, data={"rows": "document"}), tmp_path / "run")
+    run = train(mixed(data={"rows": "document"}), tmp_path / "run")
     scores = evaluate(run)
     assert scores["loss/foxes"] == pytest.approx(evaluate(run, data=corpora[0])["loss"], rel=1e-5)
     assert scores["tokens"] == sum(

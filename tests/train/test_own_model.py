@@ -63,10 +63,13 @@ def pictures(seed: int) -> Batch:
 def test_a_vit_with_its_own_optax_chain_is_trained_as_by_our_trainer():
     """Every parameter after 20 steps: gates at their rate, decay on matrices only, alpha's ramp, clipping."""
     config = tiny.run_config(
-        NAG(ramp=0.5), optimizer={"lr": 1e-2, "schedule": "constant", "warmup": 0.25}, train={"steps": STEPS}
+        NAG(ramp=0.5),
+        optimizer={"lr": 1e-2, "schedule": "constant", "warmup": 0.25},
+        train={"steps": STEPS},
+        depth=2,
     )
     blueprint = tiny.blueprint(config)
-    state = blueprint.create()
+    state = tiny.fresh(blueprint)
     own = OwnViT(blueprint.model(jax.device_get(state.params)))
     chain = optax.chain(
         optax.clip_by_global_norm(1.0),

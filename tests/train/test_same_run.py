@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from nagjax.data import DataConfig, preparation, prepare, read_manifest, store
+from nagjax.data import DataConfig, open_dataset, preparation, prepare, read_manifest, store
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import evaluate
 from nagjax.report.compare import behind
 from nagjax.runs import names
-from nagjax.runs.identity import FREE_TO_CHANGE, JUDGEMENT
+from nagjax.runs.folder import refuse_other_run
+from nagjax.runs.identity import FREE_TO_CHANGE, JUDGEMENT, corpus_identity
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import comparable
 from nagjax.runs.opening import open_run
 from nagjax.train.checkpoint import manifest
 from nagjax.train.checkpoint.manifest import read_manifest as checkpoint_manifest
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
+from nagjax.train.facts import resolve
 from nagjax.train.loop import train
 
 
@@ -57,7 +59,9 @@ def test_every_checkpoint_names_its_run(whole, run_of):
 
 def test_a_corpus_may_move_and_workers_may_come(whole, half, run_of, corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "moved")
-    train(moved(run_of(keep=3), tmp_path / "moved", workers=1), half)
+    with_workers = resolve(moved(run_of(keep=3), tmp_path / "moved", workers=1))
+    refuse_other_run(half, with_workers, corpus_identity(open_dataset(with_workers.data)))
+    train(moved(run_of(keep=3), tmp_path / "moved"), half)
     assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
     assert json.loads((half / names.CONFIG).read_text())["data"]["path"] == str(tmp_path / "moved")
     assert evaluate(half)["step"] == 6
@@ -114,9 +118,11 @@ def test_what_a_run_keeps_is_named_and_fresh_is_not_the_first_advice(half, run_o
         assert said.index("give these as they were") < said.index("--out (") < said.index("--fresh")
 
 
-def test_a_checkpoint_of_another_run(half, run_of, tmp_path):
-    other = train(run_of(seed=5, steps=8, eval_every=8, save_every=8), tmp_path / "other")
-    shutil.copytree(other / names.CHECKPOINTS / "8", half / names.CHECKPOINTS / "8")
+def test_a_checkpoint_of_another_run(half, run_of):
+    other = Path(shutil.copytree(half / names.CHECKPOINTS / "4", half / names.CHECKPOINTS / "8"))
+    named = checkpoint_manifest(other)
+    settings = named["owner"]["config"] | {"train.seed": 5}
+    manifest.write_manifest(other, named["facts"], {"run": "0" * 32, "config": settings, "step": 8})
     before = steps(half)
     for use in (lambda: train(run_of(keep=1), half), lambda: open_run(half)):
         with pytest.raises(UserError, match="checkpoints/8.*is of another run"):
@@ -200,31 +206,29 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != names.LOCK}
 
 
-def test_other_libraries_are_an_event(half, run_of):
+def test_other_libraries_are_an_event_and_what_an_older_version_did_not_note_is_no_change(half, run_of):
     info = json.loads((half / names.INFO).read_text())
     info["versions"]["jax"], info["device"] = "0.0.1", "abacus"
-    (half / names.INFO).write_text(json.dumps(info))
-    train(run_of(keep=3), half)
-    (event,) = [e.message for e in load_run(half).events]
-    assert event.startswith("resumed under device ") and "(was abacus)" in event and "(was 0.0.1)" in event
-
-
-def test_the_log_tells_what_decides_on_updates_from_now_on(half, run_of):
-    changed = {"on_bad_step": "skip", "spike": 6.0, "max_bad_steps": 9}
-    assert {f"train.{name}" for name in changed} == {f"train.{name}" for name in JUDGEMENT} < FREE_TO_CHANGE
-    train(run_of(keep=3, **changed), half)
-    (event,) = [e.message for e in load_run(half).events]
-    for words in ("train.on_bad_step skip (was raise)", "train.spike 6.0 (was 0.0)", "train.max_bad_steps 9 (was 5)"):
-        assert words in event
-
-
-def test_what_an_older_version_did_not_note_is_not_a_change(half, run_of):
-    info = json.loads((half / names.INFO).read_text())
     assert info.pop("judged_by") == {"on_bad_step": "raise", "spike": 0.0, "max_bad_steps": 5}
     (half / names.INFO).write_text(json.dumps(info))
     train(run_of(keep=3, spike=6.0), half)
     (event,) = [e.message for e in load_run(half).events]
+    assert event.startswith("resumed under device ") and "(was abacus)" in event and "(was 0.0.1)" in event
     assert "spike" not in event
+
+
+def test_the_log_tells_what_decides_on_updates_from_now_on_and_is_never_replaced(half, run_of):
+    """A process that follows it sees the same file."""
+    changed = {"on_bad_step": "skip", "spike": 6.0, "max_bad_steps": 9}
+    assert {f"train.{name}" for name in changed} == {f"train.{name}" for name in JUDGEMENT} < FREE_TO_CHANGE
+    with (half / names.METRICS).open() as follower:
+        before = os.fstat(follower.fileno()).st_ino
+        train(run_of(keep=3, **changed), half)
+        assert (half / names.METRICS).stat().st_ino == before
+        assert follower.read() == (half / names.METRICS).read_text()
+    (event,) = [e.message for e in load_run(half).events]
+    for words in ("train.on_bad_step skip (was raise)", "train.spike 6.0 (was 0.0)", "train.max_bad_steps 9 (was 5)"):
+        assert words in event
 
 
 def test_a_checkpoint_removed_by_hand_stops_nothing(whole, run_of, tmp_path, monkeypatch):
@@ -287,15 +291,6 @@ def test_what_a_run_without_checkpoints_has_left_is_removed(half, run_of, corpus
     (half / names.ORIGIN).write_text('{"tokenizer_vocab": 9, "end_of_text": 0}')
     train(run_of(keep=3), half)
     assert open_run(half).step == 6
-
-
-def test_the_log_is_never_replaced(whole, half, run_of):
-    """A process that follows it sees the same file."""
-    with (half / names.METRICS).open() as follower:
-        before = os.fstat(follower.fileno()).st_ino
-        train(run_of(keep=3), half)
-        assert (half / names.METRICS).stat().st_ino == before
-        assert follower.read() == (half / names.METRICS).read_text()
 
 
 def test_token_ids_beyond_the_vocabulary(run_of, corpus, tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import sys
 import time
 
 import psutil  # grain brings it
-import pytest
 
 from nagjax.train.checkpoint.store import steps_saved
 
@@ -62,40 +61,47 @@ def in_session(leader):
     return found
 
 
-@pytest.fixture
-def with_worker(corpus, tmp_path):
-    """A run in a session of its own, with a process that makes its batches, after a few steps."""
-    with (tmp_path / "said").open("w") as said:
-        run = subprocess.Popen(
-            command(corpus, tmp_path / "run", "--data.workers", "1"), stderr=said, start_new_session=True
-        )
-        try:
-            wait_for_steps(tmp_path / "run", lambda: run.poll() is None)
-            assert len(in_session(run.pid)) > 1
-            yield run
-        finally:
-            if left := in_session(run.pid):
-                os.killpg(run.pid, signal.SIGKILL)
-            run.wait()
-        assert not left
+@contextlib.contextmanager
+def session(command, **streams):
+    """A process that leads a session of its own, in which nobody may be left."""
+    leader = subprocess.Popen(command, start_new_session=True, **streams)
+    try:
+        yield leader
+    finally:
+        if left := in_session(leader.pid):
+            os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+    assert not left
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_to_the_whole_group_twice_it_still_saves(with_worker, tmp_path, number, code):
+def test_to_the_whole_group_twice_it_still_saves(corpus, tmp_path):
     """A terminal's Ctrl-C and a scheduler's end reach the workers, too; `timeout` and `srun` send them again."""
-    os.killpg(with_worker.pid, number)
-    time.sleep(0.02)
-    with_worker.send_signal(number)
-    assert with_worker.wait(timeout=120) == code
-    assert "Traceback" not in (tmp_path / "said").read_text()
-    assert steps_saved(tmp_path / "run" / "checkpoints") == [last_step(tmp_path / "run")]
-    wait_until(lambda: not in_session(with_worker.pid))
+    out, said = tmp_path / "run", tmp_path / "said"
+    with said.open("w") as told, session(command(corpus, out, "--data.workers", "1"), stderr=told) as run:
+        wait_for_steps(out, lambda: run.poll() is None)
+        workers = [process for process in in_session(run.pid) if process != run.pid]
+        assert workers
+        for worker in workers:
+            os.kill(worker, signal.SIGTERM)
+        before = last_step(out)
+        wait_until(lambda: last_step(out) > before + 40)  # more than are made ahead
+        os.killpg(run.pid, signal.SIGINT)
+        time.sleep(0.02)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=120) == 130
+        assert "Traceback" not in said.read_text() and "started again" not in said.read_text()
+        assert steps_saved(out / "checkpoints") == [last_step(out)]
+        wait_until(lambda: not in_session(run.pid))
 
 
-def test_a_trainer_that_is_killed_leaves_no_worker(with_worker):
-    with_worker.kill()
-    with_worker.wait()
-    wait_until(lambda: not in_session(with_worker.pid))
+def test_a_trainer_that_is_killed_leaves_no_worker(corpus, tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(READS)
+    with session([sys.executable, str(script), corpus], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "reads\n" and len(in_session(trainer.pid)) > 1
+        trainer.kill()
+        trainer.wait()
+        wait_until(lambda: not in_session(trainer.pid))
 
 
 def test_a_terminal_that_closes_ends_it_with_everything_saved(corpus, tmp_path):
@@ -130,6 +136,17 @@ import sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as if these tests were not under nohup
 os.login_tty(0)
 os.execv(sys.argv[1], sys.argv[1:])
+"""
+READS = """
+import signal
+import sys
+from nagjax.data import DataConfig, open_dataset
+from nagjax.train.batches import TrainBatches
+
+if __name__ == "__main__":
+    TrainBatches(open_dataset(DataConfig(sys.argv[1], workers=1)), 4, 16).take(0)
+    print("reads", flush=True)
+    signal.pause()
 """
 STUCK = """
 import ctypes

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import shutil
 import signal
 
 import pytest
@@ -15,8 +16,30 @@ from nagjax.train.loop import train
 
 
 @pytest.fixture(scope="module")
-def unbroken(run_of, tmp_path_factory):
-    return train(run_of(eval_batches=2), tmp_path_factory.mktemp("runs") / "unbroken")
+def config(run_of):
+    return run_of(scheme="plain", eval_batches=2, keep=3)
+
+
+@pytest.fixture(scope="module")
+def in_another_thread(config, tmp_path_factory):
+    """A run that another thread trains, and who answers SIGTERM before and after."""
+    before = signal.getsignal(signal.SIGTERM)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        folder = pool.submit(train, config, tmp_path_factory.mktemp("runs") / "unbroken").result()
+    return folder, before, signal.getsignal(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def unbroken(in_another_thread):
+    return in_another_thread[0]
+
+
+@pytest.fixture
+def nearly(unbroken, tmp_path):
+    """The run as it was after four of its six steps."""
+    shutil.copytree(unbroken, tmp_path / "nearly")
+    shutil.rmtree(tmp_path / "nearly" / "checkpoints" / "6")
+    return tmp_path / "nearly"
 
 
 def signal_at_step(monkeypatch, nth, number=signal.SIGTERM):
@@ -56,28 +79,23 @@ def lines_at(folder, step, kind):
     return [r for r in records if (r["step"], r["kind"]) == (step, kind)]
 
 
-def test_in_a_step(run_of, unbroken, tmp_path, monkeypatch, capsys):
-    signal_at_step(monkeypatch, 5)
-    handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted) as stopped:
-        train(run_of(eval_batches=2), tmp_path / "run")
-    assert not stopped.value.code and signal.getsignal(signal.SIGTERM) is handler
-    assert "stopped at step 5 as asked (SIGTERM)" in capsys.readouterr().err
-    assert steps_saved(tmp_path / "run" / "checkpoints")[-1] == 5
-    monkeypatch.undo()
-    train(run_of(eval_batches=2), tmp_path / "run")
-    assert comparable(tmp_path / "run" / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
-
-
-@pytest.mark.parametrize("at", [3, 6])
-def test_in_an_evaluation_which_is_then_made_after_the_resume(run_of, unbroken, tmp_path, monkeypatch, at):
-    folder = tmp_path / "run"
-    signal_in_evaluation_at(monkeypatch, at)
-    with pytest.raises(Preempted):
-        train(run_of(eval_batches=2), folder)
-    assert steps_saved(folder / "checkpoints")[-1] == at and not lines_at(folder, at, "eval")
-    monkeypatch.undo()
-    train(run_of(eval_batches=2), folder)
+def test_in_steps_and_in_evaluations_which_are_then_made_after_the_resume(
+    config, unbroken, tmp_path, monkeypatch, capsys
+):
+    folder, handler = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    comes = {
+        3: lambda patched: signal_in_evaluation_at(patched, 3),
+        5: lambda patched: signal_at_step(patched, 2),  # after the resume
+        6: lambda patched: signal_in_evaluation_at(patched, 6),
+    }
+    for at, come in comes.items():
+        with monkeypatch.context() as patched, pytest.raises(Preempted) as stopped:
+            come(patched)
+            train(config, folder)
+        assert not stopped.value.code and signal.getsignal(signal.SIGTERM) is handler
+        assert f"stopped at step {at} as asked (SIGTERM)" in capsys.readouterr().err
+        assert steps_saved(folder / "checkpoints")[-1] == at and not lines_at(folder, at, "eval")
+    train(config, folder)
     assert comparable(folder / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
     with Checkpoints(folder / "checkpoints") as checkpoints:
         last = checkpoints.facts(6)
@@ -85,7 +103,7 @@ def test_in_an_evaluation_which_is_then_made_after_the_resume(run_of, unbroken, 
 
 
 @pytest.mark.parametrize("number, raised", [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
-def test_in_the_last_save_it_still_ends_the_process(run_of, unbroken, tmp_path, monkeypatch, capsys, number, raised):
+def test_in_the_last_save_it_still_ends_the_process(config, unbroken, nearly, monkeypatch, capsys, number, raised):
     """Or a sweep would begin its next run."""
     save = Checkpoints.save
 
@@ -96,29 +114,28 @@ def test_in_the_last_save_it_still_ends_the_process(run_of, unbroken, tmp_path, 
 
     monkeypatch.setattr(Checkpoints, "save", signalled)
     with pytest.raises(raised):
-        train(run_of(eval_batches=2), tmp_path / "run")
+        train(config, nearly)
     assert raised is KeyboardInterrupt or "nothing is left to do" in capsys.readouterr().err
-    assert steps_saved(tmp_path / "run" / "checkpoints")[-1] == 6
-    assert comparable(tmp_path / "run" / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
+    assert steps_saved(nearly / "checkpoints")[-1] == 6
+    assert comparable(nearly / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
 
 
-def test_before_the_first_step_there_is_nothing_to_save(run_of, tmp_path, monkeypatch):
+def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkeypatch):
     signal_in_evaluation_at(monkeypatch, 0)
     with pytest.raises(Preempted):
-        train(run_of(eval_batches=2), tmp_path / "run")
+        train(config, tmp_path / "run")
     assert steps_saved(tmp_path / "run" / "checkpoints") == []
 
 
-def test_in_another_thread_signals_are_left_to_the_main_one(run_of, unbroken, tmp_path):
-    handler = signal.getsignal(signal.SIGTERM)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        folder = pool.submit(train, run_of(eval_batches=2), tmp_path / "run").result()
-    assert signal.getsignal(signal.SIGTERM) is handler
-    assert comparable(folder / "metrics.jsonl") == comparable(unbroken / "metrics.jsonl")
+def test_in_another_thread_signals_are_left_to_the_main_one(in_another_thread):
+    """What it trains is what the main one trains in the tests above."""
+    folder, before, after = in_another_thread
+    assert after is before and steps_saved(folder / "checkpoints")[-1] == 6
 
 
-def test_interrupt_is_no_success(run_of, tmp_path, monkeypatch):
-    signal_at_step(monkeypatch, 2, signal.SIGINT)
+def test_interrupt_is_no_success(config, nearly, monkeypatch):
+    shutil.rmtree(nearly / "checkpoints" / "4")
+    signal_at_step(monkeypatch, 3, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        train(run_of(eval_batches=2), tmp_path / "run")
-    assert steps_saved(tmp_path / "run" / "checkpoints") == [2]
+        train(config, nearly)
+    assert steps_saved(nearly / "checkpoints") == [2, 4, 5]

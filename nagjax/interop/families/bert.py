@@ -12,7 +12,7 @@ import numpy as np
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import learned_positions, only, read_sizes, refuse, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES, check_blocks
-from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norm, same
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norms, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -93,10 +93,7 @@ def named(model: ModelConfig, base: str, head: HeadNames) -> list[Tensor]:
     found = [same(f"{base}.embeddings.word_embeddings.weight", "embedding.tokens")]
     if model.token_types:
         found.append(same(f"{base}.embeddings.token_type_embeddings.weight", "embedding.types"))
-    for name, path in maps.items():
-        found += biased(name, path)
-    for name, path in norms.items():
-        found += layer_norm(name, path)
+    found += biased(maps) + layer_norms(norms)
     if model.head_epsilon is None:
         return found
     names = (head.bias, f"{head.table}.bias")

@@ -19,7 +19,6 @@ from nagjax.interop.families.common import (
 from nagjax.interop.families.gemma import norms, scaled_embedding
 from nagjax.interop.families.gemma2 import NORMS, query_scale, read_common, read_kinds, write_sandwich
 from nagjax.interop.tensors import ATTENTION, Tensor
-from nagjax.layers.config import RopeConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
 from nagjax.residual.schemes.sandwich import Sandwich
@@ -40,11 +39,9 @@ def of_text(config: dict) -> dict:
 def read(config: dict) -> tuple[ModelConfig, Scheme]:
     config = of_text(config)
     context = int(config.get("max_position_embeddings") or 131072)
-    ropes = _ropes(config)
-    if "rope_type" not in ropes[SLIDING] and "type" not in ropes[SLIDING]:
-        ropes[SLIDING] = ropes[SLIDING] | {"rope_type": "default"}
-    longest = config.get(LONGEST) or context
-    (local, rope), (base, whole) = (_read_rope(ropes[kind], context, longest) for kind in (SLIDING, FULL))
+    ropes, longest = _ropes(config), config.get(LONGEST) or context
+    local, base = (float(ropes[kind]["rope_theta"]) for kind in (SLIDING, FULL))
+    rope, whole = (read_scaling(ropes[kind], context, longest) for kind in (SLIDING, FULL))
     every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     blocks = read_kinds(config, context, every, rotary="own", rope_base=base, rope=whole)
     more = {"qk_norm": True}
@@ -58,13 +55,9 @@ def _ropes(config: dict) -> dict[str, dict]:
     if given and not {SLIDING, FULL} <= {*given}:
         raise UserError("config.json: rope_parameters", sorted(given), f"must have {SLIDING} and {FULL}")
     if given:
-        return {kind: dict(given[kind]) for kind in (SLIDING, FULL)}
+        return given
     whole = {"rope_theta": config.get("rope_theta", 1e6)} | told
     return {SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)}, FULL: whole}
-
-
-def _read_rope(given: dict, context: int, longest: int) -> tuple[float, RopeConfig]:
-    return float(given["rope_theta"]), read_scaling(given, context, longest)
 
 
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:

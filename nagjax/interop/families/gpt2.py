@@ -4,7 +4,7 @@ import numpy as np
 
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import need, only, refuse
-from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, layer_norm, same
+from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, layer_norms, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -61,8 +61,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
         same(f"{h}.mlp.c_proj.bias", f"{MLP}.branch.down_bias"),
     ]
     norms = {f"{h}.ln_1": f"{ATTENTION}.entry", f"{h}.ln_2": f"{MLP}.entry", "transformer.ln_f": "entry"}
-    for name, path in norms.items():
-        found += layer_norm(name, path)
+    found += layer_norms(norms)
     return found if model.tied else [*found, same("lm_head.weight", "head.tokens")]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from nagjax.interop.families import Family, Inexpressible
 from nagjax.interop.families.common import only, read_rope, read_sizes, refuse, write_rope, write_sizes
 from nagjax.interop.families.gpt2 import ACTIVATIONS, check_blocks
-from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, biased, layer_norm, same, transposed
+from nagjax.interop.tensors import ATTENTION, MLP, QKV, QKV_BIAS, Tensor, biased, layer_norms, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -57,8 +57,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
             lambda *parts: join(*(part.T for part in parts)),
         ),
         transposed(f"{layer}.attention.dense.weight", f"{ATTENTION}.branch.out"),
-        *biased(f"{layer}.mlp.dense_h_to_4h", f"{MLP}.branch.up"),
-        *biased(f"{layer}.mlp.dense_4h_to_h", f"{MLP}.branch.down"),
+        *biased({f"{layer}.mlp.dense_h_to_4h": f"{MLP}.branch.up", f"{layer}.mlp.dense_4h_to_h": f"{MLP}.branch.down"}),
     ]
     if "qkv" in model.block.biases:
         name = f"{layer}.attention.query_key_value.bias"
@@ -69,8 +68,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
         f"{layer}.post_attention_layernorm": f"{MLP}.entry",
         "gpt_neox.final_layer_norm": "entry",
     }
-    for name, path in norms.items():
-        found += layer_norm(name, path)
+    found += layer_norms(norms)
     head = Tensor("embed_out.weight", ("head.tokens",), alias="lm_head.weight")
     return found if model.tied else [*found, head]
 

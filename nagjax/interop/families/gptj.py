@@ -10,7 +10,7 @@ from nagjax.interop.families import Family, read_only
 from nagjax.interop.families.common import need, only
 from nagjax.interop.families.gpt2 import ACTIVATIONS, read_sizes
 from nagjax.interop.head_bias import fold_head_bias
-from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norm, same, shared, transposed
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, layer_norms, same, shared, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -63,15 +63,14 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
         *(Tensor(f"{h}.attn.{x}_proj.weight", (f"{ATTENTION}.branch.{y}",), split, join) for x, y in turned.items()),
         transposed(f"{h}.attn.v_proj.weight", f"{ATTENTION}.branch.value"),
         transposed(f"{h}.attn.out_proj.weight", f"{ATTENTION}.branch.out"),
-        *biased(f"{h}.mlp.fc_in", f"{MLP}.branch.up"),
-        *biased(f"{h}.mlp.fc_out", f"{MLP}.branch.down"),
+        *biased({f"{h}.mlp.fc_in": f"{MLP}.branch.up", f"{h}.mlp.fc_out": f"{MLP}.branch.down"}),
         *one_norm(f"{h}.ln_1", "transformer.ln_f"),
     ]
 
 
 def one_norm(own: str, last: str) -> list[Tensor]:
     """A LayerNorm that both branches of a block read, and the last one."""
-    found = layer_norm(last, "entry")
+    found = layer_norms({last: "entry"})
     for name, part in (("weight", "gain"), ("bias", "bias")):
         found.append(shared(f"{own}.{name}", f"{ATTENTION}.entry.{part}", f"{MLP}.entry.{part}"))
     return found

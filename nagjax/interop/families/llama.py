@@ -101,10 +101,6 @@ def rms_norms() -> list[Tensor]:
     return [same(f"{name}.weight", f"{path}.gain") for name, path in NORMS.items()]
 
 
-def layer_norms() -> list[Tensor]:
-    return rms_norms() + [same(f"{name}.bias", f"{path}.bias") for name, path in NORMS.items()]
-
-
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     return rms_norms() + attention_tensors(model) + other_tensors(model)
 

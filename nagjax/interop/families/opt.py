@@ -3,7 +3,7 @@
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import learned_positions, need, only, refuse
 from nagjax.interop.families.gpt2 import BIASES, check_blocks
-from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, later_rows, layer_norm, same
+from nagjax.interop.tensors import ATTENTION, MLP, Tensor, biased, later_rows, layer_norms, same
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -51,10 +51,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
         same("model.decoder.embed_tokens.weight", "embedding.tokens"),
         later_rows("model.decoder.embed_positions.weight", "embedding.positions", UNUSED),
     ]
-    for name, path in maps.items():
-        found += biased(f"{layer}.{name}", path)
-    for name, path in norms.items():
-        found += layer_norm(name, path)
+    found += biased({f"{layer}.{name}": path for name, path in maps.items()}) + layer_norms(norms)
     return found if model.tied else [*found, same("lm_head.weight", "head.tokens")]
 
 

@@ -34,10 +34,10 @@ def read(config: dict) -> tuple[ModelConfig, Scheme]:
 def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     layer = "model.layers.{}"
     maps = {f"self_attn.{name[0]}_proj": f"{ATTENTION}.branch.{name}" for name in ("query", "key", "value")}
-    maps |= {"self_attn.dense": f"{ATTENTION}.branch.out", "mlp.fc1": f"{MLP}.branch.up"}
+    maps |= {"self_attn.dense": f"{ATTENTION}.branch.out"}
+    maps |= {"mlp.fc1": f"{MLP}.branch.up", "mlp.fc2": f"{MLP}.branch.down"}
     found = one_norm(f"{layer}.input_layernorm", "model.final_layernorm")
-    for name, path in (maps | {"mlp.fc2": f"{MLP}.branch.down"}).items():
-        found += biased(f"{layer}.{name}", path)
+    found += biased({f"{layer}.{name}": path for name, path in maps.items()})
     return [*found, same("model.embed_tokens.weight", "embedding.tokens"), same("lm_head.weight", "head.tokens")]
 
 

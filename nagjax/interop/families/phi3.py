@@ -32,7 +32,7 @@ def _with_original(config: dict) -> dict:
     """With the original context beside the rest of the rotary's scaling, whatever that is called."""
     for name in ("rope_parameters", "rope_scaling"):
         if given := config.get(name):
-            kind = given.get("rope_type", given.get("type"))
+            kind = given.get("rope_type", given.get("type", "default"))
             kind = "longrope" if kind in ("su", "yarn") else kind  # what early files said, of the same scaling
             original = {"original_max_position_embeddings": config.get("original_max_position_embeddings", 4096)}
             config = config | {name: original | given | {"rope_type": kind}}

@@ -3,8 +3,8 @@
 from nagjax.interop.families import Family
 from nagjax.interop.families.common import only, read_rope, read_sizes, refuse
 from nagjax.interop.families.gptj import one_norm
-from nagjax.interop.families.llama import attention_tensors, layer_norms, other_tensors, write_common
-from nagjax.interop.tensors import Tensor
+from nagjax.interop.families.llama import NORMS, attention_tensors, other_tensors, write_common
+from nagjax.interop.tensors import Tensor, layer_norms
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -35,7 +35,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     norms = (
         one_norm("model.layers.{}.input_layernorm", "model.norm")
         if config.get("use_parallel_residual")
-        else layer_norms()
+        else layer_norms(NORMS)
     )
     return norms + attention_tensors(model) + other_tensors(model)
 

@@ -11,8 +11,8 @@ from nagjax.interop.families.common import (
     write_sizes,
 )
 from nagjax.interop.families.gpt2 import ACTIVATIONS, BIASES
-from nagjax.interop.families.llama import attention_tensors, embedding_tensors, layer_norms
-from nagjax.interop.tensors import MLP, Tensor, same, transposed
+from nagjax.interop.families.llama import NORMS, attention_tensors, embedding_tensors
+from nagjax.interop.tensors import MLP, Tensor, layer_norms, same, transposed
 from nagjax.layers.config import BlockConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import Scheme
@@ -45,7 +45,7 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
     found = [transposed(f"{own}.{name}.weight", f"{path}.{part}") for name, part in names.items()]
     if model.block.biases:
         found += [same(f"{own}.{name}.bias", f"{path}.{part}_bias") for name, part in names.items()]
-    return found + layer_norms() + attention_tensors(model) + embedding_tensors(model)
+    return found + layer_norms(NORMS) + attention_tensors(model) + embedding_tensors(model)
 
 
 def write(model: ModelConfig, scheme: Scheme) -> dict:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nagjax.ranges import NonNegative
-from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter
+from nagjax.residual.protocol import SublayerIndex, gate_parameter
+from nagjax.residual.schemes.skip_init import SkipInit
 
 
 class Factors(nnx.Module):
@@ -19,7 +19,7 @@ class Factors(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerScale(PreNorm):
+class LayerScale(SkipInit):
     """`h <- h + lambda_l * f_l(RMSNorm_l(h))`, lambda_l [D]. Touvron et al. 2021 (CaiT), arXiv:2103.17239.
 
     lambda starts at 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond; all other initial values are ordinary. The factors
@@ -34,8 +34,3 @@ class LayerScale(PreNorm):
     def gate(self, width: int, sublayer: SublayerIndex, rngs: nnx.Rngs) -> nnx.Module:
         by_depth = 0.1 if sublayer.blocks <= 18 else 1e-5 if sublayer.blocks <= 24 else 1e-6
         return Factors(width, by_depth if self.start is None else self.start)
-
-    def advance(self, stream: PreNormStream, update, at: Boundary):
-        gate = at.gate.value[...]
-        hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
-        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, -1)

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import ClassVar
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -34,12 +33,10 @@ class PostLayerNorm(PostLN):
         return Affine(width)
 
     def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
-        return layer_norm(embedding, ends.gain[...], ends.bias[...], self.epsilon)
+        return self.normalise(embedding, ends)
 
-    def advance(self, stream, update, at: Boundary):
-        total = stream.astype(jnp.float32) + update.astype(jnp.float32)
-        hidden = layer_norm(total, at.gate.gain[...], at.gate.bias[...], self.epsilon).astype(stream.dtype)
-        return hidden, jnp.ones((1, 1, 1), jnp.float32)
+    def normalise(self, x: Float[Array, "B T D"], own: Affine) -> Float[Array, "B T D"]:
+        return layer_norm(x, own.gain[...], own.bias[...], self.epsilon)
 
     def rebuild(self, residual: Float[Array, "B T D"], at: Boundary, ends) -> Float[Array, "B T D"]:
         return residual

@@ -33,7 +33,9 @@ class PostLN(Direct):
         """Factor on the old state in the sum."""
         return 1.0
 
+    def normalise(self, x: Float[Array, "B T D"], own) -> Float[Array, "B T D"]:
+        return rms_norm(x, own.gain[...], self.epsilon)
+
     def advance(self, stream, update, at: Boundary):
         total = self.kept(at) * stream.astype(jnp.float32) + update.astype(jnp.float32)
-        hidden = rms_norm(total, at.gate.gain[...], self.epsilon).astype(stream.dtype)
-        return hidden, jnp.ones((1, 1, 1), jnp.float32)
+        return self.normalise(total, at.gate).astype(stream.dtype), jnp.ones((1, 1, 1), jnp.float32)

@@ -38,4 +38,4 @@ class SkipInit(PreNorm):
     def advance(self, stream: PreNormStream, update, at: Boundary):
         gate = at.gate.value[...]
         hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
-        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, 1)
+        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, -1)
