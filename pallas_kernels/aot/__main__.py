@@ -16,6 +16,8 @@ from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
 from pallas_kernels.aot.targets import TARGETS, Target, missing
 from pallas_kernels.ops import all_ops
 
+SLOWEST = 5  # programs that are told
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=__doc__)
@@ -42,12 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     def everything(target: Target) -> dict[tuple[str, Case], dict]:
         wanted = [c for c in cases(target) if not options.op or c.op in options.op]
         wanted += [Case(step, "best", "step") for step in options.step]
-        start, found = time.perf_counter(), {}
+        start, found, took = time.perf_counter(), {}, {}
         for case, result in run(target, wanted, seconds=options.seconds):
             found[target.name, case] = result
+            took[case.label] = time.perf_counter() - start - sum(took.values())
             for problem in result["problems"]:
                 print(f"{target.name}: {case.label}: {problem}", flush=True)
-        print(f"{target.name}: {len(wanted)} programs in {time.perf_counter() - start:.0f} s", flush=True)
+        slowest = ", ".join(f"{own} {took[own]:.0f} s" for own in sorted(took, key=took.get, reverse=True)[:SLOWEST])
+        print(f"{target.name}: {len(wanted)} programs in {sum(took.values()):.0f} s; longest: {slowest}", flush=True)
         return found
 
     chosen = [TARGETS[name] for name in options.target or TARGETS]
