@@ -12,16 +12,13 @@ from nagjax.residual.prenorm import Gain, PreNormStream
 from nagjax.residual.protocol import SublayerIndex
 from nagjax.residual.schemes.layer_scale import Factors
 from nagjax.residual.schemes.rezero_prenorm import ReZeroPreNorm
-from nagjax.residual.schemes.skip_init import Scalar
+from nagjax.residual.schemes.skip_init import Scalar, SkipInit
 
 
 class Written(ReZeroPreNorm):
     """The boundary by its equation, for any gate and norm."""
 
-    def advance(self, stream: PreNormStream, update, at):
-        gate = at.gate.value[...]
-        hidden = stream.hidden + (gate * update).astype(stream.hidden.dtype)
-        return PreNormStream(hidden, self.normalise(hidden, at)), gate.reshape(1, 1, -1)
+    advance = SkipInit.advance
 
 
 @register

@@ -27,7 +27,7 @@ def _is_matrix(path: tuple) -> bool:
 
 
 def _names(path: tuple) -> list[str]:
-    return [str(part.key) for part in path]
+    return [jax.tree_util.keystr((part,), simple=True) for part in path]
 
 
 def _changed(model: Transformer, one: Callable[[tuple, nnx.Variable], nnx.Variable]) -> Transformer:

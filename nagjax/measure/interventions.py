@@ -78,11 +78,16 @@ def erased(block: Int[Array, ""], counted: Float[Array, "B T"]) -> Intervention:
     return intervene
 
 
+def of_rows(call: BlockCall, rows: slice | Int[Array, " b"]) -> BlockCall:
+    """The call for these rows of the batch alone."""
+    return call._replace(ctx=call.ctx._replace(where=jax.tree.map(lambda x: x[rows], call.ctx.where)))
+
+
 def _by_halves(step: Callable[..., Stream], model: Transformer, stream: Stream, call: BlockCall) -> Stream:
     """`step` on each half of a batch that repeats its first half, as if it were all: a random router draws by a row's
     place, and so lets the same tokens of both in."""
     batch = call.ctx.where.positions.shape[0] // 2
-    own = call._replace(ctx=call.ctx._replace(where=jax.tree.map(lambda x: x[:batch], call.ctx.where)))
+    own = of_rows(call, slice(batch))
     halves = (jax.tree.map(lambda x, rows=rows: x[rows], stream) for rows in (slice(batch), slice(batch, None)))
     return jax.tree.map(lambda *both: jnp.concatenate(both), *(step(model, half, own) for half in halves))
 

@@ -17,7 +17,7 @@ from nagjax.layers.softcap import softcap
 from nagjax.layers.where import seen_mask
 from nagjax.measure import angles, lens, modulators, norms, outliers
 from nagjax.measure.counted import most_counted
-from nagjax.measure.interventions import rebuilt, residual, through
+from nagjax.measure.interventions import of_rows, rebuilt, residual, through
 from nagjax.measure.jacobian import identity_distance
 from nagjax.model.transformer import BlockCall, Transformer
 from nagjax.residual import Boundary
@@ -226,8 +226,7 @@ def _sinks(model: Transformer, stream, call: BlockCall, ran, counted) -> Float[A
 
 def _jacobian(model: Transformer, h, call: BlockCall, rows: Int[Array, " b"], counted) -> Float[Array, ""]:
     """||J - I||_F / sqrt(D) of the block as a map of residuals, on some sequences."""
-    h, counted, where = jax.tree.map(lambda x: x[rows], (h, counted, call.ctx.where))
-    own = call._replace(ctx=call.ctx._replace(where=where))
+    h, counted, own = h[rows], counted[rows], of_rows(call, rows)
     block = lambda h: residual(model.scheme, through(model, rebuilt(model, h, own), own))  # noqa: E731
     distance = identity_distance(block, h, jax.random.fold_in(jax.random.key(0), call.layer.block_index))
     return jnp.sqrt(_over(jnp.sum(distance * counted), jnp.sum(counted)))

@@ -14,8 +14,7 @@ from nagjax.model.config import ModelConfig
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
 from nagjax.runs.opening import own_tokenizer
-from nagjax.train.distributed.mesh import AXES, check_experts, check_rows, check_sequence
-from nagjax.train.setup import check_platform
+from nagjax.train.distributed.mesh import AXES, check_experts, check_platform, check_rows, check_sequence
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
 TOKENS_PER_CHIP = 8192  # of the default batch
@@ -55,19 +54,25 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
 
 def _outgrows_cudnn(config: RunConfig, topology: Topology) -> bool:
     """Whether "auto" takes tokamax's kernels on these GPUs, where the package is installed as it is here."""
-    model, rows = config.model, config.train.batch // config.train.accumulate
+    model, rows = config.model, _rows(config, topology)
     if not flash.named_hopper(topology.chip.title) or model.mod.kv == "selected":
         return False
-    rows = math.ceil(rows * config.mesh.tensor / topology.size)
     return flash.too_dense(rows, model.context, model.context, 2) and flash.tokamax_installed()
+
+
+def _rows(config: RunConfig, topology: Topology) -> int:
+    """Sequences that a device attends to at once; one that is split over tokens or heads counts on all its devices."""
+    together = config.mesh.tensor * config.mesh.sequence
+    return math.ceil(config.train.batch // config.train.accumulate * together / topology.size)
 
 
 def _on_tpu(config: RunConfig, topology: Topology) -> str:
     """The attention that "auto" chooses on a TPU, in words."""
     model, parts, windows = config.model, config.mesh.sequence, {*config.model.windows}
-    rows = math.ceil(config.train.batch // config.train.accumulate * config.mesh.tensor * parts / topology.size)
     window = model.context if len(windows) > 1 else windows.pop()  # one that differs by block is traced
-    if model.block.softcap is not None or refusal(model.context, model.context, rows, parts, window, model.causal):
+    if model.block.softcap is not None or refusal(
+        model.context, model.context, _rows(config, topology), parts, window, model.causal
+    ):
         return "xla"
     rates = {rate for rate, _ in model.mod.rates(model.depth) if 0.0 < rate < 1.0 and model.mod.kv == "selected"}
     seen = [sizes(model.context) if model.mod.adaptive else (kept(rate, model.context),) for rate in rates]

@@ -5,19 +5,13 @@ from pathlib import Path
 
 from nagjax.data import Dataset, open_dataset
 from nagjax.errors import UserError
-from nagjax.model.config import ModelConfig
 from nagjax.runs.config import RunConfig
 from nagjax.train.batches import TrainBatches
-from nagjax.train.distributed.mesh import batch_share, check_rows, make_mesh
+from nagjax.train.distributed.mesh import batch_share, check_platform, check_rows, make_mesh
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.facts import resolved
 from nagjax.train.state import Blueprint
 from nagjax.train.tasks import Tasks, open_tasks
-
-PLATFORM_OF = {
-    "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "mosaic_gpu": "gpu", "triton": "gpu"},
-    "attention": {"splash": "tpu", "cudnn": "gpu", "tokamax": "gpu"},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +42,3 @@ def set_up(config: RunConfig, folder: Path | None = None) -> Setup:
     blueprint = Blueprint.of(config, mesh)
     tasks = open_tasks(config.train.tasks, corpus.tokenizer, config.model.context, config.train.tasks_limit)
     return Setup(blueprint, corpus, batches, Evaluator(blueprint), tasks)
-
-
-def check_platform(model: ModelConfig, there: str) -> None:
-    """Raises UserError for an implementation that was chosen by name and does not run on this platform."""
-    for field, platforms in PLATFORM_OF.items():
-        value = getattr(model, field)
-        needed = platforms.get(value, there)
-        if needed != there:
-            raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")

@@ -25,6 +25,10 @@ SHARDING_RULES = {
 
 BATCH = SHARDING_RULES["batch"]
 AXES = ("data", "fsdp", "expert", "tensor", "sequence")  # those of the batch first
+PLATFORM_OF = {  # of implementations that run on one alone
+    "kernels": {"mosaic_tpu": "tpu", "pallas_triton": "gpu", "mosaic_gpu": "gpu", "triton": "gpu"},
+    "attention": {"splash": "tpu", "cudnn": "gpu", "tokamax": "gpu"},
+}
 
 
 def make_mesh(config: MeshConfig, devices=None) -> Mesh:
@@ -71,6 +75,15 @@ def check_devices(batch: int, shape: Mapping[str, int]) -> None:
         raise UserError(
             "devices", parts, f"the run's batches have {batch} sequences: give a divisor, such as {fitting}"
         )
+
+
+def check_platform(model: ModelConfig, there: str) -> None:
+    """Raises UserError for an implementation that was chosen by name and does not run on this platform."""
+    for field, platforms in PLATFORM_OF.items():
+        value = getattr(model, field)
+        needed = platforms.get(value, there)
+        if needed != there:
+            raise UserError(field, value, f"runs on {needed} only, and this is {there}; use auto or xla")
 
 
 def check_sequence(model: ModelConfig, shape: Mapping[str, int]) -> None:
