@@ -23,7 +23,7 @@ else
   INSTALL   = $(PIP)
 endif
 
-.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot plans bench-torch bench-decode torture fuzz models notebooks docs lint clean
+.PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot aot-quick plans bench-torch bench-decode torture fuzz models notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
 environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
@@ -48,7 +48,7 @@ test: $(VENV)/.dev
 test-any-cpu: $(VENV)/.dev
 	$(BIN)/python -m tests.any_cpu --jobs $(JOBS) $(if $(ALL),--all) $(TESTS)
 
-# Its core, two minutes on two idle cores.
+# Its core in two of the runs, a minute on two idle cores.
 test-any-cpu-quick: $(VENV)/.dev
 	$(BIN)/python -m tests.any_cpu --jobs $(JOBS) --quick
 
@@ -60,9 +60,11 @@ types: $(VENV)/.dev
 test-meshes: $(VENV)/.dev
 	EVERY_MESH=1 $(BIN)/python -m pytest -n $(JOBS) -k "eight_devices or any_mesh or every_kind_of_stream" tests/contracts tests/mod tests/train/test_moe_training.py
 
-# The same library on the newest jax 0.12: kernels, contracts on one device with one scheme per kind of stream, training.
+# The same library on the newest jax 0.12: kernels, contracts on one device with one scheme per kind of stream, training;
+# NEWEST=tests/mod chooses other tests.
+NEWEST ?= tests/pallas_kernels tests/contracts tests/train/test_loop.py
 test-newest: .venv-newest/.dev
-	ONE_PER_STREAM=1 .venv-newest/bin/python -m pytest -n $(JOBS) --dist loadfile -k "not eight_devices" tests/pallas_kernels tests/contracts tests/train/test_loop.py
+	ONE_PER_STREAM=1 .venv-newest/bin/python -m pytest -n $(JOBS) --dist loadfile -k "not eight_devices" $(NEWEST)
 
 # Preparation of a corpus on Apache Beam, which needs an older numpy, and so an environment of its own.
 test-beam: .venv-beam/.beam
@@ -78,9 +80,16 @@ test-eval: .venv-eval/.eval
 
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most ten minutes per program.
+COMPILE = .venv-aot/bin/python -m pallas_kernels.aot --check pallas_kernels/README.md --step nagjax.train.abstract_step
+COMPILER_TESTS = .venv-aot/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pallas_kernels/test_raw_triton.py tests/aot/test_compile.py
 aot: .venv-aot/.aot
-	.venv-aot/bin/python -m pallas_kernels.aot --step nagjax.train.abstract_step:nag_step --step nagjax.train.abstract_step:routed_step --check pallas_kernels/README.md $(AOT)
-	.venv-aot/bin/python -m pytest -n $(JOBS) --dist worksteal tests/aot/test_compile.py tests/aot/test_plan.py tests/pallas_kernels/test_raw_triton.py
+	$(COMPILE):routed_step --step nagjax.train.abstract_step:nag_step $(AOT)
+	$(COMPILER_TESTS) tests/aot/test_plan.py
+
+# One TPU and one GPU, the kernels at two shapes, half of the plans: three minutes on two idle cores.
+aot-quick: .venv-aot/.aot
+	$(COMPILE):routed_step --target v5e --target h200 --quick
+	$(COMPILER_TESTS) tests/aot/test_plan.py -k "not gpu_box and not on_the_host and not too_large and not dropless"
 
 # The plans and tables of docs/plan.md, tpu_vms.md, memory.md and experiments/README.md: what their files of results in
 # benchmarks/results lack is compiled, minutes for each.

@@ -14,6 +14,7 @@ def test_four_runs_cover_every_value_and_the_pairs_of_threads_and_emitters():
     assert {case.isa for case in any_cpu.COVER} == set(any_cpu.ISAS)
     pairs = {(case.threads, case.emitters) for case in any_cpu.COVER}
     assert pairs == set(itertools.product(any_cpu.THREADS, any_cpu.EMITTERS))
+    assert all(len(set(factor)) == 2 for factor in zip(*any_cpu.BESIDE, strict=True))
     assert all((any_cpu.FOLDER / name).exists() for name in (*any_cpu.NUMERICAL, *any_cpu.QUICK))
 
 

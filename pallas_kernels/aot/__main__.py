@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from pallas_kernels.aot.cases import Case, cases
+from pallas_kernels.aot.cases import Case, cases, quickest
 from pallas_kernels.aot.report import facts, inserted, markdown, outdated
 from pallas_kernels.aot.runner import SECONDS_PER_COMPILE, run
 from pallas_kernels.aot.targets import TARGETS, Target, missing
@@ -23,6 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.aot", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all of them")
     parser.add_argument("--op", action="append", choices=sorted(all_ops()), help="only this op; may be repeated")
+    parser.add_argument(
+        "--quick", action="store_true", help="one shape of the tables and one edge, a third of the time"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS_PER_COMPILE, help="limit per compilation")
     parser.add_argument(
         "--step",
@@ -42,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")  # the workers have the compilers
 
     def everything(target: Target) -> dict[tuple[str, Case], dict]:
-        wanted = [c for c in cases(target) if not options.op or c.op in options.op]
+        listed = quickest(cases(target)) if options.quick else cases(target)
+        wanted = [c for c in listed if not options.op or c.op in options.op]
         wanted += [Case(step, "best", "step") for step in options.step]
         start, found, took = time.perf_counter(), {}, {}
         for case, result in run(target, wanted, seconds=options.seconds):

@@ -8,7 +8,7 @@ from jax.sharding import use_abstract_mesh
 from pallas_kernels.aot import cases as listing
 from pallas_kernels.aot import ptx
 from pallas_kernels.aot.__main__ import main
-from pallas_kernels.aot.cases import EDGES, TABLE, Case, cases, measure, program
+from pallas_kernels.aot.cases import EDGES, TABLE, Case, cases, measure, program, quickest
 from pallas_kernels.aot.report import facts, inserted, markdown, outdated, resident
 from pallas_kernels.aot.step import training_step
 from pallas_kernels.aot.targets import TARGETS, abstract_mesh, missing
@@ -32,6 +32,19 @@ def test_every_op_and_every_kernel_of_the_platform_is_listed(target):
             if implementation == target.best and way.platforms and not way.reserve(*of[0].args, **of[0].constants):
                 assert choose(op, None, *of[0].args, **of[0].constants).on(target.platform) == implementation
     assert len(listed) >= len(all_ops())
+
+
+def test_the_quick_cases_have_every_op_in_every_implementation_and_whole_lines_of_the_tables():
+    target = TARGETS["h200"]
+    whole, quick = cases(target), quickest(cases(target))
+    assert len(quick) < len(whole) / 2
+    assert {(c.op, c.implementation, c.verb) for c in quick if c.verb != "step"} == {
+        (c.op, c.implementation, c.verb) for c in whole if c.verb != "step"
+    }
+    results = {(target.name, c): {"bytes": 1_000_000_000, "registers": 1, "spilled": 0} for c in whole}
+    few = {(target.name, c): results[target.name, c] for c in quick}
+    page = inserted("".join(f"<!-- aot: {name} -->\n<!-- end -->\n" for name in ("bytes", "facts")), results)
+    assert outdated(page, few) == [] and outdated(page.replace("1000 | 1000", "1900 | 1000"), few) != []
 
 
 def test_reference_program_has_the_sizes_of_its_case():
