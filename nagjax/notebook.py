@@ -28,6 +28,7 @@ from nagjax.train.loop import train
 
 DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
 
+ARGUMENTS = ("out", "fresh", "resume", "force", "callback")  # of fit, beside a run's options
 AnyRun = OpenRun | Run | str | Path
 
 
@@ -58,7 +59,9 @@ def fit(
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
     check_value("resume", resume, Literal["latest", "previous"])
-    read = read_options({"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme), **options})
+    read = read_options(
+        {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme), **options}, beside=ARGUMENTS
+    )
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
         skip, config = resume == "previous", read.config()

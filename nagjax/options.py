@@ -132,13 +132,14 @@ class RunOptions:
         return RunConfig(scheme=made, start=self.start, **self.parts)
 
 
-def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
+def read_options(given: Mapping[str, Any], file: str = "", beside: Iterable[str] = ()) -> RunOptions:
     """These options, checked: names as on the command line, with underscores (`"lr"`, `"mod.rate"`).
 
     A group may be given at once, as its dataclass or as a dict (`mesh={"fsdp": 8}`, `mod=ModConfig(...)`, `data` also
-    as the path alone), and `scheme` as a name or as a scheme with options of its own.
+    as the path alone), and `scheme` as a name or as a scheme with options of its own. beside: arguments of the caller
+    that are no options of a run, and which an unknown name may have meant.
 
-    Raises UserError for an unknown option, naming the nearest, and for a value that the option does not allow.
+    Raises UserError for an unknown option, naming the nearest or else all, and for a value that it does not allow.
     """
     values = _flat(given)
     preset = values.pop("preset", None)
@@ -157,7 +158,9 @@ def read_options(given: Mapping[str, Any], file: str = "") -> RunOptions:
         check_value(f"scheme.{name}", value, hints[name])
     parts = {field.name: field.hint for field in fields_of(RunConfig) if field.name in (*FLAT, *PREFIXED)}
     prefixes = {part: f"{part}." if part in PREFIXED else "" for part in parts}
-    _refuse_unknown(values, {option.name for option in _options_of_every_scheme()}, hints)
+    _refuse_unknown(
+        values, {option.name for option in _options_of_every_scheme()}, [*beside, *(f"scheme.{name}" for name in hints)]
+    )
     made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
     return RunOptions(scheme, own, made, str(start), file)
 
@@ -182,12 +185,13 @@ def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _refuse_unknown(values: Mapping[str, Any], known: set[str], own: Iterable[str] = ()) -> None:
-    """`own`: the scheme's options, which may have been meant without their prefix."""
+def _refuse_unknown(values: Mapping[str, Any], known: set[str], others: Iterable[str] = ()) -> None:
+    """others: what may have been meant, too."""
     for name, value in values.items():
         if name not in known:
-            meant = nearest(name, [*sorted(known), *(f"scheme.{option}" for option in own)])
-            raise UserError(name, value, f"{meant}known: {', '.join(sorted(known))}")
+            meant = nearest(name, [*sorted(known), *others])
+            every = "nagjax train --help-all lists every option"
+            raise UserError(name, value, meant + every if meant else f"is no option; known: {', '.join(sorted(known))}")
 
 
 def _made(cls: type, values: Mapping[str, Any], prefix: str) -> Any:

@@ -1,5 +1,6 @@
 """What `import nagjax` offers, and how it shows itself in a notebook."""
 
+import inspect
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 import nagjax
 from nagjax.errors import UserError
+from nagjax.notebook import ARGUMENTS
 from nagjax.options import read_options
 from nagjax.residual.schemes.nag import NAG
 from tests.run_folders import final_lines
@@ -38,6 +40,11 @@ def test_options_find_their_place():
 def test_an_unknown_option_is_named_with_its_neighbour():
     with pytest.raises(UserError, match="dept = 3: did you mean 'depth'"):
         read_options({"dept": 3})
+    with pytest.raises(UserError, match="out_dir = 'x': did you mean 'out'"):
+        nagjax.fit(out_dir="x")
+    with pytest.raises(UserError, match="zzz = 3: is no option; known: accumulate, .*z_loss"):
+        nagjax.fit(zzz=3)
+    assert {*ARGUMENTS, "scheme", "options"} == {*inspect.signature(nagjax.fit).parameters}
 
 
 def test_runs_show_their_facts_and_figures(make_run):
