@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     cache: tuple
 
 
-def _forward(model: Transformer, table, tokens, where: Where, cache: tuple, last, given: Pass, mesh: Mesh | None):
+def _forward(model: Transformer, table, tokens, where: Where, cache: tuple | int, last, given: Pass, mesh: Mesh | None):
     """Logits [B, V] at the index `last` of each row, and the cache. Mixture-of-Depths runs by its causal decider."""
     options = {"progress": given.progress, "cuts": given.cuts, "causal": True}
     output = model(tokens, where, cache=cache, **options | ({"pin": pin_rows(mesh)} if mesh else {}))
@@ -59,8 +59,7 @@ def _read(
     batch, padded = texts.shape
     where = Where.whole(batch, padded)
     where = where._replace(segments=(where.positions < lengths[:, None]).astype(jnp.int32))
-    cache = model.empty_cache(batch, slots)
-    return _forward(model, model.head_rows(), texts, where, cache, lengths - 1, given, mesh)
+    return _forward(model, model.head_rows(), texts, where, slots, lengths - 1, given, mesh)
 
 
 def _write(

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from nagjax.layers import cpu
 from nagjax.layers.attend import attend
 from nagjax.layers.branch import update_of
-from nagjax.layers.cache import CachedLayer, KeysValues, attend_cached
+from nagjax.layers.cache import CachedLayer, Fresh, KeysValues, attend_cached
 from nagjax.layers.extra_columns import extra_columns
 from nagjax.layers.linear import linear, linears, linears_then
 from nagjax.layers.parameters import Scales, bias, gain, matrix
@@ -115,12 +115,17 @@ class Attention(nnx.Module):
     def _mixed(
         self, q: Float[Array, "B k H Dh"], where: Where, known: KeysValues | CachedLayer, seen: Where
     ) -> Float[Array, "B k D"]:
-        cap = self.config.block.softcap
+        config, cap = self.config, self.config.block.softcap
+        gaps = config.mod.kv == "selected"
         if isinstance(known, CachedLayer):
             mixed = attend_cached(q, known, where, self.window, cap)
+        elif self._at_once and not gaps:  # which hide all keys from some queries
+            heads_first = (rows.swapaxes(1, 2) for rows in (q * q.shape[-1] ** -0.5, *known))
+            return self._mixed_at_once(*heads_first, where, seen, bounded=False)
         else:
-            config = self.config
-            options = config.attention, self.window, cap, config.causal, config.mod.kv == "selected"
+            # What training was told to use may not take prompts of any length, or be on this device.
+            own = "auto" if isinstance(known, Fresh) and config.attention != "xla" else config.attention
+            options = own, self.window, cap, config.causal, gaps
             mixed = attend(q, known.keys, known.values, where, seen, *options)
         return linear(mixed.reshape(*q.shape[:2], -1), self.out, self.out_bias)
 
@@ -143,7 +148,7 @@ class Attention(nnx.Module):
         q = self._heads_first(q, self.query_gain, where, scale)
         k = self._heads_first(k, self.key_gain, seen, 1.0)
         v = self._split(v).swapaxes(1, 2)
-        return self._mixed_at_once(q, k, v, where, seen, bounded, cpu.spans_of(x.shape[1]) if source is x else 1)
+        return self._mixed_at_once(q, k, v, where, seen, bounded)
 
     @property
     def _at_once(self) -> bool:
@@ -158,12 +163,12 @@ class Attention(nnx.Module):
         where: Where,
         seen: Where,
         bounded: bool,
-        spans: int,
     ) -> Float[Array, "B k D"]:
-        """`_mixed` by `cpu.attention`, which says what bounded and spans are."""
+        """`_mixed` by `cpu.attention`, which says what bounded is."""
         causal = self.config.causal
+        spans = cpu.spans_of(q.shape[2]) if causal and q.shape[2] == k.shape[2] else 1
         mask, by_key = (seen_mask(where, seen, self.window, causal, by_key) for by_key in (False, True))
-        mixed = cpu.attention(q, k, v, mask, by_key, bounded, spans if causal else 1)
+        mixed = cpu.attention(q, k, v, mask, by_key, bounded, spans)
         return linear(mixed, self.out, self.out_bias)
 
     def _placed(self, where: Where, *parts: Float[Array, "B T _"]) -> tuple[Float[Array, "B T _ Dh"], ...]:

@@ -91,15 +91,16 @@ def update_by_token(branch: Any, x: Float[Array, "B k D"], real: Bool[Array, "B 
 
 def update_of(branch: Any, x: Float[Array, "B T D"], where: Where, cache: Any = None) -> tuple[Array, Any]:
     """The update of all tokens by a branch of any kind, and its cache. New keys and values are written into a cache,
-    and queries see all of it."""
+    and queries see all that is in it."""
     if isinstance(branch, InOrder):
         return branch.in_order(x, where, cache)
     if not isinstance(branch, Mixing):
         return fitting(branch(x), x), cache
     if cache is None:
         return between(branch, x, where, x, where), None
-    cache = cache.write(branch.keys_values(x, where), where)
-    return branch.mix(x, where, cache, cache.where), cache
+    fresh = branch.keys_values(x, where)
+    cache = cache.write(fresh, where)
+    return branch.mix(x, where, *cache.seen(fresh, where)), cache
 
 
 _holds_a_branch = functools.partial(jax.tree_util.register_dataclass, data_fields=["branch"], meta_fields=["dtype"])

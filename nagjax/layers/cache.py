@@ -45,13 +45,18 @@ class KVCache(NamedTuple):
         return KVCache(*jax.tree.map(put, tuple(self), tuple(fresh)))
 
 
+class Fresh(KeysValues):
+    """Of all tokens that are in a cache, those of the pass that began it, which attention need not read from there."""
+
+
 class CachedLayer(NamedTuple):
     """One layer of a cache, a `KVCache` or what has the same `keys`, `values`, `where` and `write`; with `rows`, those
-    of its rows that the queries are of."""
+    of its rows that the queries are of. `begins`: the pass found the cache empty."""
 
     stored: Any
     layer: Int[Array, ""]
     rows: Int[Array, " n"] | None = None
+    begins: bool = False
 
     @property
     def where(self) -> Where:
@@ -61,6 +66,10 @@ class CachedLayer(NamedTuple):
 
     def write(self, *fresh) -> "CachedLayer":
         return self._replace(stored=self.stored.write(self.layer, *fresh))
+
+    def seen(self, fresh: KeysValues, where: Where) -> tuple[Any, Where]:
+        """What the queries of a pass attend to that has written `fresh`, and where it stands."""
+        return (Fresh(*fresh), where) if self.begins else (self, self.where)
 
     def of(self, rows: Int[Array, " n"]) -> "CachedLayer":
         return self._replace(rows=rows)

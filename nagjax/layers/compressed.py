@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from nagjax.layers import cpu
 from nagjax.layers.attention import Attention
 from nagjax.layers.cache import CachedLayer, KeysValues, KVCache
 from nagjax.layers.extra_columns import extra_columns
@@ -106,11 +105,8 @@ class CompressedAttention(Attention):
         q, known, last = self.vectors(x, where, None if cache is None else cache.stored.last[cache.layer])
         if cache is not None:
             cache = cache.write(known, where, last)
-            return self._mixed(q, where, cache, cache.where), cache
-        if not self._at_once:
-            return self._mixed(q, where, known, where), None
-        q, k, v = (rows.swapaxes(1, 2) for rows in (q * self.config.head_width**-0.5, *known))
-        return self._mixed_at_once(q, k, v, where, where, False, cpu.spans_of(x.shape[1])), None
+            return self._mixed(q, where, *cache.seen(known, where)), cache
+        return self._mixed(q, where, known, where), None
 
     def vectors(self, x: Float[Array, "B T D"], where: Where, last: Float[Array, "B n"] | None = None) -> Vectors:
         """Queries, keys and values. last: of the token before the first one; None: zeros."""

@@ -63,7 +63,7 @@ def generation_times(run: OpenRun, prompts: Sequence[str], tokens: int, rounds: 
 
     Returns `tokens_per_second` over all rows, by "routed" and "dense" (the median round); with Mixture-of-Depths also
     `executed`, the share of the pairs of token and sublayer that ran, and what `compared` says of time and of forward
-    FLOPs (every query against all slots of the cache).
+    FLOPs (counted as if every query, of prompts too, met all slots of the cache).
     """
     read = [[*run.beginning, *row.tolist()] for row in run.tokenizer.encode_batch(list(prompts))]
     ids = [row or [run.tokenizer.end_of_text] for row in read]

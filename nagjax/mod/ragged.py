@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from nagjax.layers.cache import CachedLayer
 from nagjax.layers.where import Where
 from nagjax.mod.selection import portions, top_tokens
 from nagjax.residual.rows import put, take
@@ -67,5 +68,7 @@ class Few(NamedTuple):
         """What their queries see, and where it stands."""
         if self.indices is None or self.indices.ndim == 2:
             return known, where
+        if not isinstance(known, CachedLayer):
+            return self.take((known, where))
         known = known.of(self.indices)
         return known, known.where

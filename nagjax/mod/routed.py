@@ -46,6 +46,7 @@ class ForwardContext(NamedTuple):
     causal: bool  # tokens are chosen by the causal decider instead of by top-k
     pin: Callable[[Array], Array] = lambda x: x  # keeps [B, T, ...] split as rows are
     lossless: bool = False  # experts drop no token: when sampling
+    begins: bool = False  # its cache
 
 
 class Routing(nnx.Module):
@@ -276,7 +277,8 @@ class MoD:
                 rows, there, mine, weights, product = few.take((stream, where, ran, scores, site.at.projected))
                 picked, at = scheme.read(rows), self._at(site.at, rows, product)
                 if mixing:
-                    asking = there if cache is None else Where(jnp.where(mine, there.segments, 0), there.positions)
+                    cached = isinstance(known, CachedLayer)
+                    asking = Where(jnp.where(mine, there.segments, 0), there.positions) if cached else there
                     done = Update(fitting(site.branch.mix(picked, asking, *few.seen(known, seen)), picked))
                 else:
                     done = update_by_token(site.branch, picked, mine, ctx.lossless)
@@ -305,7 +307,7 @@ class MoD:
             if cache is None:
                 return ran, fresh, where, None
             cache = cache.write(fresh, where)
-            return ran, cache, cache.where, cache
+            return ran, *cache.seen(fresh, where), cache
         if cache is None:
             ran = with_room_by_document(ran, self.room(site.rate), where)
             seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
@@ -313,8 +315,9 @@ class MoD:
         ran = cache.stored.room(cache.layer, ran)
         project = lambda x: site.branch.keys_values(x, where)  # noqa: E731
         nothing = lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(project, x))  # noqa: E731
-        cache = cache.write(jax.lax.cond(jnp.any(ran), project, nothing, x), where, ran)
-        return ran, cache, cache.where, cache
+        fresh = jax.lax.cond(jnp.any(ran), project, nothing, x)
+        cache = cache.write(fresh, where, ran)
+        return ran, *cache.seen(fresh, Where(jnp.where(ran, where.segments, HIDDEN), where.positions)), cache
 
 
 def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[str, Float[Array, "S ..."]]:

@@ -257,7 +257,7 @@ class Transformer(nnx.Module):
         *,
         types: Int[Array, "B T"] | None = None,
         progress: float | Float[Array, ""] = 1.0,
-        cache: tuple | None = None,
+        cache: tuple | int | None = None,
         cuts: Float[Array, " S"] | None = None,
         causal: bool = False,
         noise: int | UInt32[Array, ""] = 0,
@@ -270,10 +270,10 @@ class Transformer(nnx.Module):
 
         `where` gives each token's document and position; by default each row is one document. `types`: of the tokens
         of a model with `config.token_types`, such as BERT's sentences; all 0 by default. `progress` is the share
-        of the training done. `cache` (from `empty_cache`) makes the pass incremental. `observed` adds telemetry per
-        sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or
-        change the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is
-        applied to activations [B, T, ...] between blocks (the trainer pins their sharding with it).
+        of the training done. `cache` makes the pass incremental; an integer begins one, of so many tokens. `observed`
+        adds telemetry per sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model:
+        it may measure or change the stream or skip the block, and returns the stream after the block and what it
+        gathered. `pin` is applied to activations [B, T, ...] between blocks (the trainer pins their sharding with it).
 
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
@@ -287,17 +287,18 @@ class Transformer(nnx.Module):
         tokens = checked(tokens, self.config, longest=self.config.context if bounded else None)
         where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
         progress = share_done(progress)
-        asked = causal or self.config.mod.adaptive
-        routed = any(map(self.config.mod.routes, ("attention", "mlp")))
-        if asked and cuts is None and self.mod.decider.needs_cuts and routed:
+        asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
+        if asked and cuts is None and self.mod.decider.needs_cuts:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
-        ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, causal or cache is not None)
+        lossless, begins = causal or cache is not None, isinstance(cache, int)
+        ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, lossless, begins)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
             stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype, types), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
+        cache = self.empty_cache(len(tokens), cache) if begins else cache
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
         written, notes, seen = [], [], []
@@ -330,7 +331,7 @@ class Transformer(nnx.Module):
             written, notes, seen = [], [], []
             for i, (block, rates) in enumerate(zip(blocks, group.rates, strict=True)):
                 stream = jax.tree.map(lambda x: checkpoint_name(ctx.pin(x), "stream"), stream)
-                own = None if layer is None else CachedLayer(caches[i], layer)
+                own = None if layer is None else CachedLayer(caches[i], layer, begins=ctx.begins)
                 now, note, found = None, ({}, {}, {}, {}), ()
                 if observe.intervene is None:
                     stream, now, note = self.step(stream, block, ctx, rates=rates, cache=own, observe=observe)
@@ -377,8 +378,7 @@ class Transformer(nnx.Module):
             if config.block.cca:
                 return CompressedCache.empty(group.repeats, batch, tokens, config.heads or 0, *own)
             routed = config.mod.kv == "selected" and rate > 0.0
-            slots = min(self.mod.room(rate), tokens) if routed else tokens
-            kind = SelectedCache if routed else KVCache
+            kind, slots = (SelectedCache, min(self.mod.room(rate), tokens)) if routed else (KVCache, tokens)
             return kind.empty(group.repeats, batch, slots, *own)
 
         return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from nagjax.generate.sample import generate
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
@@ -15,6 +16,12 @@ from tests.tiny_models import full_logits, make_model, stepwise_logits
 from tests.tolerance import assert_close
 
 PROMPTS = [[5, 1, 60, 3, 3, 17, 8], [9], [2, 40, 7]]
+BEGUN = {
+    "dense": {},
+    "window": {"block": BlockConfig(window=4)},
+    "limited logits": {"block": BlockConfig(softcap=1.0)},
+    "compressed": {"block": BlockConfig(cca=True)},
+}
 ROWS = np.random.default_rng(0).integers(0, 61, (3, 13)).tolist()
 
 
@@ -40,6 +47,37 @@ def test_greedy_equals_full_passes_for_prompts_of_different_lengths(name):
     written = generate(model, PROMPTS, tokens=9, temperature=0.0)
     assert [len(new) for new in written] == [9, 9, 9]
     assert_greedy(model, PROMPTS, written)
+
+
+@pytest.mark.parametrize("attention", ["xla", "cudnn", "splash", "tokamax"])
+def test_prompts_are_read_where_the_run_s_attention_is_not(attention):
+    """What trains on an accelerator may be sampled here."""
+    model, other = (make_model(Plain(), attention=name) for name in (attention, "auto"))
+    found, expected = (begun(own, ROWS, 40)[0] for own in (model, other))
+    assert np.std(expected) > 0.1
+    assert_close(found, expected, **tiny.FORWARD)
+
+
+@pytest.mark.parametrize("change", BEGUN.values(), ids=BEGUN)
+def test_a_pass_that_begins_a_cache_is_the_model_s_own_and_multiplies_no_free_slots(change):
+    model = make_model(Plain(), **change)
+    logits, program = begun(model, ROWS, 40)
+    assert_close(logits, full_logits(model, ROWS), **tiny.FORWARD)
+    shapes = {v.aval.shape for jaxpr in every_jaxpr(program.jaxpr) for e in jaxpr.eqns for v in e.outvars}
+    assert not [shape for shape in shapes if shape[-2:] == (13, 40)] and any(40 in shape for shape in shapes)
+
+
+def begun(model, rows, slots: int):
+    """Logits of a pass that begins a cache of so many slots, and its jaxpr."""
+    run = lambda tokens: model.logits(model(tokens, cache=slots))  # noqa: E731
+    return jax.jit(run)(np.asarray(rows)), jax.make_jaxpr(run)(np.asarray(rows))
+
+
+def every_jaxpr(jaxpr):
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for inner in jaxprs_in_params(equation.params):
+            yield from every_jaxpr(inner)
 
 
 def test_learned_positions_and_a_prompt_that_fills_the_context():

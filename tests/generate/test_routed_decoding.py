@@ -75,6 +75,16 @@ def test_greedy_equals_one_pass_under_the_same_rule(model, cuts, monkeypatch):
     assert 0.1 < share < 0.9
 
 
+def test_one_token_begins_a_cache(model, cuts, monkeypatch):
+    """Where few of a batch's only tokens run."""
+    monkeypatch.setattr(ragged, "WORTH_IT", {"rows": 2, "tokens": 4})
+    tokens = np.arange(0, 60, 4)[:, None]
+    run = lambda cache: model.logits(model(tokens, cuts=cuts, causal=True, cache=cache))  # noqa: E731
+    found, expected, by_slots = run(20), run(None), run(model.empty_cache(len(tokens), 20))
+    assert_close(found, expected, **tiny.FORWARD)
+    assert_close(found, by_slots, **tiny.FORWARD)
+
+
 def test_step_by_step_logits(model, cuts):
     """The logits themselves, and the same tokens skipped, from an empty cache."""
     rows = np.random.default_rng(1).integers(0, 61, (3, 20))
