@@ -5,12 +5,17 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from nagjax.cli import main
+from nagjax.generate.decode import Pass, read
 from nagjax.layers.attend import attend
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.where import Where
+from nagjax.model.config import ModelConfig
+from nagjax.model.transformer import Transformer
 from nagjax.plan.topology import missing, parse
+from nagjax.residual import find_scheme
 from pallas_kernels.aot.targets import ENVIRONMENT, TARGETS, devices
 
 SMALL = "--scheme plain --depth 2 --width 128 --heads 1 --context 128 --vocab 256".split()
@@ -97,6 +102,26 @@ def test_chosen_queries_on_a_tpu(monkeypatch):
         program = jax.jit(gradients).lower(q, k, k, chosen, whole).compile()
     assert all(f"splash_mha_{kernel}" in program.as_text() for kernel in ("fwd", "dq", "dkv"))
     scores = batch * heads * queries * keys * 2  # in bfloat16
+    assert program.memory_analysis().temp_size_in_bytes < scores
+
+
+def test_prompts_are_read_without_scores_in_memory(monkeypatch):
+    """By the attention of training."""
+    if reason := missing(parse("v5e:2x2").chip):
+        pytest.skip(f"{reason} is not installed")
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    batch, tokens, slots, heads = 4, 2048, 2176, 4
+    config = ModelConfig(depth=2, width=512, heads=heads, context=slots, vocab=256, dtype="bfloat16")
+    graph, params = nnx.split(nnx.eval_shape(lambda: Transformer(config, find_scheme("plain")(), nnx.Rngs(0))))
+    here = jax.sharding.SingleDeviceSharding(devices(TARGETS["v5e"])[0])
+    of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=here)  # noqa: E731
+    params = jax.tree.map(lambda x: of(x.shape, x.dtype), params)
+    texts, lengths, given = of((batch, tokens), jnp.int32), of((batch,), jnp.int32), Pass(of((), jnp.float32), None)
+    with tracing_for("tpu"):
+        program = read.lower(params, texts, lengths, given, graph=graph, slots=slots, mesh=None).compile()
+    assert "splash_mha_fwd" in program.as_text()
+    scores = batch * heads * tokens * slots * 4  # of one layer
     assert program.memory_analysis().temp_size_in_bytes < scores
 
 
