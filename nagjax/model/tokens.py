@@ -12,9 +12,11 @@ from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 
 
-def checked(tokens: Any, config: ModelConfig, longest: int | None = None) -> Int[Array, "B T"]:
-    """Token ids [B, T] as an array. Raises UserError for another shape, for what are no whole numbers, for rows of more
-    than `longest`, and, unless they are traced, for ids that the vocabulary does not have."""
+def checked(tokens: Any, config: ModelConfig, whole: bool, places: int | None) -> Int[Array, "B T"]:
+    """Token ids [B, T] as an array. whole: each row is a document; places: of the cache that they begin.
+
+    Raises UserError for another shape, for what are no whole numbers, for rows of more than the places or, if they are
+    whole, the learned positions, and, unless they are traced, for ids that the vocabulary does not have."""
     if not isinstance(tokens, jax.Array):
         try:
             tokens = np.asarray(tokens)
@@ -24,8 +26,11 @@ def checked(tokens: Any, config: ModelConfig, longest: int | None = None) -> Int
         raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise UserError("tokens", str(tokens.dtype), "give token ids, whole numbers")
-    if longest is not None and tokens.shape[1] > longest:
-        raise UserError("tokens", tokens.shape, f"the model has {longest} learned positions: give no longer sequences")
+    if whole and config.positions == "learned" and tokens.shape[1] > config.context:
+        fix = f"the model has {config.context} learned positions: give no longer sequences"
+        raise UserError("tokens", tokens.shape, fix)
+    if places is not None and tokens.shape[1] > places:
+        raise UserError("cache", places, f"give a place for each token of a row, at least {tokens.shape[1]}")
     if not isinstance(tokens, jax.core.Tracer) and tokens.size and getattr(tokens, "is_fully_addressable", True):
         read = np.asarray(tokens)
         for i in (int(read.min()), int(read.max())):

@@ -279,26 +279,26 @@ class Transformer(nnx.Module):
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
-        known), or more than a model with learned positions has; for a `progress` outside of [0, 1]; if `causal` needs
+        known), or more than the learned positions or the cache; for a `progress` outside of [0, 1]; if `causal` needs
         cuts and there are none, or another number of them; for types that the model has not; and for a `where` of
         other shapes than the tokens.
         """
-        bounded = where is None and self.config.positions == "learned"
-        tokens = checked(tokens, self.config, longest=self.config.context if bounded else None)
+        begins = isinstance(cache, int)
+        tokens = checked(tokens, self.config, whole=where is None, places=cache if isinstance(cache, int) else None)
         where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
-        lossless, begins = causal or cache is not None, isinstance(cache, int)
+        lossless = causal or cache is not None
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, lossless, begins)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)
         with jax.named_scope("embedding"):
             stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype, types), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
-        cache = self.empty_cache(len(tokens), cache) if begins else cache
+        cache = self.empty_cache(len(tokens), cache) if isinstance(cache, int) else cache
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
         written, notes, seen = [], [], []

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+from nagjax.errors import UserError
 from nagjax.generate.sample import generate
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.residual.registry import schemes
@@ -65,6 +66,11 @@ def test_a_pass_that_begins_a_cache_is_the_model_s_own_and_multiplies_no_free_sl
     assert_close(logits, full_logits(model, ROWS), **tiny.FORWARD)
     shapes = {v.aval.shape for jaxpr in every_jaxpr(program.jaxpr) for e in jaxpr.eqns for v in e.outvars}
     assert not [shape for shape in shapes if shape[-2:] == (13, 40)] and any(40 in shape for shape in shapes)
+
+
+def test_a_cache_of_fewer_places_than_tokens_is_refused():
+    with pytest.raises(UserError, match="cache = 12: .* at least 13"):
+        make_model(Plain())(np.asarray(ROWS), cache=12)
 
 
 def begun(model, rows, slots: int):
