@@ -80,15 +80,16 @@ test-eval: .venv-eval/.eval
 
 # Every kernel and the sharded training step through the TPU and GPU compilers, with no accelerator;
 # at most ten minutes per program.
-COMPILE = .venv-aot/bin/python -m pallas_kernels.aot --check pallas_kernels/README.md --step nagjax.train.abstract_step
+COMPILE = .venv-aot/bin/python -m pallas_kernels.aot --check pallas_kernels/README.md --step $(STEP):routed_step
+STEP = nagjax.train.abstract_step
 COMPILER_TESTS = .venv-aot/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pallas_kernels/test_raw_triton.py tests/aot/test_compile.py
 aot: .venv-aot/.aot
-	$(COMPILE):routed_step --step nagjax.train.abstract_step:nag_step $(AOT)
+	$(COMPILE) --step $(STEP):nag_step $(AOT)
 	$(COMPILER_TESTS) tests/aot/test_plan.py
 
 # One TPU and one GPU, the kernels at two shapes, half of the plans: three minutes on two idle cores.
 aot-quick: .venv-aot/.aot
-	$(COMPILE):routed_step --target v5e --target h200 --quick
+	$(COMPILE) --target v5e --target h200 --quick
 	$(COMPILER_TESTS) tests/aot/test_plan.py -k "not gpu_box and not on_the_host and not too_large and not dropless"
 
 # The plans and tables of docs/plan.md, tpu_vms.md, memory.md and experiments/README.md: what their files of results in

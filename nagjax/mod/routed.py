@@ -310,14 +310,16 @@ class MoD:
             return ran, *cache.seen(fresh, where), cache
         if cache is None:
             ran = with_room_by_document(ran, self.room(site.rate), where)
-            seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
+        else:
+            ran = cache.stored.room(cache.layer, ran)
+        seen = Where(jnp.where(ran, where.segments, HIDDEN), where.positions)
+        if cache is None:
             return ran, site.branch.keys_values(x, where), seen, None
-        ran = cache.stored.room(cache.layer, ran)
         project = lambda x: site.branch.keys_values(x, where)  # noqa: E731
         nothing = lambda x: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(project, x))  # noqa: E731
         fresh = jax.lax.cond(jnp.any(ran), project, nothing, x)
         cache = cache.write(fresh, where, ran)
-        return ran, *cache.seen(fresh, Where(jnp.where(ran, where.segments, HIDDEN), where.positions)), cache
+        return ran, *cache.seen(fresh, seen), cache
 
 
 def averaged(notes: dict[str, Float[Array, "S B ..."]], where: Where) -> dict[str, Float[Array, "S ..."]]:

@@ -283,15 +283,15 @@ class Transformer(nnx.Module):
         cuts and there are none, or another number of them; for types that the model has not; and for a `where` of
         other shapes than the tokens.
         """
-        begins = isinstance(cache, int)
-        tokens = checked(tokens, self.config, whole=where is None, places=cache if isinstance(cache, int) else None)
+        places = cache if isinstance(cache, int) else None
+        tokens = checked(tokens, self.config, whole=where is None, places=places)
         where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:
             fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
             raise UserError("mod.decider", self.mod.decider.name, fix)
-        lossless = causal or cache is not None
+        lossless, begins = causal or cache is not None, places is not None
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, lossless, begins)
         first = jax.tree.map(lambda own: own[0], self.blocks.attention.entry)
         at = self.boundary(None, first, 0, self.config.indices[0], progress)

@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from nagjax.errors import UserError
 from nagjax.generate.sample import generate
@@ -12,6 +11,7 @@ from nagjax.residual.registry import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
 from tests import tiny
+from tests.jaxprs import equations
 from tests.streams import one_per_layout, one_per_stream
 from tests.tiny_models import full_logits, make_model, stepwise_logits
 from tests.tolerance import assert_close
@@ -64,7 +64,7 @@ def test_a_pass_that_begins_a_cache_is_the_model_s_own_and_multiplies_no_free_sl
     model = make_model(Plain(), **change)
     logits, program = begun(model, ROWS, 40)
     assert_close(logits, full_logits(model, ROWS), **tiny.FORWARD)
-    shapes = {v.aval.shape for jaxpr in every_jaxpr(program.jaxpr) for e in jaxpr.eqns for v in e.outvars}
+    shapes = {v.aval.shape for equation in equations(program.jaxpr) for v in equation.outvars}
     assert not [shape for shape in shapes if shape[-2:] == (13, 40)] and any(40 in shape for shape in shapes)
 
 
@@ -77,13 +77,6 @@ def begun(model, rows, slots: int):
     """Logits of a pass that begins a cache of so many slots, and its jaxpr."""
     run = lambda tokens: model.logits(model(tokens, cache=slots))  # noqa: E731
     return jax.jit(run)(np.asarray(rows)), jax.make_jaxpr(run)(np.asarray(rows))
-
-
-def every_jaxpr(jaxpr):
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for inner in jaxprs_in_params(equation.params):
-            yield from every_jaxpr(inner)
 
 
 def test_learned_positions_and_a_prompt_that_fills_the_context():

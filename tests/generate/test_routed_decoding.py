@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
 
 from nagjax.generate.sample import generate
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig, ragged
 from nagjax.residual import find_scheme
 from tests import tiny
+from tests.jaxprs import equations
 from tests.tiny_models import full_logits, make_model
 from tests.tolerance import assert_close
 
@@ -186,11 +186,7 @@ def test_a_sublayer_nobody_enters_is_not_run():
 
 def branches(jaxpr) -> list[int]:
     """How many ways each choice in a program has."""
-    found = []
-    for eqn in jaxpr.eqns:
-        found += [len(eqn.params["branches"])] if eqn.primitive.name == "cond" else []
-        found += [count for inner in jaxprs_in_params(eqn.params) for count in branches(inner)]
-    return found
+    return [len(eqn.params["branches"]) for eqn in equations(jaxpr) if eqn.primitive.name == "cond"]
 
 
 @pytest.mark.parametrize("unit", ["sublayer", "block"])
