@@ -181,15 +181,17 @@ def rows_call(
                 plgpu.copy_gmem_to_smem(ref.at[those, mine], ring.at[slot], loaded.at[slot])
 
         def total(x, at):
-            """The sum of a row. Two steps take turns with the places in shared memory: no group can be further ahead
-            of another."""
-            x = jnp.sum(x.read() if isinstance(x, Reread) else x)
+            """The sum of a row. Groups sum one after the other: for its own part of a sum Mosaic has one scratch, which
+            all share. Two steps take turns with the places in shared memory: no group can be further ahead of another.
+            """
+            x = x.read() if isinstance(x, Reread) else x
             if groups == 1:
-                return x
+                return jnp.sum(x)
             parts, met = shared
-            parts[at * groups + group] = x
-            plgpu.barrier_arrive(met)
-            plgpu.barrier_wait(met)
+            for g in range(groups):
+                pl.when(group == g)(lambda g=g: parts.__setitem__(at * groups + g, jnp.sum(x)))
+                plgpu.barrier_arrive(met)
+                plgpu.barrier_wait(met)
             return sum(parts[at * groups + g] for g in range(groups))
 
         def one_step(step, partials):

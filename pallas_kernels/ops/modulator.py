@@ -84,6 +84,13 @@ def dot_on_chip(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Ar
 
 
 def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float32 as the sum of two bfloat16 numbers, exact to 16 bits."""
+    """float32 as the sum of two bfloat16 numbers, exact to 16 bits; outside kernels. On GPUs XLA drops a conversion to
+    bfloat16 and back (openxla/xla#41605), and the second number would be zero."""
+    high = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return high.astype(jnp.bfloat16), (x - high).astype(jnp.bfloat16)
+
+
+def split_on_chip(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`split` inside a kernel, whose compilers keep both conversions."""
     high = x.astype(jnp.bfloat16)
     return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)

@@ -219,7 +219,7 @@ class _Gate:
 
     def weight_gradient(self, dz, r):
         """`[C, D]`."""
-        parts = modulator.split(dz) if len(self.halves) == 2 else (dz,)
+        parts = modulator.split_on_chip(dz) if len(self.halves) == 2 else (dz,)
         return sum(dot_on_chip(part, r, (0, 0)) for part in parts)
 
 

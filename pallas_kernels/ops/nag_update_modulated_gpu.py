@@ -257,7 +257,7 @@ def _rows(cut: Blocks) -> Tile:
 def _store_gate(cut, tile: Tile, parts: modulator.GateGradients, dz_out, z_out, shares_out, settings_out):
     """Writes the gate's gradients and returns dz in the precision of the rows."""
     column = jnp.arange(cut.gates)
-    pieces = modulator.split(parts.z) if dz_out.dtype == jnp.bfloat16 else (parts.z,)
+    pieces = modulator.split_on_chip(parts.z) if dz_out.dtype == jnp.bfloat16 else (parts.z,)
     for half, piece in enumerate(pieces):
         place = tile.row[:, None], half * cut.gates + column[None]
         gpu.store(dz_out.at[place], piece, mask=tile.valid[:, None])

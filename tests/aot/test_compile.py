@@ -1,10 +1,13 @@
-"""A limit of the real compilers. Needs the wheels of the `aot` extra; `make aot` checks that kernels keep to them."""
+"""A limit of the real compilers, and what they must not leave out. Needs the wheels of the `aot` extra; `make aot`
+checks that kernels keep to the limits."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.aot.cases import TABLE, Case
 from pallas_kernels.aot.targets import TARGETS, missing
+from pallas_kernels.ops.modulator import split
 
 
 @pytest.mark.parametrize("name", ["v5e"])
@@ -22,6 +25,20 @@ def test_a_block_beyond_the_chip_is_refused_by_its_compiler(name, monkeypatch):
     monkeypatch.setattr(tpu, "VMEM_BYTES", 2**30)
     with pytest.raises(jax.errors.JaxRuntimeError, match="(?i)vmem"):
         compile_case(Case("review_update", "mosaic_tpu", "backward", *TABLE[1]), target, devices(target))
+
+
+@pytest.mark.parametrize("name", ["v5e", "h200"])
+def test_the_rounding_between_two_halves_is_in_the_program(name, monkeypatch):
+    target = TARGETS[name]
+    if reason := missing(target):
+        pytest.skip(reason)
+    from pallas_kernels.aot.targets import ENVIRONMENT, devices
+
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    x = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(devices(target)[0]))
+    lowered = jax.jit(split).trace(x).lower(lowering_platforms=(target.platform,))
+    assert "reduce-precision" in lowered.compile().as_text()
 
 
 @pytest.mark.parametrize("op", ["add_rms_norm", "review_update"])

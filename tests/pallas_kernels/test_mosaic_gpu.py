@@ -14,6 +14,7 @@ from pallas_kernels.launch import gpu, interpreting, mosaic_gpu
 from pallas_kernels.ops import all_ops
 from pallas_kernels.ops.add_rms_norm import BACKWARD, FORWARD
 from pallas_kernels.shapes import sample
+from tests.jaxprs import equations
 from tests.pallas_kernels import nag_oracle, row_oracles
 
 H200 = AbstractDevice("NVIDIA H200", 132, "gpu")
@@ -61,6 +62,22 @@ def test_nag_update(shape):
     got = nag_oracle.with_gradients(call, primals, cotangents)
     names = ("direction", "log_norm", "d_direction", "d_log_norm", "d_update", "d_turn")
     nag_oracle.assert_close(names, got, nag_oracle.exact(nag_oracle.update, primals, cotangents), shape[1])
+
+
+def sums(jaxpr) -> int:
+    return sum(e.primitive.name == "reduce_sum" for e in equations(jaxpr))
+
+
+@pytest.mark.parametrize("shape", SHAPES[3:], ids=str, indirect=True)
+def test_warpgroups_sum_one_after_the_other(shape):
+    """Mosaic reduces through one scratch for all warpgroups, which the interpreter does not have."""
+    rows, width, dtype = shape
+    x, gain = jax.ShapeDtypeStruct((rows, width), dtype), jax.ShapeDtypeStruct((width,), jnp.float32)
+    call = functools.partial(add_rms_norm, implementation="mosaic_gpu")
+    traced = jax.make_jaxpr(call)(x, x, gain).jaxpr
+    (kernel,) = (e.params["jaxpr"] for e in equations(traced) if e.primitive.name == "run_scoped")
+    turns = [sums(b.jaxpr) for e in equations(kernel) if e.primitive.name == "cond" for b in e.params["branches"]]
+    assert max(turns) == 1 and sum(turns) == sums(kernel) == mosaic_gpu.warpgroups(FORWARD, width) > 1
 
 
 @pytest.mark.parametrize("chosen", ["mosaic_gpu", None])

@@ -138,7 +138,7 @@ def backward(
     tl.store(settings_out_ptr + row, per_log * log_mixture, mask=valid)
     tl.store(settings_out_ptr + N + row, dt * modulation, mask=valid)
     pull = dz.to(dz_ptr.dtype.element_ty)
-    place = row[:, None] * (HALVES * GATES) + tl.arange(0, GATES)[None, :]
+    place = row.to(tl.int64)[:, None] * (HALVES * GATES) + tl.arange(0, GATES)[None, :]
     tl.store(dz_ptr + place, pull, mask=valid[:, None])
     if HALVES == 2:
         low = (dz - pull.to(tl.float32)).to(dz_ptr.dtype.element_ty)
