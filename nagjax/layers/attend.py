@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from nagjax.errors import UserError
+from nagjax.layers import cudnn
 from nagjax.layers.flash import flash, outgrows_cudnn
-from nagjax.layers.platform import on_gpu
 from nagjax.layers.platform import platform as current_platform
 from nagjax.layers.softcap import softcap
 from nagjax.layers.splash import refusal, splash
@@ -51,9 +51,8 @@ def attend(
         implementation = "xla" if cap is not None else _best(q, k, window, causal, gaps)
     if cap is not None and implementation != "xla":
         raise UserError("attention", implementation, f"does not support block.softcap = {cap}: choose auto or xla")
-    if implementation == "cudnn" and not (on_gpu() and q.dtype.itemsize == 2):
-        fix = f"takes bfloat16 on a GPU, not {q.dtype} on a {current_platform()}: choose auto or xla"
-        raise UserError("attention", "cudnn", fix)
+    if implementation == "cudnn" and (refused := cudnn.refusal(q.shape[-1], q.dtype)):
+        raise UserError("attention", "cudnn", f"{refused}: choose auto or xla")
     if implementation == "tokamax":
         return flash(q, k, v, q_where, k_where, window, causal)
     if implementation == "splash":
@@ -65,6 +64,8 @@ def attend(
         k, v = (_with_tokens(x, split, None) for x in (k, v))
     if cap is not None:
         return _capped(q, k, v, mask, cap)
+    if implementation == "cudnn":
+        return cudnn.attention(q, k, v, mask)
     return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=cast(Any, implementation))
 
 
@@ -91,7 +92,7 @@ def _best(q, k, window: Window = None, causal: bool = True, gaps: bool = False) 
     platform, placement = current_platform(), current_placement()
     if platform == "tpu" and _splash_refusal(q, k, window, causal) is None:
         return "splash"
-    if platform != "gpu" or _parts(placement) > 1 or q.dtype.itemsize != 2 or q.shape[-1] % 8:
+    if platform != "gpu" or _parts(placement) > 1 or cudnn.refusal(q.shape[-1], q.dtype):
         return "xla"
     return "tokamax" if not gaps and outgrows_cudnn(q, k, q.shape[0] // _parts(placement, 0)) else "cudnn"
 

@@ -42,6 +42,7 @@ LANES_PER_WARP = {"rocm": 64}  # 32 elsewhere
 
 LEAST_CAPABILITY = (8, 0)  # XLA compiles Triton programs for Ampere and newer only
 # For devices of which only the name is known, as when compiling without the GPU: Ampere, Ada, Hopper, Blackwell.
+HOPPER_OR_NEWER = r"\b(G?H\d{2,3}|G?B\d{3})\b"  # names of data centers' GPUs
 NEW_ENOUGH = (
     r"\b(A\d{1,4}[GX]?|L\d{1,2}S?|G?H\d{2,3}|G?B\d{2,3}|RTX A\d{4}|RTX [3-9]0[5-9]0|RTX \d{4}.* Ada|RTX PRO \d+)\b"
 )

@@ -23,7 +23,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.launch import Arrays, Block, Launch, Results, RowKernel, interpreter, parted, varying_as
-from pallas_kernels.launch.gpu import refuse_rows, wrong_capability
+from pallas_kernels.launch.gpu import HOPPER_OR_NEWER, refuse_rows, wrong_capability
 
 PLATFORMS = ("cuda",)
 
@@ -45,7 +45,7 @@ def unavailable(platform: str) -> str | None:
         _mosaic()
     except ImportError as error:
         return f"this JAX ({jax.__version__}) has no Mosaic GPU ({error})"
-    return wrong_capability((9, 0), r"\b(G?H\d{2,3}|G?B\d{3})\b", before=(12, 0)) if platform == "cuda" else None
+    return wrong_capability((9, 0), HOPPER_OR_NEWER, before=(12, 0)) if platform == "cuda" else None
 
 
 def _mosaic() -> Any:

@@ -1,11 +1,20 @@
-"""Which implementation "auto" attention chooses on other machines."""
+"""Which implementation "auto" attention chooses on other machines, and what cuDNN is given."""
+
+import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
 
-from nagjax.layers.attend import _best
+from nagjax.errors import UserError
+from nagjax.layers import cudnn
+from nagjax.layers.attend import _best, attend
 from nagjax.layers.platform import tracing_for
+from nagjax.layers.where import Where
+from pallas_kernels.launch import gpu
 
 
 @pytest.mark.parametrize(
@@ -19,3 +28,57 @@ def test_the_platform_traced_for_decides(platform, queries, keys, taken):
     with tracing_for("tpu"):
         assert _best(q, k, causal=False) == "xla"
     assert _best(q, k) == "xla"  # this machine: a CPU
+
+
+AMPERE, HOPPER = (SimpleNamespace(device_kind=f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "H200"))
+TURING = SimpleNamespace(device_kind="Tesla T4", compute_capability="7.5")
+
+
+@pytest.mark.parametrize(
+    "device, make, width, dtype, why",
+    [
+        (AMPERE, "cuda", 128, "bfloat16", None),
+        (AMPERE, "cuda", 256, "bfloat16", "up to 128"),
+        (HOPPER, "cuda", 256, "float16", None),
+        (HOPPER, "cuda", 512, "bfloat16", "up to 256"),
+        (HOPPER, "cuda", 60, "bfloat16", "multiples of 8"),
+        (HOPPER, "cuda", 64, "float32", "takes bfloat16 on a GPU, not float32"),
+        (TURING, "cuda", 64, "float16", "7.5; accepted: 8.0"),
+        (
+            SimpleNamespace(device_kind="AMD Instinct MI300X", compute_capability="gfx942"),
+            "rocm",
+            64,
+            "bfloat16",
+            "AMD",
+        ),
+    ],
+)
+def test_heads_that_cudnn_does_not_take_are_xla_s(device, make, width, dtype, why, monkeypatch):
+    monkeypatch.setattr(gpu, "traced_gpus", lambda: [device])
+    monkeypatch.setattr(cudnn, "here", lambda: make)
+    x, where = jnp.zeros((1, 2, 1, width), dtype), Where.whole(1, 2)
+    with tracing_for("gpu"):
+        assert _best(x, x) == ("xla" if why else "cudnn")
+        if why:
+            with pytest.raises(UserError, match=f"attention = 'cudnn': .*{why}.* choose auto or xla"):
+                attend(x, x, x, where, where, "cudnn")
+
+
+@pytest.mark.parametrize("queries, keys", [(103, 128), (127, 127), (64, 65), (1, 1)])
+def test_odd_numbers_of_tokens_train_by_cudnn(queries, keys, monkeypatch):
+    """By what JAX checks when it traces; values by XLA in cuDNN's place."""
+    monkeypatch.setattr(jax_cudnn, "check_cudnn_version", lambda: 91200)
+    monkeypatch.setattr(jax_cudnn, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(jax_cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+    random = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(random.normal(size=(2, n, 2, 8)) / 4, jnp.bfloat16) for n in (queries, keys, keys))
+    rows = lambda n: Where(*(jnp.broadcast_to(x, (2, n)) for x in (1, jnp.arange(n) + keys - n)))  # noqa: E731
+    loss = lambda *x, taken: jnp.sum(attend(*x, rows(queries), rows(keys), taken).astype(jnp.float32) ** 2)  # noqa: E731
+    by = {name: jax.value_and_grad(functools.partial(loss, taken=name), argnums=(0, 1, 2)) for name in ("cudnn", "xla")}
+    with tracing_for("gpu"):
+        gradients = jax.eval_shape(by["cudnn"], q, k, v)[1]
+        assert [g.shape for g in gradients] == [x.shape for x in (q, k, v)]
+        own = jax.nn.dot_product_attention
+        monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *x, implementation, **more: own(*x, **more))
+        found = by["cudnn"](q, k, v)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-2, atol=2e-2), found, by["xla"](q, k, v))
