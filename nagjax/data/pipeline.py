@@ -16,7 +16,7 @@ from nagjax.data.stdlib import STDLIB, open_stdlib
 from nagjax.data.storage import storage_path
 from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest
 from nagjax.data.stream import TokenStream
-from nagjax.data.tokenizer import Tokenizer, load_tokenizer
+from nagjax.data.tokenizer import Tokenizer, beginning_of, load_tokenizer
 from nagjax.data.workers import begin
 from nagjax.errors import UserError, renamed
 from nagjax.ranges import Range, Seed, check_fields
@@ -119,7 +119,8 @@ class Dataset:
     def source(self, context: int) -> Rows:
         """Its rows, by number."""
         kinds = {"packed": Rows, "whole": WholeRows, "document": DocumentRows}
-        return kinds[self.config.rows](self.stream, context, self.tokenizer.end_of_text)
+        begins = beginning_of(self.tokenizer)[-1:] or [None]
+        return kinds[self.config.rows](self.stream, context, self.tokenizer.end_of_text, *begins)
 
 
 @dataclass(frozen=True)

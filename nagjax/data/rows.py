@@ -13,15 +13,17 @@ class Rows:
     Each token of the stream is a target exactly once, the end-of-text token of every document included. The
     input before a document's first token is the end-of-text token of the document before it: it opens
     documents as well as closing them, and belongs to the document it opens, so no target is lost at a border
-    and no input or attention crosses one. A document longer than the row goes on in the next row, as a new
-    segment whose first input is the token before.
+    and no input or attention crosses one. `begins` takes its place there, which is the token that the
+    tokenizer puts in front of a text, unless the document has that itself. A document longer than the row goes
+    on in the next row, as a new segment whose first input is the token before.
 
     What lies past the end of the stream, whole rows included, is padding: segment 0, weight 0, end-of-text. Weight 0
     have targets that the corpus says do not count, too: what is no answer in a conversation.
     """
 
-    def __init__(self, stream: TokenStream, context: int, end_of_text: int):
+    def __init__(self, stream: TokenStream, context: int, end_of_text: int, begins: int | None = None):
         self.stream, self.context, self.end_of_text = stream, context, end_of_text
+        self.begins = end_of_text if begins is None else begins
 
     def __len__(self) -> int:
         return -(-len(self.stream) // self.context)
@@ -43,6 +45,8 @@ class Rows:
             tokens[1 - before : n] = read[:-1]
         segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
+        opens = (segment_ids > 0) & (positions == 0) & (tokens == self.end_of_text) & (targets != self.begins)
+        tokens[opens] = self.begins
         return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)
 
     def targets(self, row: int) -> tuple[int, int]:
@@ -67,8 +71,8 @@ class WholeRows(Rows):
     """Row `r` predicts as many documents, one behind the other, as fit whole; a document longer than the row has one
     for itself, and its rest is cut off. Else as in `DocumentRows`."""
 
-    def __init__(self, stream: TokenStream, context: int, end_of_text: int):
-        super().__init__(stream, context, end_of_text)
+    def __init__(self, stream: TokenStream, context: int, end_of_text: int, begins: int | None = None):
+        super().__init__(stream, context, end_of_text, begins)
         self.ends = whole_rows(stream.document_ends, context)
 
     def __len__(self) -> int:

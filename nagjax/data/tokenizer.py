@@ -304,3 +304,8 @@ def _keeps_every_byte(pre_tokenizer: dict | None) -> bool:
         and not last.get("add_prefix_space", True)
         and all(s["type"] == "Digits" or (s["type"] == "Split" and s["behavior"] != "Removed") for s in before)
     )
+
+
+def beginning_of(tokenizer: Tokenizer) -> list[int]:
+    """Token ids that a tokenizer.json puts before every text; other tokenizers none."""
+    return tokenizer.in_front if isinstance(tokenizer, JsonTokenizer) else []

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from nagjax.errors import UserError
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.parameters import table
 from nagjax.layers.softcap import softcap
@@ -31,14 +30,12 @@ class Embedding(nnx.Module):
     def __call__(
         self, tokens: Int[Array, "B T"], where: Where, dtype, types: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
-        """types: of the tokens, all 0 unless given. Raises UserError for types that the model has not."""
+        """types: of the tokens, all 0 unless given."""
         x = self.tokens[...][tokens]
         if self.positions is not None:
             x = x + self.positions[...][where.positions]
         if self.types is not None:
             x = x + self.types[...][0 if types is None else types]
-        elif types is not None:
-            raise UserError("types", types.shape, "the model has no token types: leave them out")
         return x.astype(dtype)
 
 

@@ -126,7 +126,7 @@ class Parametrization:
 
 def _kind(role: str, axes: tuple[str | None, ...]) -> str:
     """The row of the table."""
+    if role == "gate":
+        return "matrix" if {*axes} & {*SUMMED} else "vector"
     summed = axes[-2] if len(axes) > 1 else axes[0] if axes else None
-    if role != "gate":
-        return "vector" if role == "norm" or summed == ONE_HEAD else role
-    return "matrix" if summed in SUMMED else "vector"
+    return "vector" if role == "norm" or summed == ONE_HEAD else role

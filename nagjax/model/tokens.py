@@ -9,14 +9,18 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from nagjax.errors import UserError
+from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
 
 
-def checked(tokens: Any, config: ModelConfig, whole: bool, places: int | None) -> Int[Array, "B T"]:
-    """Token ids [B, T] as an array. whole: each row is a document; places: of the cache that they begin.
+def checked(
+    tokens: Any, config: ModelConfig, where: Where | None, types: Any, places: int | None
+) -> tuple[Int[Array, "B T"], Where]:
+    """Token ids [B, T] as an array, and where they stand: each row is a document unless `where` is given. places: of
+    the cache that this pass begins, one for each token of a row or more.
 
-    Raises UserError for another shape, for what are no whole numbers, for rows of more than the places or, if they are
-    whole, the learned positions, and, unless they are traced, for ids that the vocabulary does not have."""
+    Raises UserError for other shapes; for what are no whole numbers; for rows of more tokens than the places or the
+    learned positions; and, unless they are traced, for ids, types or learned positions that the model does not have."""
     if not isinstance(tokens, jax.Array):
         try:
             tokens = np.asarray(tokens)
@@ -26,13 +30,40 @@ def checked(tokens: Any, config: ModelConfig, whole: bool, places: int | None) -
         raise UserError("tokens", tokens.shape, "give a batch of sequences, [B, T]")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise UserError("tokens", str(tokens.dtype), "give token ids, whole numbers")
-    if whole and config.positions == "learned" and tokens.shape[1] > config.context:
+    learned = config.positions == "learned"
+    if where is None and learned and tokens.shape[1] > config.context:
         fix = f"the model has {config.context} learned positions: give no longer sequences"
         raise UserError("tokens", tokens.shape, fix)
     if places is not None and tokens.shape[1] > places:
         raise UserError("cache", places, f"give a place for each token of a row, at least {tokens.shape[1]}")
-    if not isinstance(tokens, jax.core.Tracer) and tokens.size and getattr(tokens, "is_fully_addressable", True):
-        read = np.asarray(tokens)
-        for i in (int(read.min()), int(read.max())):
-            config.check_id("tokens", i)
-    return jnp.asarray(tokens)
+    for i in _ends(tokens):
+        config.check_id("tokens", i)
+    if types is not None:
+        _check_types(types, tokens.shape, config)
+    where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
+    for position in _ends(where.positions) if learned else ():
+        if not 0 <= position < config.context:
+            raise UserError("where.positions", position, f"the model has learned those from 0 to {config.context - 1}")
+    return jnp.asarray(tokens), where
+
+
+def _check_types(types: Any, shape: tuple[int, ...], config: ModelConfig) -> None:
+    if not config.token_types:
+        raise UserError("types", jnp.shape(types), "the model has no token types: leave them out")
+    if jnp.shape(types) != shape:
+        raise UserError("types", jnp.shape(types), f"give one for each token, {list(shape)}")
+    for i in _ends(types):
+        if not 0 <= i < config.token_types:
+            raise UserError("types", i, f"the model has the types 0 to {config.token_types - 1}")
+
+
+def _ends(numbers: Any) -> tuple[int, ...]:
+    """The lowest and the highest, where they are known: not of what is traced, or lies on other hosts."""
+    if (
+        isinstance(numbers, jax.core.Tracer)
+        or not np.size(numbers)
+        or not getattr(numbers, "is_fully_addressable", True)
+    ):
+        return ()
+    read = np.asarray(numbers)
+    return int(read.min()), int(read.max())

@@ -279,13 +279,12 @@ class Transformer(nnx.Module):
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
-        known), or more than the learned positions or the cache; for a `progress` outside of [0, 1]; if `causal` needs
-        cuts and there are none, or another number of them; for types that the model has not; and for a `where` of
-        other shapes than the tokens.
+        known), or more than the learned positions or the cache; for types, or learned positions in `where`, that the
+        model does not have, or of other shapes than the tokens; for a `progress` outside of [0, 1]; and if `causal`
+        needs cuts and there are none, or another number of them.
         """
         places = cache if isinstance(cache, int) else None
-        tokens = checked(tokens, self.config, whole=where is None, places=places)
-        where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
+        tokens, where = checked(tokens, self.config, where, types, places)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:

@@ -22,7 +22,7 @@ FREE_TO_CHANGE = {
     f"train.{name}"
     for name in ("eval_every", "save_every", "save_minutes", "keep", "keep_best", "keep_every", "log")
     + ("tasks", "tasks_every", "tasks_limit", "loss_chunk", *JUDGEMENT)
-} | {"data.path", "data.mix", "data.tokenizer", "data.workers"}
+} | {"data.path", "data.mix", "data.tokenizer", "data.workers", "model.remat", "model.attention", "model.kernels"}
 WHERE_FROM = "path"  # of a corpus
 START = "start"  # known by the id of the run that lies there (`_starts`)
 

@@ -88,7 +88,7 @@ TIMED = ("tokens_per_second", "step_seconds", "mfu")
 def comparable(path: Path) -> list[dict]:
     """The records of a metrics.jsonl that a run repeats bit for bit however often it is killed: all but events (what
     happened to this one) and the wall-clock fields `TIMED`."""
-    records = (_parsed(line) or {} for line in path.read_bytes().splitlines())
+    records = filter(None, map(_parsed, path.read_bytes().splitlines()))  # without a half-written last line
     return [{k: v for k, v in r.items() if k not in TIMED} for r in records if r["kind"] != "event"]
 
 

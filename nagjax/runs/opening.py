@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from nagjax.data import Tokenizer, load_tokenizer
-from nagjax.data.tokenizer import JsonTokenizer, NoTokenizer
+from nagjax.data.tokenizer import JsonTokenizer, NoTokenizer, beginning_of
 from nagjax.errors import UserError
 from nagjax.files import has_file, inside, read_record
 from nagjax.mod import ModConfig
@@ -155,11 +155,6 @@ def devices_of(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
     if not found or not all(isinstance(device, jax.Device) for device in found):
         raise UserError("devices", devices, "give a list of devices, such as jax.local_devices()[:2]")
     return found
-
-
-def beginning_of(tokenizer: Tokenizer) -> list[int]:
-    """Token ids that a tokenizer.json puts before every text; other tokenizers none."""
-    return tokenizer.in_front if isinstance(tokenizer, JsonTokenizer) else []
 
 
 def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None, calibrated: bool = True) -> OpenRun:

@@ -23,7 +23,8 @@ class _Batches:
 class Skipped:
     """Numbers of the batches that a run leaves out after rolling back, kept in `skipped.json` of its folder.
 
-    The file is on disk before the run continues, so a skipped batch stays skipped, however often the run is killed.
+    The file is on disk before the run continues, so a skipped batch stays skipped, however often the run is killed;
+    but a run that is killed before its first checkpoint begins anew, and judges all of its batches again.
     """
 
     def __init__(self, folder: Path, *, fresh: bool):

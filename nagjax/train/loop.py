@@ -114,7 +114,7 @@ def train(
         if not quiet:
             announce(blueprint, title.strip(), setup.corpus)
         skipped = Skipped(folder, fresh=resumed is None)
-        begun = state_at(blueprint, checkpoints, resumed)  # may refuse; until here nothing of the run has changed
+        begun = state_at(blueprint, checkpoints, resumed)  # may refuse; checkpoints and metrics are as they were
         tokens = options.batch * config.model.context
         line = ProgressLine(title, options.steps, tokens, start=resumed or 0, quiet=quiet)
         logged = folder, options.log, to_dict(config), resumed or 0, owed

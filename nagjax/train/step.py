@@ -17,7 +17,7 @@ from nagjax.mod.config import ModConfig
 from nagjax.mod.cuts import moved_cut
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
-from nagjax.train.distributed.mesh import batch_sharding, pin_rows, replicated, row_axes
+from nagjax.train.distributed.mesh import batch_parts, batch_sharding, pin_rows, replicated, row_axes
 from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch, Sums
 from nagjax.train.optimizer import schedule
@@ -242,7 +242,8 @@ def jit_eval_step(blueprint: ModelBlueprint, *, causal: bool = False):
 
     def step(params: Any, mod: dict, done: Int[Array, ""], batch: Batch, token_bytes: Float[Array, " V"]) -> EvalSums:
         run = functools.partial(measured, params, mod, done, token_bytes)
-        parts = math.gcd(blueprint.config.train.accumulate, len(batch.tokens))
+        rows = len(batch.tokens) // batch_parts(mesh.shape)  # of a device, which may be fewer than in training
+        parts = math.gcd(blueprint.config.train.accumulate, rows)
         if parts == 1:
             return run(batch)
         every = jax.tree.map(lambda x: _parts(x, parts), batch)

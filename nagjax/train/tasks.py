@@ -19,10 +19,11 @@ from typing import Protocol
 import numpy as np
 
 from nagjax.data import Tokenizer
+from nagjax.data.tokenizer import beginning_of
 from nagjax.errors import UserError
 from nagjax.json_reader import LONGEST_LINE, build, parse_json
 from nagjax.ranges import Natural
-from nagjax.runs.opening import OpenRun, beginning_of
+from nagjax.runs.opening import OpenRun
 from nagjax.train.score import continuation_scores
 
 FILE = ".jsonl"
@@ -58,7 +59,8 @@ class Question:
 
 class Questions:
     """The task in a file: `acc`, the share of questions whose likeliest choice is the right one; `acc_norm`, the same
-    by nats per character of a choice; `bits_per_byte` of the right choices."""
+    by nats per character of a choice; `bits_per_byte` of the right choices, and of the spaces that end their
+    contexts."""
 
     def __init__(self, path: Path, limit: int | None = None):
         self.name, self.questions = path.stem, read_questions(path, limit)
@@ -72,7 +74,8 @@ class Questions:
             right += int(np.argmax(found)) == question.answer
             by_length += int(np.argmax(np.divide(found, lengths))) == question.answer
             nats -= found[question.answer]
-            size += len(question.choices[question.answer].encode())
+            spaces = question.context[len(question.context.rstrip()) :]  # scored with every choice: see `encode_pairs`
+            size += len((spaces + question.choices[question.answer]).encode())
         count = len(self.questions)
         return {"acc": right / count, "acc_norm": by_length / count, "bits_per_byte": nats / math.log(2) / size}
 

@@ -34,10 +34,9 @@ def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) ->
     if its.fingerprint != tokenizer.fingerprint:
         fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
-    given = {name: getattr(config.model, name) for name in OF_THE_MACHINE}
-    given = {name: value for name, value in given.items() if value != "auto"}
     defaults = ModelConfig()
     asked = {name: value for name, value in vars(config.model).items() if value != getattr(defaults, name)}
+    given = {name: asked[name] for name in OF_THE_MACHINE if name in asked}
     vain = [name for name, value in asked.items() if name not in TAKEN and value != getattr(before.model, name)]
     if config.scheme not in (before.scheme, before.scheme.trained(), find_scheme(DEFAULT_SCHEME)()):
         vain.append("scheme")

@@ -1,10 +1,14 @@
 """Rows of one document each: cut off or padded, never two in one."""
 
+import dataclasses
+import json
+
 import chex
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, processors
 
-from nagjax.data import DataConfig, batches, open_dataset
+from nagjax.data import DataConfig, batches, load_tokenizer, open_dataset
 from tests.data.test_batches import documents_of, joined, take
 
 
@@ -55,3 +59,25 @@ def test_documents_of_a_mixture(corpus, bpe_corpus, tmp_path):
     dataset = open_dataset(DataConfig(mix=(f"{corpus}=1", f"{tmp_path}/same=2"), rows="document"))
     rows = joined(take(batches(dataset, batch=6, context=64), 20))
     assert (rows["segment_ids"].max(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("kind", ["packed", "whole", "document"])
+def test_what_a_tokenizer_puts_in_front_of_a_text_begins_each_document(kind, bpe_corpus, tmp_path):
+    """But not what goes on from an earlier row, nor a document that begins with it by itself."""
+    dataset = open_dataset(DataConfig(path=bpe_corpus, rows=kind))
+    source, first = dataset.source(20), documents_of(dataset)[1][0]
+    spec = json.loads(dataset.tokenizer.to_json())
+    name = next(token for token, i in spec["model"]["vocab"].items() if i == first)
+    engine = Tokenizer.from_str(json.dumps(spec))
+    engine.post_processor = processors.TemplateProcessing(single=f"{name} $A", special_tokens=[(name, first)])
+    (tmp_path / "front.json").write_text(engine.to_str())
+    told = dataclasses.replace(dataset, tokenizer=load_tokenizer(str(tmp_path / "front.json"))).source(20)
+    end, seen = dataset.tokenizer.end_of_text, set()
+    for i in range(len(source)):
+        before, after = source[i], told[i]
+        opens = (before["segment_ids"] > 0) & (before["positions"] == 0) & (before["tokens"] == end)
+        own = before["targets"] == first
+        assert after["tokens"].tolist() == np.where(opens & ~own, first, before["tokens"]).tolist()
+        assert all((after[key] == before[key]).all() for key in before.keys() - {"tokens"})
+        seen |= {*zip(opens.tolist(), own.tolist(), strict=True)}
+    assert len(seen) == 4

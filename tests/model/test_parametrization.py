@@ -44,6 +44,7 @@ def test_factors_by_kind():
         ("gate", ("embed_out",)): (1, 1, 1 / 4),  # a bias, or a gain per feature
         ("gate", ("embed",)): (1 / 4, 4, 1 / 4),  # a product with the residual
         ("gate", ("embed", None)): (1 / 4, 4, 1 / 4),
+        ("gate", (None, "embed")): (1 / 4, 4, 1 / 4),  # skip_class: a row for each class
         ("gate", (None, None, "embed_out")): (1, 1, 1 / 4),
     }
     for (role, axes), expected in want.items():

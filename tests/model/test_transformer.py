@@ -139,6 +139,18 @@ def test_a_scheme_may_be_named_and_what_does_not_fit_is_refused():
     for shape in ((3,), (1, config.context + 1)):
         with pytest.raises(UserError, match="tokens = "):
             make(positions="learned")(jnp.zeros(shape, jnp.int32))
+    typed, row = make(token_types=2), jnp.zeros((1, 3), jnp.int32)
+    for types, said in (
+        ([[0, 1, 2]], "types = 2: the model has the types 0 to 1"),
+        ([[-1, 0, 0]], "types = -1"),
+        ([[0, 1]], r"types = \(1, 2\): give one for each token"),
+    ):
+        with pytest.raises(UserError, match=said):
+            typed(row, types=jnp.array(types))
+    far = Where(jnp.ones_like(row), row + jnp.array([0, 1, config.context]))
+    with pytest.raises(UserError, match=f"positions = {config.context}: .* 0 to {config.context - 1}"):
+        make(positions="learned")(row, far)
+    make()(row, far)  # rotary
     for given, said in (
         (jnp.full((1, 2), config.vocab), f"the ids 0 to {config.vocab - 1}"),
         (np.array([[0, -1]]), "tokens = -1"),

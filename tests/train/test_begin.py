@@ -149,7 +149,10 @@ def test_what_of_the_model_is_given_in_vain_is_told(first, tmp_path, capsys):
     said = capsys.readouterr().err
     assert str(first) in said and said.endswith("not used of what is given: depth, scheme\n")
     resolve(adopted)
-    resolve(RunConfig(find_scheme(DEFAULT_SCHEME)(), start=str(first)))
+    values["model"] |= {"remat": "dots", "attention": "xla"}
+    (first / CONFIG).write_text(json.dumps(values))
+    kept = resolve(RunConfig(find_scheme(DEFAULT_SCHEME)(), start=str(first)))
+    assert (kept.model.remat, kept.model.attention) == ("dots", "xla")
     assert not capsys.readouterr().err
 
 

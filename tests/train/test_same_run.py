@@ -8,6 +8,7 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nagjax.data import DataConfig, open_dataset, preparation, prepare, read_manifest, store
@@ -62,6 +63,8 @@ def test_a_corpus_may_move_and_workers_may_come(whole, half, run_of, corpus, tmp
     with_workers = resolve(moved(run_of(keep=3), tmp_path / "moved", workers=1))
     refuse_other_run(half, with_workers, corpus_identity(open_dataset(with_workers.data)))
     train(moved(run_of(keep=3), tmp_path / "moved"), half)
+    with (half / names.METRICS).open("a") as log:
+        log.write('{"kind": "train", "st')  # of a run that is killed
     assert comparable(half / names.METRICS) == comparable(whole / names.METRICS)
     assert json.loads((half / names.CONFIG).read_text())["data"]["path"] == str(tmp_path / "moved")
     assert evaluate(half)["step"] == 6
@@ -108,6 +111,17 @@ def test_a_changed_shard_is_found(half, run_of, corpus, tmp_path):
     shard.write_bytes(b"\x41\0" + shard.read_bytes()[2:])
     with pytest.raises(UserError, match=f"{shard.name}.*content changed"):
         train(moved(run_of(keep=3), tmp_path / "changed"), half)
+
+
+def test_how_a_step_is_computed_may_change(whole, half, run_of):
+    """On other devices a step may need less memory, or have other kernels."""
+    config = run_of(keep=3)
+    changed = {"remat": "block", "attention": "xla", "kernels": "xla"}
+    assert all(getattr(config.model, name) != value for name, value in changed.items())
+    train(dataclasses.replace(config, model=dataclasses.replace(config.model, **changed)), half)
+    losses = [load_run(folder).train.loss for folder in (half, whole)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert json.loads((half / names.CONFIG).read_text())["model"]["remat"] == "block"
 
 
 def test_what_a_run_keeps_is_named_and_fresh_is_not_the_first_advice(half, run_of):

@@ -78,6 +78,18 @@ def test_an_evaluation_in_parts_is_that_of_the_whole(mod):
     assert_close(*({name: own.routing[name] for name in names} for own in (parts, whole)), **tiny.FORWARD)
 
 
+def test_an_evaluation_in_parts_gives_every_device_its_rows():
+    """Four devices of a run that trained on one, in four parts of two rows."""
+    config = tiny.run_config(PLAIN, train={"batch": 8, "accumulate": 4})
+    batch, found = tiny.packed_batch(batch=8), []
+    for fsdp in (1, 4):
+        bp = tiny.blueprint(config, fsdp=fsdp)
+        rows = jax.device_put(batch, batch_sharding(bp.mesh))
+        params = jax.device_put(tiny.moved(jax.device_get(tiny.fresh(bp).params)), bp.parameter_shardings())
+        found.append(jit_eval_step(bp)(params, {}, jnp.int32(0), rows, jnp.ones(tiny.VOCAB)).sums)
+    assert_close(*found, **tiny.FORWARD)
+
+
 def test_an_evaluation_needs_no_more_memory_than_a_step():
     def temporary(parts):
         bp = tiny.blueprint(tiny.run_config(PLAIN, train={"batch": 64, "accumulate": parts}, context=64, remat="block"))
