@@ -52,6 +52,7 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[Int32[np.ndarray, "n"]]: ...
     def encode_templated(self, texts: Sequence[str]) -> list[Templated]: ...
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str: ...
+    def name_of(self, i: int) -> str: ...
     def to_json(self) -> str | None: ...
 
 
@@ -80,6 +81,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int] | Integer[np.ndarray, "n"]) -> str:
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode(errors="replace")
+
+    def name_of(self, i: int) -> str:
+        return END_OF_TEXT if i == self.end_of_text else f"<0x{i:02X}>"
 
     def to_json(self) -> str | None:
         return None
@@ -189,6 +193,10 @@ class JsonTokenizer:
         with self._told("cannot decode these tokens"):
             return self._engine.decode([int(i) for i in ids], skip_special_tokens=True)
 
+    def name_of(self, i: int) -> str:
+        """The token as tokenizer.json spells it, also one without a text of its own; empty where there is none."""
+        return self._engine.id_to_token(int(i)) or ""
+
     @property
     def in_front(self) -> list[int]:
         """The ids that this tokenizer.json, by its own post-processing, puts before a text (Llama's <s>, say)."""
@@ -220,7 +228,7 @@ class NoTokenizer:
     def encode(self, *_: Any, **__: Any) -> NoReturn:
         raise UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
 
-    encode_batch = encode_templated = decode = encode
+    encode_batch = encode_templated = decode = name_of = encode
 
     def to_json(self) -> str | None:
         return None

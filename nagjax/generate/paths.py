@@ -8,17 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nagjax.console import note
+from nagjax.data import Tokenizer
 from nagjax.errors import UserError
 from nagjax.generate.text import encodable
 from nagjax.layers.where import Where
 from nagjax.runs.opening import OpenRun, check_opened
+
+MOST_CHARACTERS = 100_000  # of a file
 
 
 def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
     """One pass over the beginning of `text`, as `run.encode` has it: as much as the context holds.
 
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns `tokens`:
-    the text piece by piece; `given`: how many tokens the whole text has; `ran` and `degrees` [S, T]: whether the
+    the text piece by piece, with names for special tokens and parts of characters; `given`: how many tokens the whole text has; `ran` and `degrees` [S, T]: whether the
     sublayer ran for the token, and the angle by which it turned the token's residual (0 where it was skipped).
 
     What is not UTF-8 in the text is replaced. Raises UserError for a run that is not opened, for an empty text, and for
@@ -37,9 +41,14 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
     ran, turn = paths(
         params, jnp.asarray([ids]), run.mod.get("cuts"), np.float32(run.progress), graph=graph, causal=not top_k
     )
-    pieces = [run.tokenizer.decode([i]) for i in ids]
     found = {"ran": np.asarray(ran)[:, 0], "degrees": np.degrees(np.asarray(turn)[:, 0])}
-    return {"tokens": pieces, "given": len(whole), **found}
+    return {"tokens": [_piece(run.tokenizer, i) for i in ids], "given": len(whole), **found}
+
+
+def _piece(tokenizer: Tokenizer, i: int) -> str:
+    """A token's text, or its name where it has none, as a special token, or only some of a character's bytes."""
+    text = tokenizer.decode([i])
+    return text if text and "\ufffd" not in text else tokenizer.name_of(i) or text
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "causal"))
@@ -53,13 +62,17 @@ def paths(params, tokens, cuts, progress, *, graph, causal):
 
 
 def read_text(text: str | None, file: Path | None) -> str:
-    """The text given, or the beginning of a file. Raises UserError unless exactly one is given and readable."""
+    """The text given, or the beginning of a file, which is told. Raises UserError unless exactly one is given and
+    readable."""
     if (text is None) == (file is None):
         raise UserError("text", text, "give either --text or --file")
     if text is not None:
         return text
     try:
         with file.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(100_000)
+            read = stream.read(MOST_CHARACTERS)
+            if stream.read(1):
+                note(f"read the first {MOST_CHARACTERS:,} characters of {file}")
+            return read
     except OSError as error:
         raise UserError("file", str(file), f"cannot be read ({error.strerror})") from None
