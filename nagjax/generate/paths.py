@@ -22,8 +22,9 @@ def token_paths(run: OpenRun, text: str, *, top_k: bool = False) -> dict:
     """One pass over the beginning of `text`, as `run.encode` has it: as much as the context holds.
 
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. Returns `tokens`:
-    the text piece by piece, with names for special tokens and parts of characters; `given`: how many tokens the whole text has; `ran` and `degrees` [S, T]: whether the
-    sublayer ran for the token, and the angle by which it turned the token's residual (0 where it was skipped).
+    the text piece by piece, with names for special tokens and parts of characters; `given`: how many tokens the whole
+    text has; `ran` and `degrees` [S, T]: whether the sublayer ran for the token, and the angle by which it turned the
+    token's residual (0 where it was skipped).
 
     What is not UTF-8 in the text is replaced. Raises UserError for a run that is not opened, for an empty text, and for
     `top_k` without capacities: at a calibrated point, and of a run without Mixture-of-Depths.
