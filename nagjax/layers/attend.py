@@ -32,12 +32,12 @@ def attend(
 ) -> Float[Array, "B Tq H Dh"]:
     """Attention within documents, causal or not, scaled by 1/sqrt(Dh), H a multiple of K; softmax in float32.
 
-    `q_where` and `k_where` are `Where`s; queries that are as many as keys stand where these do, of which some may be
-    hidden by a segment of their own. implementation: "xla"; "cudnn" (GPU, bfloat16); "tokamax" (GPU) and "splash" (TPU,
-    causal), both without scores in memory (`nagjax.layers.flash`, `nagjax.layers.splash`); "auto" takes what
-    suits the device. window: the number of tokens that a causal query sees, counting back from its own. cap: limits the
-    logits (`softcap`), xla alone. gaps: whether keys between those that a query sees may be hidden from it, which
-    tokamax's kernels cannot leave out.
+    `q_where` and `k_where` are `Where`s. Where there are as many queries as keys, they are the same tokens in the same
+    order; a key may be hidden by a segment of its own. implementation: "xla"; "cudnn" (GPU, bfloat16); "tokamax" (GPU)
+    and "splash" (TPU, causal), both without scores in memory (`nagjax.layers.flash`, `nagjax.layers.splash`); "auto"
+    takes what suits the device. window: the number of tokens that a causal query sees, counting back from its own. cap:
+    limits the logits (`softcap`), xla alone. gaps: whether keys between those that a query sees may be hidden from it,
+    which tokamax's kernels cannot leave out.
 
     If the tokens are split over a mesh axis, keys and values are gathered here and queries stay where they are.
 

@@ -13,8 +13,8 @@ from nagjax.layers.where import Where
 
 
 class Update(NamedTuple):
-    """What a branch returns to the sublayer: the update, its cache (None without one), which tokens ran (None: all),
-    and notes that sum over the real tokens of each sequence, float32 (only a `Choosing` branch has both)."""
+    """What a branch returns to the sublayer: the update and its cache (None without one); and, of a `Choosing` branch
+    alone, which tokens ran (None: all), and notes that sum over the real tokens of each sequence, float32."""
 
     value: Float[Array, "B T D"]
     cache: Any = None

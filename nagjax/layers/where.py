@@ -12,7 +12,7 @@ Window = int | Int[Array, ""] | None  # tokens that a query sees, counting back 
 
 class Where(NamedTuple):
     """Which document each token belongs to (1, 2, ...; 0 is padding) and its position in it. The tokens of a document
-    stand in a row in the order of their positions."""
+    are side by side, in the order of their positions."""
 
     segments: Int[Array, "B T"]
     positions: Int[Array, "B T"]

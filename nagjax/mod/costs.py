@@ -66,7 +66,8 @@ def costs(
     shared = planned if shares is None else np.asarray(shares, np.float64).tolist()
     for own, rates, window in zip(shared, nominal, config.windows, strict=True):
         for kind, share, rate in zip(gates, own, rates, strict=True):
-            main += share * (active[kind] + gates[kind]) + entries[kind]  # who skips is read by the next one
+            # All tokens take part in the entry: the next sublayer reads those that skip this one, too.
+            main += share * (active[kind] + gates[kind]) + entries[kind]
             without += share * frozen[kind]
             unused = stored[kind] - share * active[kind] + (1.0 - share) * gates[kind]
             if kind == "attention":

@@ -1,7 +1,7 @@
 """Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
 
-The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where padding
-was. loss: the decider's own. executed: share of the tokens that ran; agreement: share on which the
+The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where it is
+padding. loss: the decider's own. executed: share of the tokens that ran; agreement: share on which the
 causal decision and the choice made here agree. Of adaptive depth, computed: share of the places that were computed, and
 above: shares of the tokens that score above each threshold of a grid. Padding does not count.
 """
@@ -46,7 +46,7 @@ class ForwardContext(NamedTuple):
     causal: bool  # tokens are chosen by the causal decider instead of by top-k
     pin: Callable[[Array], Array] = lambda x: x  # keeps [B, T, ...] split as rows are
     lossless: bool = False  # experts drop no token: when sampling
-    begins: bool = False  # its cache
+    begins: bool = False  # this pass is the first of its cache
 
 
 class Routing(nnx.Module):

@@ -14,7 +14,7 @@ from nagjax.train.step import StepMetrics, train_step
 
 
 class Ballot(NamedTuple):
-    """What a host asks for; of all hosts, the largest of each."""
+    """What a host asks for; after the vote, the largest of each over all hosts."""
 
     signal: int = 0  # number of the signal that asks it to stop
     overdue: int = 0  # the clock says it is time to save

@@ -19,7 +19,7 @@ class Router:
     """Base of all routers: no parameters, and updates that do not know their score."""
 
     name: ClassVar[str] = ""  # the file's name
-    scale: ClassVar[float] = 0.0  # of what cancels in a score near 0, which is then rounded like a number of this size
+    scale: ClassVar[float] = 0.0  # size of the terms whose difference is a score near 0: its rounding error is theirs
 
     common: ClassVar[bool] = False  # scores are positive, and those of different sublayers compare
     factor: ClassVar[bool] = False  # a factor made from the score stands before the update: the router learns by it
