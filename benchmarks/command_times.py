@@ -72,7 +72,7 @@ def prepare(place: Path) -> None:
         f"export {place}/plain --out {place}/model",
     ):
         subprocess.run([*NAGJAX, *words.split()], check=True, stdout=subprocess.DEVNULL)
-    with (place / "run.toml").open("w") as file:
+    with (place / "run.yaml").open("w") as file:
         subprocess.run([*NAGJAX, "config", str(place / "run")], check=True, stdout=file)
 
 
@@ -101,7 +101,7 @@ def work(place: Path) -> dict[str, str]:
         "plan": "--topology v5e:2x2",
         "profile": f"{TINY} --data.path {place}/corpus --traced 1 --out OUT",
         "prune": f"{place}/run --out OUT --count 1 --batches 1",
-        "sweep": f"{place}/run.toml --out OUT --vary lr=0.001",
+        "sweep": f"{place}/run.yaml --out OUT --vary lr=0.001",
         "tokenizer train": f"{place}/text --out OUT --vocab 260",
         "train": f"{TINY} --data.path {place}/corpus --out OUT",
     }

@@ -35,11 +35,18 @@ def main() -> None:
         raise SystemExit(f"{ROOT} is no git checkout: the results could not say what they were measured with")
     with tempfile.TemporaryDirectory() as made:
         subprocess.run([*command, "-d", made, *PACKAGES], check=True)
-        shutil.rmtree(given.out, ignore_errors=True)  # two versions of one package cannot be installed
-        shutil.copytree(made, given.out)
+        replace(given.out, Path(made))
     (given.out / COMMIT).write_text(f"{commit()}+{sources()}\n")
     size = sum(path.stat().st_size for path in given.out.glob("*.whl"))
     print(f"{given.out}: {len(list(given.out.glob('*.whl')))} wheels, {size / 2**20:.0f} MiB")
+
+
+def replace(out: Path, made: Path) -> None:
+    """Puts the wheels in `made` into the folder, in place of all that were there; other files in it stay."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in (*out.glob("*.whl"), out / COMMIT):  # two versions of one package cannot be installed
+        old.unlink(missing_ok=True)
+    shutil.copytree(made, out, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":

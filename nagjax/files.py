@@ -3,13 +3,14 @@ it, and what is written is whole or not there."""
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nagjax import json_reader
 from nagjax.errors import UserError
@@ -118,13 +119,22 @@ def naming_folder(folder: Path, field: str) -> Iterator[None]:
         raise UserError(field, str(folder), fix) from None
 
 
-def check_writable(folder: str | os.PathLike) -> None:
+def check_writable(folder: str | os.PathLike, field: str = "out") -> None:
     """Makes the folder, if need be, and a file in it that is gone again: before work whose results go there. Raises
-    UserError where that cannot be."""
+    UserError of this field where that cannot be."""
     folder = Path(folder)
-    with naming_folder(folder, "out"):
+    with naming_folder(folder, field):
         folder.mkdir(parents=True, exist_ok=True)
         try_writing(folder)
+
+
+def check_writable_file(path: str | os.PathLike, field: str = "out") -> None:
+    """`check_writable` for a result that is one file. Raises UserError, too, where a folder or a link is there."""
+    path = Path(path)
+    refuse_link(path)
+    if path.is_dir():
+        raise UserError(field, str(path), "is a folder: give a file in it")
+    check_writable(path.parent, field)
 
 
 def try_writing(folder: Path) -> None:
@@ -170,9 +180,22 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     write_bytes(path, content)
 
 
-def write_json(path: str | os.PathLike, value) -> None:
-    """As `write_text`."""
-    write_text(path, json.dumps(value, indent=2))
+def json_text(value: Any, **options: Any) -> str:
+    """As `json.dumps`, with null for a number that is not finite, which JSON does not have."""
+    return json.dumps(_finite(value), **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(own) for name, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """As `write_text`, of `json_text`."""
+    write_text(path, json_text(value, indent=2))
 
 
 def create(path: str | os.PathLike) -> int:

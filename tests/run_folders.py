@@ -59,7 +59,7 @@ def write_run(
     config = {
         "scheme": {"name": scheme},
         "model": {"depth": depth, "width": 64, "heads": 4, "vocab": 257, "context": 128},
-        "optimizer": {"name": "adamw", "lr": lr},
+        "optimizer": {"optimizer": "adamw", "lr": lr},
         "train": {"steps": 10, "batch": 16, "seed": seed},
         "data": data or {"corpus": "stdlib", "tokenizer": "bytes"},
         "mesh": {"data": 1, "fsdp": 1, "tensor": 1},

@@ -89,6 +89,31 @@ def test_config_prints_a_run(tmp_path, capsys, file):
     assert main(["config", str(tmp_path), "--depth", "3"]) == 2
 
 
+KINDS = {
+    "all by default": {},
+    "wide": {"width": 768},
+    "gelu": {"width": 256, "mlp": "gelu", "positions": "learned"},
+    "experts": {"width": 256, "moe.experts": 4},
+    "own hidden": {"width": 256, "moe.experts": 4, "moe.hidden": 40, "hidden": 512},
+    "a size of no experts": {"moe.hidden": 40},
+    "grouped": {"width": 256, "kv_heads": 2},
+    "own heads": {"width": 384, "heads": 8},
+    "as many key heads as heads, which others would not fit": {"width": 768, "heads": 8, "kv_heads": 8},
+    "odd width": {"width": 7, "block.head_width": 8},
+}
+
+
+@pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
+def test_the_file_of_a_run_says_what_was_given(file, given):
+    """It is the run's config again; what follows from the width, say, is not in it, and follows from another one."""
+    config = read_options(given).config()
+    written = read_config_file(file(config_text(*options_of_run(config))))
+    assert read_options(written).config() == config
+    assert written.keys() <= {"scheme", *given}
+    for other in ({"width": 512}, {"mlp": "relu"}, {"preset": "20M"}, {"moe.experts": 8}):
+        assert read_options(overridden(written, other)).model == read_options(overridden(given, other)).model
+
+
 def test_config_prints_a_file_with_more_options(file, capsys):
     assert main(["config", str(file("depth: 3\n")), "--width", "32"]) == 0
     printed = read_config_file(file(capsys.readouterr().out))

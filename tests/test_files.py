@@ -9,7 +9,9 @@ import uuid
 import pytest
 
 from nagjax import files
-from nagjax.files import write_bytes, write_json, write_text
+from nagjax.errors import UserError
+from nagjax.files import check_writable_file, json_text, read_json, write_bytes, write_json, write_text
+from nagjax.json_reader import parse_json
 
 WRITES = {
     "bytes": lambda path, value: write_bytes(path, value.encode()),
@@ -47,6 +49,23 @@ def test_what_a_killed_writer_leaves_is_in_nobody_s_way(tmp_path):
     assert left.name.startswith("sweep.json.") and left.name.endswith(files.PARTIAL)
     write_text(path, "new")
     assert path.read_text() == "new"
+
+
+def test_json_has_no_number_that_is_not_finite(tmp_path):
+    value = {"a": float("nan"), "b": [1.5, -float("inf"), {"c": (2, float("inf"))}], "d": None, "e": "NaN", "f": True}
+    want = {"a": None, "b": [1.5, None, {"c": [2, None]}], "d": None, "e": "NaN", "f": True}
+    assert parse_json(json_text(value)) == want
+    write_json(tmp_path / "found.json", value)
+    assert read_json(tmp_path / "found.json") == want
+
+
+def test_a_place_for_a_file_is_one_where_it_can_be_written(tmp_path):
+    check_writable_file(tmp_path / "new" / "a.json")
+    assert not list((tmp_path / "new").iterdir())
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path, tmp_path / "link", "/dev/null/a.json"):
+        with pytest.raises(UserError):
+            check_writable_file(path, "json")
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ LINES = {
     "nagjax.measure": ["nagjax.generate", "nagjax.memory"],
     "nagjax.generate": ["nagjax.train"],
     "nagjax.interop": ["nagjax.generate"],
-    "nagjax.plan": ["nagjax.train"],
+    "nagjax.plan": ["nagjax.train", "nagjax.options"],
     "nagjax.report": ["nagjax.generate", "nagjax.measure"],
     "nagjax.notebook": ["nagjax.report", "nagjax.options"],
     "nagjax.config_file": ["nagjax.options"],

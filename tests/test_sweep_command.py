@@ -23,6 +23,14 @@ TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_ev
 TINY |= {"scheme": "plain", "mesh.data": 1}
 
 
+def test_a_file_of_options_is_known_by_its_name(tmp_path, capsys):
+    """As for the other commands that take one."""
+    (tmp_path / "run.toml").write_text("depth: 2\n")
+    assert main(["sweep", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out"), "--vary", "lr=0.1"]) == 2
+    assert "run.toml': a file of options ends in .yaml or .yml" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A finished run of `TINY`."""

@@ -1,21 +1,17 @@
 """What a run's compiled training step takes, and how far each of its sublayers turned the stream in the end."""
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 
+from nagjax.measure.step_times import compiled_anew
 from nagjax.runs.config import RunConfig
 from nagjax.runs.log import load_run
 from nagjax.runs.opening import open_run
-from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.distributed.mesh import make_mesh
 from nagjax.train.state import Blueprint
-from nagjax.train.step import jit_train_step
 
 SHALLOW = 12
 
@@ -36,15 +32,4 @@ def compiled_and_turned(folder: Path) -> dict[str, Any]:
 
 def _compiled(config: RunConfig) -> tuple[float, Any]:
     """Seconds, and the program, whatever was compiled before."""
-    blueprint = Blueprint.of(config, make_mesh(config.mesh))
-    cached = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()  # otherwise jax goes on with the folder that it has opened
-    jax.clear_caches()
-    try:
-        began = time.perf_counter()
-        program = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
-        return time.perf_counter() - began, program
-    finally:
-        jax.config.update("jax_compilation_cache_dir", cached)
-        compilation_cache.reset_cache()
+    return compiled_anew(Blueprint.of(config, make_mesh(config.mesh)))

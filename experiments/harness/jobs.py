@@ -14,7 +14,7 @@ from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.runs.config import RunConfig, TrainConfig, differences, flatten, from_dict, to_dict
 from nagjax.runs.log import load_run
-from nagjax.runs.metrics import judged
+from nagjax.runs.metrics import read_metrics
 from nagjax.runs.names import CORPUS, METRICS
 from nagjax.train.loop import BROKEN_DOWN, train
 from pallas_kernels.origin import origin
@@ -109,8 +109,8 @@ def trained_metrics(folder: Path) -> dict[str, Any]:
     """What a finished run's folder tells: scores, costs, use of depth, the validation curve [tokens, loss], and scores
     of tasks, if there are any."""
     run = load_run(folder)
-    last = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if '"eval"' in line][-1]
-    last = judged(last)
+    scored = read_metrics(folder / METRICS)[0]["eval"]
+    last = scored[max(scored)]
     facts, scores = run.depth_facts, run.task_scores
     text = json.loads((folder / CORPUS).read_text(encoding="utf-8"))["content"]
     return {name: value for name, value in last.items() if name not in ("kind", "step")} | {

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from nagjax.console import say
+from nagjax.files import check_writable_file
 from nagjax.memory import keep_freed_memory
 from nagjax.ranges import Count, Fraction
 
@@ -30,6 +31,8 @@ def step(
         steps: steps in a row per round.
         out: also write the result to this file, as JSON.
     """
+    if out:
+        check_writable_file(out)
     say(f"timing steps of {', '.join(schemes)}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     keep_freed_memory()
     from nagjax.measure.step_times import StepTimes, step_times
@@ -59,6 +62,8 @@ def compile(
         rounds: each round compiles everything once.
         out: also write the result to this file, as JSON.
     """
+    if out:
+        check_writable_file(out)
     say(f"timing the compilation of {', '.join(schemes)}: {shallow} and {deep} blocks x {width}")
     from nagjax.measure.step_times import CompileTimes, compile_times
 
@@ -95,6 +100,8 @@ def mod(
         steps: training steps in a row per round, 1 by default; or new tokens of each text per round, 16 by default.
         out: also write the result to this file, as JSON.
     """
+    if out:
+        check_writable_file(out)
     say(f"timing {phase}, routed and dense: {scheme}, {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     keep_freed_memory()
     shape = (scheme, rate, router, kv, depth, width, batch, context, rounds)

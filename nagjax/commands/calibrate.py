@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-from nagjax.arguments import POSITIONAL
+from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.ranges import Count, NonNegative, Range
+
+DENSE = "the dense model is used"
 
 
 def main(
@@ -15,6 +17,8 @@ def main(
     choose: Annotated[float, Range(ge=0, lt=1)] | None = None,
     rise: NonNegative = 0.02,
     batches: Count = 8,
+    *,
+    given: Given,
 ) -> None:
     """Sweep one threshold on the angle of a dense NAG run; the chosen point is used by eval, generate and map.
 
@@ -23,10 +27,17 @@ def main(
     Args:
         run: the folder of a nag run trained without --mod.
         rates: shares of the (token, sublayer) pairs to skip, separated by commas.
-        choose: the rate to use from now on; 0 goes back to the dense model.
+        choose: the rate to use from now on; 0 goes back to the dense model, at once unless --rates is given.
         rise: without --choose, the highest rate is taken whose loss rises by at most this, in nats per token.
         batches: validation batches for each loss.
     """
+    if choose == 0.0 and "rates" not in given:
+        given.refuse(("rise", "batches"), "nothing is measured with --choose 0 alone: leave it out, or give --rates")
+        from nagjax.measure.skip_curve import undo
+
+        undo(run)
+        print(DENSE)
+        return
     tried = _numbers("rates", rates)
     say(f"calibrating {run}: {len(tried)} rates, {batches} validation batches each")
     from nagjax.files import write_bytes
@@ -51,10 +62,7 @@ def main(
             f"{mark} {p['rate']:.2f}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
             f"{p['flops'] / dense['flops']:.3f}  {tokens}  {whole}, {p['late_loss']:.4f}"
         )
-    used = (
-        f"rate {found['chosen']:g} is used by eval, generate and map" if found["chosen"] else "the dense model is used"
-    )
-    print(used)
+    print(f"rate {found['chosen']:g} is used by eval, generate and map" if found["chosen"] else DENSE)
 
 
 def _numbers(field: str, text: str) -> list[float]:

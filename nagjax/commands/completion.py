@@ -38,7 +38,7 @@ def main(shell: Annotated[Literal["bash", "zsh"], POSITIONAL]) -> None:
     eval "$(nagjax completion zsh)" in ~/.zshrc.
 
     Args:
-        shell: whose.
+        shell: bash or zsh.
     """
     print(("autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "") + script(), end="")
 

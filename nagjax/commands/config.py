@@ -12,7 +12,8 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
     """Print a run's options as YAML: those given as lines, all others as comments with their defaults.
 
     nagjax config --depth 48 > run.yaml, then nagjax train run.yaml; options of the command replace those of the file.
-    nagjax config RUN prints those of a run that there is.
+    nagjax config RUN does so for a run that there is. A size that follows from the others, as heads from the width,
+    counts as not given, so that with another width it follows from that.
 
     Args:
         run: a run folder.

@@ -1,12 +1,12 @@
 """Validation loss and depth of a run, or its scores on tasks."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL, Given
 from nagjax.console import note
 from nagjax.errors import UserError
+from nagjax.files import json_text, write_text
 from nagjax.ranges import Count, Natural
 
 
@@ -30,7 +30,7 @@ def main(
         run: a run folder, or a model that nagjax import reads.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: read only so many batches; all by default.
-        as_json: print one JSON object.
+        as_json: print one JSON object; null is a number that is not finite.
         tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; also in
             tasks.json.
         task_folder: with tasks of your own for the harness.
@@ -47,7 +47,7 @@ def main(
     if tasks is not None:
         scores = _on_tasks(run, tasks, task_folder, fewshot, limit, weights, devices)
         if as_json:
-            print(json.dumps(scores))
+            print(json_text(scores))
             return
         for task, metrics in scores.items():
             for metric, value in metrics.items():
@@ -60,7 +60,7 @@ def main(
     opened = load(run, devices=local_devices(devices))
     scores = evaluate(opened, data=data, batches=batches, weights=weights)
     if as_json:
-        print(json.dumps(scores))
+        print(json_text(scores))
         return
     numbers = {name: value for name, value in scores.items() if isinstance(value, int | float)}
     width, own = max(map(len, numbers)), opened.config.data
@@ -79,7 +79,6 @@ def _on_tasks(
     devices: int,
 ) -> dict[str, dict[str, float]]:
     """Metrics of each task by name. Files need no harness; all that was found is written to the run's folder."""
-    from nagjax.files import write_text
     from nagjax.generate.weights import with_weights
     from nagjax.interop.load import load
     from nagjax.runs.lock import lock_of_report
@@ -109,7 +108,7 @@ def _on_tasks(
             found = report | {"results": found["results"] | report["results"]}
         record = {"step": opened.step, "tasks": names, "limit": limit, "weights": weights, **found}
         if run.is_dir():
-            write_text(run / TASKS, json.dumps(record, indent=2, default=str))
+            write_text(run / TASKS, json_text(record, indent=2, default=str))
     return {
         task: {metric: value for metric, value in own.items() if isinstance(value, float)}
         for task, own in found["results"].items()

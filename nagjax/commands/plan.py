@@ -1,14 +1,13 @@
 """Find out whether a run fits a TPU slice or GPU machine, and what it would cost, without having one."""
 
 import dataclasses
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import Given
 from nagjax.console import say
 from nagjax.errors import UserError
-from nagjax.files import write_text
+from nagjax.files import check_writable_file, json_text, write_text
 from nagjax.options import RunOptions
 from nagjax.plan.bill import ASSUMED_MFU, bill
 from nagjax.ranges import Count, Positive, Range
@@ -70,6 +69,8 @@ def main(
     if not search:
         mesh_shape(config, machine)  # what is wrong with it is told before a compiler is asked for
     require(machine.chip)
+    if json:
+        check_writable_file(json, "json")
     planned = dataclasses.replace(options, parts={**options.parts, "train": config.train})
     say(f"planning {planned}, on {machine.name}")
 
@@ -89,5 +90,4 @@ def main(
     if results[0]["fits"] or not search:
         print(report(results[0]))
     if json:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        write_text(json, dumps(results if search else results[0], indent=1) + "\n")
+        write_text(json, json_text(results if search else results[0], indent=1) + "\n")

@@ -33,8 +33,9 @@ def main(
     Args:
         runs: a run folder, which nagjax import may have written; with --curve one or two.
         out: the new run's folder; with --curve, the folder of curve.json and curve.png.
-        rule: blocks to remove: the deepest; those before the last; least influence; consecutive ones that turn least;
-            least added loss alone.
+        rule: blocks to remove. late: the deepest; penultimate: those before the last; influence: those of least
+            influence; angle: consecutive ones that turn the stream least; drop: those that add least loss when left out
+            alone.
         count: number of blocks to remove.
         blocks: the blocks to remove instead of a rule, counted from 1, nearest to the embedding, such as 4,8,21-24.
         heal_steps: training steps after the removal.

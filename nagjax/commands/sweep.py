@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
-from nagjax.config_file import read_config_file
+from nagjax.config_file import SUFFIXES, is_config_file, read_config_file
 from nagjax.console import say
+from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
 from nagjax.ranges import Count, Natural, Seed
 
@@ -24,7 +25,7 @@ def main(
     command goes on with what is not finished; several may work on one sweep at once.
 
     Args:
-        config: a file of options, as nagjax config prints it.
+        config: a file of options (.yaml), as nagjax config prints it.
         out: the folder of the runs' folders and of sweep.json.
         vary: options and their values, by their names in the file: lr=0.001,0.002 scheme=plain,nag; or, with --draws,
             a range: lr=1e-4..1e-2, in which each factor is as likely as another.
@@ -34,6 +35,9 @@ def main(
             by --shard.
         shard: i/n, i from 0: only every n-th run, for the tasks of an array.
     """
+    if not is_config_file(str(config)):
+        fix = f"a file of options ends in {' or '.join(SUFFIXES)}: nagjax config prints one to begin with"
+        raise UserError("config", str(config), fix)
     from nagjax.files import check_writable, write_text
     from nagjax.processes import in_processes
     from nagjax.sweep import of_others, on_one_text, plan, results, table, taken, work

@@ -81,6 +81,14 @@ def calibrate(
     return result
 
 
+def undo(folder: str | Path) -> None:
+    """Goes back to the dense model: a saved rate is removed, and nothing measured. Raises UserError for what is no run
+    and for a folder that is being written."""
+    read_config(Path(folder))
+    with WriterLock(folder, "calibrate", "run"):
+        (Path(folder) / CALIBRATION).unlink(missing_ok=True)
+
+
 def _check(run: OpenRun, rates: Sequence[float], choose: float | None) -> None:
     scheme, mod = run.config.scheme, run.config.model.mod
     if not scheme.turns:

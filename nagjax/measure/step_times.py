@@ -1,7 +1,6 @@
 """Step times of residual schemes, and compile times at two depths, always as ratios within one process."""
 
 import dataclasses
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -9,9 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from nagjax.data import batches, open_dataset
 from nagjax.errors import UserError
+from nagjax.files import json_text, write_text
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -137,16 +138,28 @@ def compile_times(bench: CompileTimes) -> dict:
             for depth, own in seconds.items():
                 blueprint = blueprint_of(name, depth, bench.width, bench.batch, bench.context)
                 facts = facts or run_facts(blueprint)
-                batch = abstract_batch(blueprint)
-                jax.clear_caches()
-                began = time.perf_counter()
-                jit_train_step(blueprint).lower(blueprint.abstract(), batch).compile()
-                own.append(time.perf_counter() - began)
+                own.append(compiled_anew(blueprint)[0])
         shallow, deep = (statistics.median(own) for own in seconds.values())
         rows[name] = {"shallow_seconds": shallow, "deep_seconds": deep, "ratio": deep / shallow}
         times = f"{bench.shallow} blocks {shallow:.2f} s   {bench.deep} blocks {deep:.2f} s"
         print(f"{name:16} {times}   {deep / shallow:.2f} x")
     return record("compile", bench, rows, facts)
+
+
+def compiled_anew(blueprint: Blueprint) -> tuple[float, jax.stages.Compiled]:
+    """Seconds of tracing and compiling the training step, and the program: neither memory nor jax's cache on disk may
+    have it already."""
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()  # otherwise jax goes on with the folder that it has opened
+    jax.clear_caches()
+    try:
+        began = time.perf_counter()
+        program = jit_train_step(blueprint).lower(blueprint.abstract(), abstract_batch(blueprint)).compile()
+        return time.perf_counter() - began, program
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
 
 
 def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, mod: ModConfig = DENSE) -> Blueprint:
@@ -157,11 +170,11 @@ def blueprint_of(scheme: str, depth: int, width: int, batch: int, context: int, 
 
 
 def record(name: str, bench, rows: dict, facts: dict) -> dict:
-    """The result with the device, versions and settings of the measurement; written to `bench.out` if given."""
+    """The result with the device, versions and settings of the measurement; written to `bench.out`, in a folder that is
+    there, if given."""
     origin = {key: facts[key] for key in ("device", "devices", "cpu", "versions", "commit", "date")}
     options = {key: value for key, value in dataclasses.asdict(bench).items() if key != "out"}
     result = {"bench": name, **options, "results": rows, **origin}
     if bench.out:
-        bench.out.parent.mkdir(parents=True, exist_ok=True)
-        bench.out.write_text(json.dumps(result, indent=2))
+        write_text(bench.out, json_text(result, indent=2))
     return result

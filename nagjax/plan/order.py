@@ -6,13 +6,13 @@ import shlex
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.layers import flash
+from nagjax.layers import cudnn, flash
 from nagjax.layers.splash import BLOCK, refusal
 from nagjax.mod.adaptive import sizes
 from nagjax.mod.config import kept
-from nagjax.model.config import ModelConfig
+from nagjax.options import options_of_run, run_options
 from nagjax.plan.topology import Topology
-from nagjax.runs.config import MeshConfig, RunConfig, differences, flatten, to_dict
+from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.opening import own_tokenizer
 from nagjax.train.distributed.mesh import AXES, check_experts, check_platform, check_rows, check_sequence
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
@@ -37,8 +37,8 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
     if topology.chip.platform == "tpu":
         taken = attention if attention != "auto" else _on_tpu(config, topology)
     else:
-        fits_cudnn = dtype == "bfloat16" and model.head_width % 8 == 0 and config.mesh.sequence == 1
-        fits_cudnn &= model.block.softcap is None
+        fits_cudnn = dtype == "bfloat16" and model.block.softcap is None and config.mesh.sequence == 1
+        fits_cudnn &= cudnn.width_refusal(model.head_width, cudnn.is_hopper_or_newer(topology.chip.title)) is None
         if attention == "auto" and fits_cudnn and _outgrows_cudnn(config, topology):
             attention = "tokamax"
         if attention == "cudnn" or attention == "auto" and fits_cudnn:
@@ -124,27 +124,21 @@ def mesh_shape(config: RunConfig, topology: Topology) -> dict[str, int]:
 
 
 def options(config: RunConfig, shape: dict[str, int]) -> str:
-    """The run's command line as a shell reads it: size, batch, mesh, and every other option that is not the default."""
-    model = config.model
-    plain = ModelConfig(model.depth, model.width, mlp=model.mlp, positions=model.positions)
-    default = to_dict(RunConfig(type(config.scheme)(), plain))  # what follows from both; they themselves are told
-    default["model"] |= {"mlp": ModelConfig.mlp, "positions": ModelConfig.positions}
-    always = {"model.depth", "model.width", "model.context", "train.batch"}
-    given = flatten(to_dict(config))
-    changed = [name for name in given if name in always or name in differences(default, to_dict(config))]
-    flags = [] if config.start else [f"--scheme {config.scheme.name}"]
-    for name in sorted(changed, key=lambda name: name not in always):
-        group, _, field = name.partition(".")
-        if group == "mesh" or name in ("model.vocab", "scheme.name") or config.start and _of_start(group, field):
-            continue
-        flag = field if group in ("model", "optimizer", "train") else name
-        flags.append(_flag(flag.replace("_", "-"), given[name]))
+    """The run's command line as a shell reads it: size, batch, mesh, and every other option that makes the run."""
+    found, changed = options_of_run(config)
+    always = {"depth", "width", "context", "batch"}
+    flags = [] if config.start else [f"--scheme {found.name}"]
+    told = [option.name for option in run_options(found.name) if option.name in changed | always]
+    for name in sorted(told, key=lambda name: name not in always):
+        if name != "scheme" and not name.startswith("mesh.") and not (config.start and _of_start(config, name)):
+            flags.append(_flag(name.replace("_", "-"), found.value(name)))
     return " ".join(flags + [f"--mesh.{axis} {size}" for axis, size in shape.items() if size > 1])
 
 
-def _of_start(group: str, field: str) -> bool:
+def _of_start(config: RunConfig, option: str) -> bool:
     """Whether an option's value is that of the run to start from, whatever the command line says."""
-    return group == "scheme" or group == "model" and field.partition(".")[0] not in ("lora", *OF_THE_MACHINE)
+    group = option.partition(".")[0]
+    return group == "scheme" or hasattr(config.model, group) and group not in ("lora", *OF_THE_MACHINE)
 
 
 def _flag(name: str, value: object) -> str:

@@ -13,9 +13,10 @@ from nagjax.train.distributed.mesh import BATCH
 def saved_bytes(jaxpr: Any, rows: int, shards: dict[str, int], space=jax.memory.Space.Device) -> int:
     """Bytes per device that forward scans save for their backward scans.
 
-    `rows` is the batch of one scan. Arrays that are shaped as the parameters are, among the inputs of the program (they
-    are casts of them), are split over the axes of the parameters, all others over those of batch and tokens. What a
-    policy keeps on the host is in another `space`.
+    `rows` is the batch of one scan, `shards` the devices along each axis of the mesh. A saved array with the shape of a
+    block's parameters, which are inputs of the program, is a copy of them in another dtype: it counts as split over the
+    axes that split parameters, every other one over those that split batch and tokens. `space` is the memory to count:
+    what a rematerialisation policy keeps on the host is not in the device's.
     """
     stacks = {v.aval.shape[1:] for v in jaxpr.invars if v.aval.ndim > 1}
     batch = math.prod(shards.get(axis, 1) for axis in (*BATCH, "sequence"))

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from nagjax.report.style import REACH, axis_with_knee, drawing, label_ends, new_figure, png
+from nagjax.report.style import REACH, axis_with_knee, drawing, label_ends, log_axis, new_figure, png
 
 ATTENTION, MLP, BLOCK, FIRST, MARK = "#0072b2", "#d55e00", "#4d4d4d", "#cc79a7", "#009e73"  # Okabe and Ito, and grey
 QUIET = "#777777"
@@ -84,7 +83,7 @@ def _lines(what: Lines) -> Figure:
             ends.append((float(x[last[-1]]), float(y[last[-1]]), line.label, line.color))
     shown = np.concatenate(shown) if shown else np.array([1.0])
     if what.log and shown.size:
-        _log_axis(ax, float(shown.min()), float(shown.max()))
+        log_axis(ax, float(shown.min()), float(shown.max()), least=1.7)
     elif what.knee is not None and far:
         axis_with_knee(ax, what.knee, float(shown.min()), float(shown.max()))
     elif what.bottom is not None:
@@ -114,17 +113,6 @@ def _highest(what: Lines) -> float:
 
 def _places(line: Line) -> np.ndarray:
     return np.arange(1, len(line.y) + 1) if line.x is None else np.asarray(line.x, float)
-
-
-def _log_axis(ax: Axes, low: float, high: float) -> None:
-    ax.set_yscale("log")
-    low, high = (low / 1.3, high * 1.3) if high / low < 1.5 else (low / 1.1, high * 1.1)
-    ax.set_ylim(low, high)
-    subs = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0) if high / low > 5 else tuple(np.arange(10, 100) / 10)
-    ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=8) if len(subs) < 4 else MaxNLocator(6))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _grid(what: Grid) -> Figure:

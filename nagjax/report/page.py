@@ -12,7 +12,7 @@ from nagjax.files import write_bytes
 from nagjax.report.plots import Plot
 from nagjax.report.table import Table, to_html, to_markdown
 
-_UNEQUAL = "Not a like-for-like comparison. Besides scheme and optimizer, the runs differ in:"
+_UNEQUAL = "Not a like-for-like comparison. Besides scheme and learning rate, the runs differ in:"
 
 CSS = """
 :root { color-scheme: light; --ink: #1f2328; --quiet: #636c76; --rule: #e3e6ea; --tint: #f6f8fa;
@@ -56,7 +56,7 @@ class Report:
     learning_rates: str
     notes: tuple[str, ...]
     unequal: tuple[str, ...]
-    """Fields other than the scheme in which the runs differ."""
+    """Fields other than scheme and learning rate in which the runs differ."""
     table: Table
     plots: tuple[Plot, ...]
     samples: tuple[tuple[str, str], ...]

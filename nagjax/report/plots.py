@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from nagjax.report.labels import count, factor, listing, number, signed
-from nagjax.report.style import RC, Style, drawing, label_ends, new_figure, png, run_styles, token_axis
+from nagjax.report.style import RC, Style, drawing, label_ends, log_axis, new_figure, png, run_styles, token_axis
 from nagjax.report.verdict import one_text
 from nagjax.runs.log import Run, last_quarter
 
@@ -150,7 +150,7 @@ def _growth(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] 
     )
     for y, style in curves:
         ax.plot(np.arange(y.size), y, **style.line(y.size))
-    _log_axis(ax, finite.min(), finite.max(), lambda value: f"×{count(value)}")
+    log_axis(ax, finite.min(), finite.max(), lambda value: f"×{count(value)}")
     ax.set_xlabel("sublayers passed (attention and MLP alternate)")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlim(0, 1.01 * max(y.size - 1 for y, _ in curves))
@@ -177,7 +177,7 @@ def _growth_over_training(runs: Sequence[Run], styles: Sequence[Style]) -> tuple
     for tokens, growth, style in curves:
         ax.plot(tokens, growth, **style.line(growth.size))
     finite = np.concatenate([y[np.isfinite(y)] for _, y, _ in curves])
-    _log_axis(ax, finite.min(), finite.max(), lambda value: f"×{count(value)}")
+    log_axis(ax, finite.min(), finite.max(), lambda value: f"×{count(value)}")
     token_axis(ax, max(tokens[-1] for tokens, _, _ in curves))
     ends = [(*_end(tokens, growth), style) for tokens, growth, style in curves]
     label_ends(ax, [(x, y, f"{style.label} ×{factor(y)}", style.color) for x, y, style in ends])
@@ -201,7 +201,7 @@ def _turn(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | 
     subtitle += " · shaded: the last quarter" if equal else ""
     figure, axes = new_figure("How far each sublayer turns the stream", subtitle, panels=2)
     _two_panels(axes, curves)
-    _log_axis(axes[0], finite.min(), finite.max(), lambda value: f"{value:g}°")
+    log_axis(axes[0], finite.min(), finite.max(), lambda value: f"{value:g}°")
     label_ends(axes[1], [(y.size // 2, y[-1], s.label, s.color) for y, s in curves])
     return figure, (
         "Mean angle in degrees by which each attention (left) and MLP (right) sublayer turns the residual "
@@ -258,25 +258,6 @@ def _two_panels(axes: Sequence[Axes], curves: Sequence[tuple[np.ndarray, Style]]
         ax.set_xlabel("block")
         ax.set_xlim(0.5, deepest + 0.5)
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def _log_axis(ax: Axes, low: float, high: float, write: Callable[[float], str]) -> None:
-    """A log axis over [low, high] whose ticks are round numbers, as many as the range needs."""
-    ax.set_yscale("log")
-    pad = max(0.04 * np.log(high / low), 0.02)
-    low, high = low * np.exp(-pad), high * np.exp(pad)
-    ax.set_ylim(low, high)
-    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
-        ticks = [t for t in np.outer(decades, digits).ravel() if low <= t <= high]
-        if len(ticks) >= 4:
-            break
-    else:  # a range so short that evenly spaced ticks look even
-        ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
-    ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(float(f"{value:.3g}"))))
 
 
 def _late(tokens: np.ndarray, values: np.ndarray, runs: Sequence[Run]) -> np.ndarray:

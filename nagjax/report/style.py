@@ -6,7 +6,7 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import matplotlib
@@ -15,13 +15,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 
 from nagjax.console import note
 from nagjax.report.labels import count, run_labels
 from nagjax.runs.log import Run
 
+MOST_TICKS = 10  # of a log axis
 REACH = 30  # times the height of a knee (`axis_with_knee`)
 _INK, _QUIET, _RULE = "#222222", "#666666", "#dddddd"
 
@@ -233,6 +234,29 @@ def _spread(heights: Sequence[float], gap: float) -> list[float]:
             pools[-1] += last
     level = [float(np.mean(pool)) for pool in pools for _ in pool]
     return [value + i * gap for i, value in enumerate(level)]
+
+
+def log_axis(
+    ax: Axes, low: float, high: float, write: Callable[[float], str] = lambda value: f"{value:g}", least: float = 1.0
+) -> None:
+    """A log axis over [low, high], widened to the factor `least`, whose ticks are round numbers, as many as the range
+    needs."""
+    ax.set_yscale("log")
+    span = np.log(high / low)
+    pad = max(0.04 * span, 0.02, (np.log(least) - span) / 2)
+    low, high = low * np.exp(-pad), high * np.exp(pad)
+    ax.set_ylim(low, high)
+    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        ticks = [t for t in np.outer(decades, digits).ravel() if low <= t <= high]
+        if len(ticks) >= 4:
+            break
+    else:  # a range so short that evenly spaced ticks look even
+        ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
+    ax.yaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // MOST_TICKS) or 1]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(float(f"{value:.3g}"))))
 
 
 def axis_with_knee(ax: Axes, knee: float, low: float, high: float) -> None:

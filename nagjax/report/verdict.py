@@ -9,12 +9,12 @@ from pathlib import Path
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.report.labels import count, listing, number, rate, run_labels
-from nagjax.runs.config import RunConfig, TrainConfig, completed, flatten
+from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig, completed, flatten
 from nagjax.runs.identity import known_text, read_id, start_of
 from nagjax.runs.log import Evaluation, Run
 
 _TEXT_FIELDS = ("data.path", "data.mix", "data.tokenizer")
-_TRAIN_FIELDS = ("seed", "steps", "batch", "ema", "eval_batches")
+_TRAIN_FIELDS = ("seed", "steps", "batch", "z_loss", "ema", "eval_batches")
 
 
 def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
@@ -127,12 +127,12 @@ def learning_rates(runs: Sequence[Run]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """One line per field, other than scheme and optimizer, in which the runs are not alike.
+    """One line per field, other than scheme and learning rate, in which the runs are not alike.
 
     Compared are the text by its content where all runs noted it, every field of `data` (its number of workers apart;
-    without that content also where the text lies) and `model`, the run that it started from, the
-    fields of `train` in `_TRAIN_FIELDS`, the tokens trained at the last evaluation, and whether that was by top-k. A
-    field that an earlier version did not have is at its default.
+    without that content also where the text lies), `model` and `optimizer` (the peak of the learning rate apart: see
+    `learning_rates`), the run that it started from, the fields of `train` in `_TRAIN_FIELDS`, the tokens trained at the
+    last evaluation, and whether that was by top-k. A field that an earlier version did not have is at its default.
     """
     flat = [_fair_fields(run) for run in runs]
     labels = run_labels(runs)
@@ -153,14 +153,17 @@ def differences(runs: Sequence[Run]) -> list[str]:
 
 
 def _fair_fields(run: Run) -> dict[str, str]:
-    model = completed(RunConfig, {name: run.config[name] for name in ("scheme", "model")})["model"]
-    parts = flatten({"data": completed(DataConfig, run.config.get("data", {})), "model": model})
+    own = completed(RunConfig, {name: run.config[name] for name in ("scheme", "model")})
+    optimizer = completed(OptimizerConfig, run.config["optimizer"])
+    data = completed(DataConfig, run.config.get("data", {}))
+    parts = flatten({"data": data, "model": own["model"], "optimizer": optimizer})
     fields = {name: json.dumps(value) for name, value in parts.items()} | {
         "start": _start(run),
         "tokens trained": f"{run.last_eval.tokens:,}",
         "judged": "by top-k, which looks at later tokens" if run.looks_ahead else "as sampled",
     }
     fields.pop("data.workers", None)  # the batches are the same
+    fields.pop("optimizer.lr", None)  # `learning_rates` tells it
     train = vars(TrainConfig()) | run.config.get("train", {})
     return fields | {f"train.{key}": json.dumps(train[key]) for key in _TRAIN_FIELDS}
 

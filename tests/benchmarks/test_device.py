@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from benchmarks import device, device_tables
+from benchmarks import device, device_tables, wheels
 from benchmarks.parts import kernels, rows, steps, worker
 from benchmarks.parts.rows import Options, Rows, measured
 from pallas_kernels import timing
@@ -180,6 +180,18 @@ def test_a_case_that_the_part_s_end_cut_off_did_not_hang(part, begun, tmp_path, 
         patch.setattr(device.subprocess, "run", run)
         assert device.main(["--part", part, "--out", str(tmp_path), "--scratch", str(tmp_path)]) == 1
     assert Rows(part, tmp_path, 0.0)._known()[1].total() == begun
+
+
+def test_of_a_folder_for_wheels_only_older_wheels_are_replaced(tmp_path):
+    out, made = tmp_path / "out", tmp_path / "made"
+    made.mkdir()
+    (made / "grain-2.whl").write_text("new")
+    wheels.replace(out, made)
+    for name in ("grain-1.whl", "COMMIT", "thesis.tex"):
+        (out / name).write_text("old")
+    (out / "more").mkdir()
+    wheels.replace(out, made)
+    assert {path.name for path in out.iterdir()} == {"grain-2.whl", "thesis.tex", "more"}
 
 
 def test_the_commands_for_a_bare_machine_are_of_known_parts_and_nine_minutes(tmp_path):

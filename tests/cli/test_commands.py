@@ -7,6 +7,7 @@ import pytest
 
 from nagjax.cli import main
 from nagjax.interop.hub import SHIPPED
+from nagjax.json_reader import parse_json
 from nagjax.runs.lock import Held
 from nagjax.runs.log import load_run
 from nagjax.runs.names import IDENTITY
@@ -87,6 +88,17 @@ def test_eval_prints_the_same_loss_the_run_logged(demo, capsys):
     scores = json.loads(capsys.readouterr().out)
     assert scores["loss"] == close_to(last["loss"], terms=64, chain=24)
     assert scores["bits_per_byte"] == close_to(last["bits_per_byte"], terms=64, chain=24)
+
+
+@pytest.mark.parametrize("tasks", [[], ["--tasks", "fox.jsonl"]])
+def test_eval_prints_json_of_what_is_not_finite_too(capsys, monkeypatch, tasks):
+    scores = {"loss": float("nan"), "perplexity": float("inf"), "depth": {"turn": [0.5, float("nan")]}}
+    monkeypatch.setattr("nagjax.interop.load.load", lambda *_, **__: None)
+    monkeypatch.setattr("nagjax.generate.evaluate.evaluate", lambda *_, **__: scores)
+    monkeypatch.setattr("nagjax.commands.eval._on_tasks", lambda *_: {"fox": scores})
+    assert main(["eval", "run", "--as-json", *tasks]) == 0
+    want = {"loss": None, "perplexity": None, "depth": {"turn": [0.5, None]}}
+    assert parse_json(capsys.readouterr().out) == ({"fox": want} if tasks else want)
 
 
 def test_generate_takes_a_batch_of_prompts_and_repeats_itself(demo, capsys):

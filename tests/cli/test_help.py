@@ -134,6 +134,13 @@ def test_texts_name_their_quantity():
             assert field.text.split()[0] not in ("of", "by", "on", "from", "times", "that"), (name, field.name)
 
 
+def test_a_choice_that_says_nothing_by_itself_is_explained():
+    (rule,) = (o for o in every_option(FUNCTIONS["prune"]) if o.name == "rule")
+    assert all(f"{choice}: " in rule.text for choice in rule.choices)
+    (shell,) = every_option(FUNCTIONS["completion"])
+    assert all(choice in shell.text for choice in shell.choices)
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"nagjax {__version__}\n"
 

@@ -1,22 +1,25 @@
 """Time and FLOPs of reading and writing: the tokens that ran are counted as in a loop over tokens."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 
 from nagjax.cli import main
 from nagjax.data.tokenizer import ByteTokenizer
 from nagjax.errors import UserError
 from nagjax.generate import batching
 from nagjax.layers.where import Where
+from nagjax.measure import step_times
 from nagjax.measure.generation_times import Generation, generation_times
 from nagjax.measure.routing_times import compared, told
 from nagjax.measure.sampling_times import Racer, SamplingTimes
-from nagjax.measure.step_times import CompileTimes, StepTimes
+from nagjax.measure.step_times import CompileTimes, StepTimes, compile_times
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -111,6 +114,41 @@ def test_what_cannot_be_timed_is_refused(field, make):
     with pytest.raises(UserError) as refused:
         make()
     assert refused.value.field == field
+
+
+def test_no_compilation_is_timed_that_a_cache_has(tmp_path, monkeypatch):
+    """With a cache on disk, which a program as small as this one goes into."""
+    program = jax.jit(lambda state, batch: state * 3.0 + batch)
+    settings = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    facts = dict.fromkeys(("device", "devices", "cpu", "versions", "commit", "date"))
+    plan = SimpleNamespace(abstract=lambda: jax.ShapeDtypeStruct((3,), jnp.float32))
+    monkeypatch.setattr(step_times, "blueprint_of", lambda *shape: plan)
+    monkeypatch.setattr(step_times, "run_facts", lambda blueprint: facts)
+    monkeypatch.setattr(step_times, "abstract_batch", lambda blueprint: blueprint.abstract())
+    monkeypatch.setattr(step_times, "jit_train_step", lambda blueprint: program)
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        found = compile_times(CompileTimes(schemes=("plain",), batch=8, rounds=1))
+        assert found["results"]["plain"]["ratio"] > 0 and not list(tmp_path.iterdir())
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+        jax.clear_caches()
+        program.lower(plan.abstract(), plan.abstract()).compile()
+        assert list(tmp_path.iterdir()), "what is compiled later is kept again"
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("command", ["step", "compile", "mod"])
+def test_a_place_for_the_result_is_looked_at_first(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(step_times, "blueprint_of", None)  # nothing is made
+    for out in (tmp_path, "/dev/null/times.json"):
+        assert main(["bench", command, "--batch", "8", "--out", str(out)]) == 2
+        assert "nagjax: error: out = " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -1,11 +1,15 @@
 """The controls of calibrated skipping leave out what they are named after."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from nagjax.cli import main
 from nagjax.measure.cuts import Cutter
 from nagjax.measure.skip_curve import Sweep
+from nagjax.runs.lock import WriterLock
+from nagjax.runs.names import CALIBRATION
 from nagjax.runs.opening import open_run
 
 DEPTH = 3
@@ -17,6 +21,21 @@ def run(tmp_path_factory):
     shape = f"--depth {DEPTH} --width 16 --context 32 --batch 8 --steps 12 --eval-every 12 --eval-batches 2"
     assert main(["train", *shape.split(), "--out", str(out)]) == 0
     return open_run(out, calibrated=False)
+
+
+def test_a_saved_rate_is_taken_back_without_a_sweep(run, tmp_path, monkeypatch, capsys):
+    folder, command = tmp_path / "run", ["calibrate", str(tmp_path / "run"), "--choose", "0"]
+    shutil.copytree(run.folder, folder)
+    (folder / CALIBRATION).write_text("{}")
+    monkeypatch.setattr("nagjax.measure.skip_curve.open_run", None)  # nothing is measured
+    with WriterLock(folder, "test"):
+        assert main(command) == 2 and (folder / CALIBRATION).exists()
+    for measured in ("--batches", "--rise"):
+        assert main([*command, measured, "1"]) == 2 and (folder / CALIBRATION).exists()
+    for _ in range(2):
+        assert main(command) == 0 and not (folder / CALIBRATION).exists()
+        assert "the dense model is used" in capsys.readouterr().out
+    assert main(["calibrate", str(tmp_path / "absent"), "--choose", "0"]) == 2 and not (tmp_path / "absent").exists()
 
 
 def test_every_control_leaves_out_what_it_says(run, monkeypatch):

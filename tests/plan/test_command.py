@@ -66,6 +66,12 @@ def test_a_plan_is_printed_and_written(capsys, tmp_path):
     assert result["tokens_per_step"] == 16 * 8192
 
 
+def test_a_place_for_the_result_is_looked_at_before_anything_is_compiled(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("nagjax.plan.compile.WORKER", ("false",))
+    for out in (tmp_path, "/dev/null/plan.json"):
+        fails(capsys, ["--preset", "1M", "--topology", "v5e:2x2", "--json", str(out)], "json = ")
+
+
 def test_what_is_planned_is_told_with_its_own_batch(capsys):
     assert main("plan --preset 1M --topology v5e:2x2".split()) == 0
     assert "steps of 256 x 128 = 32,768 tokens, on v5e:2x2" in capsys.readouterr().out

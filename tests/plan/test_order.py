@@ -135,6 +135,16 @@ def test_the_command_line_gives_the_same_run():
     assert (again.model, again.train, again.scheme) == (config.model, config.train, config.scheme)
 
 
+@pytest.mark.parametrize(
+    "given", ["--width 256 --moe.experts 4", "--width 7 --block.head-width 8", "--width 384 --heads 8 --kv-heads 8"]
+)
+def test_the_command_line_leaves_out_what_follows(given):
+    config = config_of(given.split())
+    said = options(config, mesh_shape(config, parse("v5e:2x2")))
+    assert config_of(said.split()).model == config.model
+    assert not {"--moe.hidden", "--hidden", "--kv-heads"} & {*said.split()}
+
+
 def test_a_shell_reads_the_values_that_were_given():
     given = ["--data.path", "my texts/corpus", "--tasks", "a b.jsonl", "it's.jsonl", "--batch", "16"]
     config = config_of(given)

@@ -26,6 +26,17 @@ def test_the_axis_is_logarithmic_where_one_value_would_hide_the_others(highest, 
         assert 0.0 in shown and KNEE in shown and len(shown) >= 4
 
 
+@pytest.mark.parametrize("values", [[1.0, 1.001], [0.8, 1.5], [1e-3, 2.0], [1e-14, 1e9]])
+def test_a_log_axis_has_a_few_round_ticks(values):
+    """And is not blown up where all values are nearly the same."""
+    with drawing():
+        (ax,) = _lines(Lines("title", "", [Line("", values, BLOCK)], log=True)).axes
+    low, high = ax.get_ylim()
+    ticks = ax.get_yticks()
+    assert low < values[0] and values[1] < high and high / low > 1.69 and 3 <= len(ticks) <= 12
+    assert all(low <= tick <= high for tick in ticks) and ax.get_yscale() == "log"
+
+
 def test_a_block_without_a_finite_loss_is_a_bar_to_the_top():
     with drawing():
         figure = _lines(Lines("title", "nats", [Line("", [0.1, None, 0.2], BLOCK)], bars=True, knee=KNEE))

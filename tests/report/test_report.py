@@ -191,6 +191,7 @@ def test_compare_names_what_differs(runs, make_run, tmp_path, no_figures):
     for field in ("data.corpus", "data.tokenizer", "tokens trained", "train.seed"):
         assert f"{field}: plain pre-norm" in text
     assert "model.depth" not in text
+    assert "Besides scheme and learning rate, the runs differ in:" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_compare_refuses_fewer_than_two(runs, tmp_path, no_figures):

@@ -147,6 +147,10 @@ def changed(load, *names, scheme="nag", **values):
     [
         ((), {"start": "runs/before"}, 'start: plain pre-norm "", NAG "runs/before"'),
         (("train",), {"ema": 0.99}, "train.ema: plain pre-norm 0.0, NAG 0.99"),
+        (("train",), {"z_loss": 1e-4}, "train.z_loss: plain pre-norm 0.0, NAG 0.0001"),
+        (("optimizer",), {"optimizer": "muon"}, 'optimizer.optimizer: plain pre-norm "adamw", NAG "muon"'),
+        (("optimizer",), {"beta2": 0.99, "warmup": 0.1}, "optimizer.beta2: plain pre-norm 0.95, NAG 0.99"),
+        (("optimizer",), {"rates": {"head": 0.5}}, "optimizer.rates.head: plain pre-norm 1.0, NAG 0.5"),
         (("train",), {"eval_batches": 4}, "train.eval_batches: plain pre-norm 16, NAG 4"),
     ],
 )

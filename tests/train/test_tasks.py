@@ -91,7 +91,7 @@ def by_hand(run, rows):
         lengths = [len(choice.strip()) for choice in row["choices"]]
         normed.append(int(np.argmax(np.divide(found, lengths))) == row["answer"])
         nats -= found[row["answer"]]
-        size += len(row["choices"][row["answer"]].encode())
+        size += len((row["context"] + row["choices"][row["answer"]]).encode()) - len(row["context"].rstrip().encode())
     return {"acc": np.mean(right), "acc_norm": np.mean(normed), "bits_per_byte": nats / math.log(2) / size}
 
 
@@ -110,6 +110,16 @@ def test_scores_are_those_of_the_weights_that_are_validated(whole, questions, ca
     assert told == {"fox": {name: pytest.approx(logged[-1][f"fox/{name}"], rel=1e-5) for name in want}}
     report = json.loads((whole / names.TASKS).read_text())
     assert report["results"] == told and report["step"] == 6 and report["weights"] == "full"
+
+
+def test_bits_are_per_byte_of_what_was_scored(tmp_path):
+    """Of bytes at one bit each, spaces that the choices took over from their contexts among them."""
+    rows = [("a", " b"), ("a ", "b"), ("a\u3000 \n", "bé"), ("  ", "b"), ("", "b")]
+    path = tmp_path / "spaces.jsonl"
+    path.write_text("".join(json.dumps({"context": c, "choices": [w, "x"], "answer": 0}) + "\n" for c, w in rows))
+    (task,) = (found := open_tasks([str(path)], ByteTokenizer(), 64)).tasks
+    scores = [(-math.log(2) * len(continuation), True) for _, continuation in found.pairs]
+    assert task.metrics(scores)["bits_per_byte"] == pytest.approx(1.0)
 
 
 def test_training_is_the_same_without_them(whole, with_tasks, tmp_path):
@@ -208,7 +218,7 @@ def test_which_choice_is_taken(questions):
     task = Questions(Path(questions))
     equal = task.metrics([(-1.0, True)] * len(task.texts))
     assert equal["acc"] == 3 / 5 and equal["acc_norm"] == 2 / 5  # the longest: of the first and the last
-    assert equal["bits_per_byte"] == pytest.approx(5 / math.log(2) / len(" brownquicknothing a jumps"))
+    assert equal["bits_per_byte"] == pytest.approx(5 / math.log(2) / len(" brown quicknothing a jumps"))
     scores = [(-2.5, True), (-3.0, True), (-1.1, True)]  # 5, 5 and 2 letters
     found = task.metrics(scores + [(-1.0, True)] * (len(task.texts) - 3))
     assert found["acc"] == 2 / 5 and found["acc_norm"] == 2 / 5
