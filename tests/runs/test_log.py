@@ -32,7 +32,6 @@ def test_before_the_end_of_the_warm_up_it_is_the_default(make_run):
     lines = [{**train_line(step, 2.0), "lr": 1e-6 * step} for step in range(1, 10)]
     folder = make_run("a", lines, lr=None, data={"path": "stdlib"})
     config = json.loads((folder / "config.json").read_text())
-    del config["optimizer"]["name"]
     for steps, peak in ((1000, find_scheme("nag")().default_rate(64, 4)), (50, 9e-6)):
         (folder / "config.json").write_text(json.dumps(config | {"train": {"steps": steps}}))
         assert load_run(folder).lr == peak
