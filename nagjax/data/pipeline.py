@@ -119,8 +119,8 @@ class Dataset:
     def source(self, context: int) -> Rows:
         """Its rows, by number."""
         kinds = {"packed": Rows, "whole": WholeRows, "document": DocumentRows}
-        begins = beginning_of(self.tokenizer)[-1:] or [None]
-        return kinds[self.config.rows](self.stream, context, self.tokenizer.end_of_text, *begins)
+        end = self.tokenizer.end_of_text
+        return kinds[self.config.rows](self.stream, context, end, [end, *beginning_of(self.tokenizer)][-1])
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,9 @@ class Rows:
             tokens[1 - before : n] = read[:-1]
         segment_ids[:n] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
-        opens = (segment_ids > 0) & (positions == 0) & (tokens == self.end_of_text) & (targets != self.begins)
-        tokens[opens] = self.begins
+        if self.begins != self.end_of_text:
+            opens = (segment_ids > 0) & (positions == 0) & (tokens == self.end_of_text) & (targets != self.begins)
+            tokens[opens] = self.begins
         return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)
 
     def targets(self, row: int) -> tuple[int, int]:

@@ -138,7 +138,7 @@ def options(config: RunConfig, shape: dict[str, int]) -> str:
 def _of_start(config: RunConfig, option: str) -> bool:
     """Whether an option's value is that of the run to start from, whatever the command line says."""
     group = option.partition(".")[0]
-    return group == "scheme" or hasattr(config.model, group) and group not in ("lora", *OF_THE_MACHINE)
+    return group == "scheme" or group in vars(config.model) and group not in ("lora", *OF_THE_MACHINE)
 
 
 def _flag(name: str, value: object) -> str:
