@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from nagjax.errors import UserError
-from nagjax.files import inside, naming, open_to_change
+from nagjax.files import inside, json_text, naming, open_to_change
 from nagjax.json_reader import LONGEST_LINE, damaged_line, parse_json, read_lines
 
 _OPTIONAL = {"mfu", "accuracy", "top_k_loss"}
@@ -139,7 +138,7 @@ class JsonLines:
     def write(self, record: dict) -> None:
         with naming(self.path):
             self._file.seek(0, os.SEEK_END)
-            self._file.write((json.dumps({name: _json(value) for name, value in record.items()}) + "\n").encode())
+            self._file.write((json_text(record) + "\n").encode())
             self._file.flush()
 
     def sync(self) -> None:
@@ -156,12 +155,6 @@ def _stays(record: dict, step: int, owed: bool) -> bool:
     if record["kind"] == "event":
         return True
     return record["step"] < step or (record["step"] == step and (record["kind"] == "train" or not owed))
-
-
-def _json(value):
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return [_json(v) for v in value] if isinstance(value, list) else value
 
 
 _LOGS = {"train": TrainLog, "eval": EvalLog, "depth": DepthLog}
