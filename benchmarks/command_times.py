@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from nagjax.cli import functions, verbs
+from nagjax.files import check_writable_file
 from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/command_times.json")
     parser.add_argument("--docs", type=Path, default=None, help="page whose table of times is renewed")
     given = parser.parse_args()
-    given.out.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
+    check_writable_file(given.out)
     began, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

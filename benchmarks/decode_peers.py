@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from peer import Peer
 
+from nagjax.files import check_writable_file
 from nagjax.generate.sample import generate
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.interop.importing import import_model
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="also transformers by torch.compile")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
+    check_writable_file(options.out)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
     sizes, versions = [], {}
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import plan_tables as tables
 from benchmarks.peer import Peer
+from nagjax.files import check_writable_file
 from nagjax.measure.profile import OTHER, SCOPES, profile
 from nagjax.measure.step_times import Racer, blueprint_of, race
 from nagjax.memory import keep_freed_memory
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)  # before anything is measured
+    check_writable_file(options.out)
     keep_freed_memory()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
     batch, context = 8, 128

@@ -75,7 +75,8 @@ def widened(config: RunConfig, reaches: Callable[[RunConfig], float], target: fl
     unit = model.heads * (2 if model.positions == "rotary" else 1)
     for width in range(model.width, 8 * model.width, unit):
         kv_heads = None if model.kv_heads == model.heads else model.kv_heads
-        wider = dataclasses.replace(model, width=width, kv_heads=kv_heads, hidden=None)
+        moe = dataclasses.replace(model.moe, hidden=None)
+        wider = dataclasses.replace(model, width=width, kv_heads=kv_heads, hidden=None, moe=moe)
         candidate = dataclasses.replace(config, model=wider)
         if reaches(candidate) >= target:
             return candidate

@@ -3,6 +3,7 @@ import pytest
 
 from experiments.harness.matching import parameters, ratio, step_seconds, train_flops, widened, with_flops, with_steps
 from nagjax.errors import UserError
+from nagjax.layers.config import MoEConfig
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
@@ -31,6 +32,12 @@ def test_equal_parameters_is_the_narrowest_that_reaches_them():
     assert parameters(before) < parameters(review) <= parameters(matched)
     with pytest.raises(UserError, match="width"):
         widened(plain, lambda config: 0.0, 1.0)
+
+
+def test_experts_follow_the_width():
+    moe = MoEConfig(experts=4)
+    model = widened(_config("plain", moe=moe), lambda config: config.model.width, 24).model
+    assert model == ModelConfig(depth=2, width=24, heads=model.heads, context=16, moe=moe)
 
 
 def test_steps_are_at_least_one():
