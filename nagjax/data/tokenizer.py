@@ -133,6 +133,10 @@ class JsonTokenizer:
         """The id of the first of these tokens that the vocabulary has."""
         return next((i for token in tokens if (i := self._engine.token_to_id(token)) is not None), None)
 
+    def special_ids(self, texts: Iterable[str]) -> list[int]:
+        own = self._special_tokens
+        return [self._engine.token_to_id(text) for text in texts if text in own]
+
     @cached_property
     def token_bytes(self) -> Int32[np.ndarray, "V"] | None:
         return _exact_token_bytes(self._spec, self._engine, self.vocab_size)
@@ -317,3 +321,8 @@ def _keeps_every_byte(pre_tokenizer: dict | None) -> bool:
 def beginning_of(tokenizer: Tokenizer) -> list[int]:
     """Token ids that a tokenizer.json puts before every text; other tokenizers none."""
     return tokenizer.in_front if isinstance(tokenizer, JsonTokenizer) else []
+
+
+def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
+    """Of those texts that are special tokens of a tokenizer.json."""
+    return tokenizer.special_ids(texts) if isinstance(tokenizer, JsonTokenizer) else []

@@ -1,6 +1,7 @@
 """Rows of different lengths in one batch: which windows of text are read, who is done, who leaves."""
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jaxtyping import Int32
 
 from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass, Rows, draw, empty, keep, place, read, write
@@ -17,7 +19,7 @@ from nagjax.train.score import STEP, padded
 
 ROUND = 64  # tokens between two looks at who is done
 OFTEN = 16  # and where somebody has to be asked
-NO_TOKEN = -1
+NOTHING_ENDS = np.array([-1], np.int32)  # no token has this id
 
 Finished = Callable[[int, list[int]], bool]
 
@@ -69,10 +71,16 @@ class Writer:
         self.parts = batch_parts(mesh.shape) if mesh else 1
 
     def write(
-        self, rows: list[Row], tokens: int, key: jax.Array, sampling: Sampling, stop: int, finished: Finished | None
+        self,
+        rows: list[Row],
+        tokens: int,
+        key: jax.Array,
+        sampling: Sampling,
+        ends: Int32[np.ndarray, " E"],
+        finished: Finished | None,
     ) -> None:
-        """Adds up to `tokens` ids to every row, less what a `stop` ends or `finished`, asked every few tokens with a
-        row's index and its new ids, calls complete."""
+        """Adds up to `tokens` ids to every row, less what one of `ends` ends or `finished`, asked every few tokens with
+        a row's index and its new ids, calls complete."""
         slots = slots_of(max(len(row.window) for row in rows), tokens, self.context)
         keys = np.asarray(jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(rows)))))
         batch = list(rows) if self.fixed else sorted(rows, key=lambda row: len(row.window))
@@ -87,7 +95,7 @@ class Writer:
             limit = min(tokens - 1 - drawn, OFTEN if finished else ROUND)
             limit = min(limit, *(self.context + 1 - len(row.window) for row in live))
             if limit == 0:
-                new = draw(state.logits, own, np.int32(drawn), done, sampling, np.int32(stop))[:, None]
+                new = draw(state.logits, own, np.int32(drawn), done, sampling, ends)[:, None]
             else:
                 new, state = write(
                     self.params,
@@ -98,14 +106,14 @@ class Writer:
                     np.int32(drawn),
                     np.int32(limit),
                     sampling,
-                    np.int32(stop),
+                    ends,
                     self.given,
                     room=ROUND,
                     **self.static,
                 )
             count = max(limit, 1)
             drawn += count
-            self._take(batch, jax.device_get(new)[:, :count].tolist(), stop, finished)
+            self._take(batch, jax.device_get(new)[:, :count].tolist(), {*ends.tolist()}, finished)
             if drawn == tokens or all(row.done for row in rows):
                 return
             state, batch = self._compact(state, batch)
@@ -115,12 +123,12 @@ class Writer:
                 batch[i].start = window_start(len(batch[i].ids), self.context)
             state = self._read(state, batch, moved, slots) if moved else state
 
-    def _take(self, batch: list[Row], written: list[list[int]], stop: int, finished: Finished | None) -> None:
+    def _take(self, batch: list[Row], written: list[list[int]], ends: set[int], finished: Finished | None) -> None:
         for row, new in {id(row): (row, new) for row, new in zip(batch, written, strict=True)}.values():
             if not row.done:
-                row.done = stop in new
-                row.ids += new[: new.index(stop)] if row.done else new
-                row.done = row.done or (finished is not None and finished(row.index, row.new))
+                kept = list(itertools.takewhile(lambda i: i not in ends, new))
+                row.ids += kept
+                row.done = len(kept) < len(new) or (finished is not None and finished(row.index, row.new))
 
     def _compact(self, state: Rows, batch: list[Row]) -> tuple[Rows, list[Row]]:
         """Half of the rows, as long as all that are not done find room among them."""

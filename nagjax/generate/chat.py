@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
+from nagjax.data.tokenizer import special_ids
 from nagjax.errors import UserError
 from nagjax.generate.sample import cut, generate, room_behind
 from nagjax.generate.text import encodable
@@ -28,7 +29,8 @@ def answer(
 
     tokens: of an answer, at most; None: as many as fit the context behind the longest conversation, at most 256.
 
-    An answer ends where the template ends its turn, or with the document. `options` are `generate`'s: temperature,
+    An answer ends where the template ends its turn, with the document, or at what an imported model names as its
+    `eos_token_id`. `options` are `generate`'s: temperature,
     top_k, top_p, min_p, seed, slide. What is not UTF-8 in a message is replaced.
 
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
@@ -44,19 +46,22 @@ def answer(
         longest = max(map(len, asked))
         tokens = MOST_TOKENS if options.get("slide") else room_behind(run, longest, MOST_TOKENS)
     text = form.ending(conversations[0])
-    ending = run.tokenizer.encode_templated([text])[0].ids.tolist()
-    special = ending[0] if ending and not run.tokenizer.decode(ending[:1]) else None
-    ends = {run.tokenizer.end_of_text, special}
-
-    def said(new: list[int]) -> str:
-        until = next((at for at, token in enumerate(new) if token in ends), len(new))
-        return cut(run.tokenizer.decode(new[:until]), () if special is not None or not text else (text,))
-
-    def over(row: int, new: list[int]) -> bool:
-        return not ends.isdisjoint(new) or said(new) != run.tokenizer.decode(new)
-
-    given = {"progress": run.progress, "cuts": run.mod.get("cuts"), "finished": over}
+    ids, starts, _ = run.tokenizer.encode_templated([text])[0]
+    special = [(i, at) for i, at in zip(ids.tolist(), starts, strict=True) if _is_special(run, i)]
+    given = {"progress": run.progress, "cuts": run.mod.get("cuts"), "end_of_text": run.tokenizer.end_of_text}
+    if special:
+        (mark, at), *_ = special
+        given["ends"] = (*run.eos, mark)
+        said = lambda new: run.tokenizer.decode(new).removesuffix(text[:at])  # noqa: E731
+    else:
+        given["ends"] = run.eos
+        said = lambda new: cut(run.tokenizer.decode(new), (text,) if text else ())  # noqa: E731
+        given["finished"] = lambda row, new: said(new) != run.tokenizer.decode(new)
     return [said(new).strip() for new in generate(run.model, asked, tokens=tokens, **given, **options)]
+
+
+def _is_special(run: OpenRun, i: int) -> bool:
+    return bool(special_ids(run.tokenizer, [run.tokenizer.name_of(i)]))
 
 
 def find_form(run: OpenRun, template: str | None) -> ChatTemplate:

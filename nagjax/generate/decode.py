@@ -71,7 +71,7 @@ def _write(
     first: Int[Array, ""],
     limit: Int[Array, ""],
     sampling: Sampling,
-    stop: Int[Array, ""],
+    ends: Int[Array, " E"],
     given: Pass,
     *,
     graph: nnx.GraphDef,
@@ -81,7 +81,8 @@ def _write(
     """Up to `limit` of at most `room` new tokens, the `first`-th and following of each row, from position `at` on; each
     is read, too.
 
-    A row that is done, or has drawn `stop`, is filled up with `stop`. It ends early where all rows are done.
+    A row that is done, or has drawn one of `ends`, is filled up with the first of them. It ends early where all rows
+    are done.
     """
     model = nnx.merge(graph, params)
     table, batch = model.head_rows(), at.shape[0]
@@ -92,12 +93,12 @@ def _write(
 
     def step(carry):
         index, done, written, rows = carry
-        token = _draw(rows.logits, keys, first + index, done, sampling, stop)
+        token = _draw(rows.logits, keys, first + index, done, sampling, ends)
         where = Where(jnp.ones((batch, 1), jnp.int32), (at + index)[:, None])
         rows = _forward(model, table, token[:, None], where, rows.cache, jnp.zeros_like(at), given, mesh)
-        return index + 1, done | (token == stop), written.at[:, index].set(token), rows
+        return index + 1, done | jnp.isin(token, ends), written.at[:, index].set(token), rows
 
-    start = jnp.int32(0), done, jnp.full((batch, room), stop, jnp.int32), rows
+    start = jnp.int32(0), done, jnp.full((batch, room), ends[0], jnp.int32), rows
     _, _, written, rows = jax.lax.while_loop(going, step, start)
     return written, rows
 
@@ -108,11 +109,11 @@ def _draw(
     index: Int[Array, ""],
     done: Bool[Array, " B"],
     sampling: Sampling,
-    stop: Int[Array, ""],
+    ends: Int[Array, " E"],
 ) -> Int[Array, " B"]:
-    """The `index`-th new token of each row, `stop` of one that is done."""
+    """The `index`-th new token of each row, the first of `ends` of one that is done."""
     own = jax.vmap(jax.random.fold_in, (0, None))(jax.random.wrap_key_data(keys), index)
-    return jnp.where(done, stop, choose(logits, own, sampling))
+    return jnp.where(done, ends[0], choose(logits, own, sampling))
 
 
 def _place(old: Rows, new: Rows, at: Int[Array, " n"]) -> Rows:

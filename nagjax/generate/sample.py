@@ -10,9 +10,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float
 
+from nagjax.data.tokenizer import special_ids
 from nagjax.discovery import nearest
 from nagjax.errors import UserError
-from nagjax.generate.batching import NO_TOKEN, Finished, Writer, rows_of
+from nagjax.generate.batching import NOTHING_ENDS, Finished, Writer, rows_of
 from nagjax.generate.choose import Sampling
 from nagjax.generate.decode import Pass
 from nagjax.generate.text import encodable
@@ -41,6 +42,7 @@ def generate(
     min_p: float = 0.0,
     seed: int = 0,
     end_of_text: int | None = None,
+    ends: Sequence[int] = (),
     slide: bool = False,
     finished: Finished | None = None,
     progress: float = 1.0,
@@ -51,7 +53,8 @@ def generate(
     temperature: 0 takes the likeliest token, deterministically. top_k: draws from so many likeliest tokens, 0 from all.
     top_p: of these, from the smallest set that holds this probability. min_p: of these, from the ones at least so many
     times as likely as the likeliest. seed: what row i draws does not depend on other rows. end_of_text: ends a row and
-    is not returned; and an empty prompt begins with it, as a document does in training. None: no row ends early.
+    is not returned; and an empty prompt begins with it, as a document does in training. ends: further token ids that
+    end a row and are not returned, such as the end of a turn. With neither, no row ends early.
     finished: asked every 16 tokens with a row's number and its new ids so far; a true answer ends the row. progress:
     the share of its training the model has behind it. cuts: with Mixture-of-Depths, the average top-k cuts the
     threshold decider compares with.
@@ -84,6 +87,8 @@ def generate(
     check_value("progress", progress, Share, "the share of the training that lies behind")
     if end_of_text is not None:
         config.check_id("end_of_text", end_of_text)
+    for i in ends:
+        config.check_id("ends", i)
     check_cuts(cuts, config.sublayers)
     if isinstance(prompts, str) or not np.iterable(prompts):
         raise UserError("prompts", prompts, f"{LISTS}; for texts there is complete(run, ...)")
@@ -93,10 +98,10 @@ def generate(
     graph, params = nnx.split(narrow_model(model))
     rows = rows_of(checked, config.context)
     sampling = Sampling(np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
-    stop = NO_TOKEN if end_of_text is None else end_of_text
+    ending = np.array([*([] if end_of_text is None else [end_of_text]), *ends], np.int32)
     fixed = config.mod.active and model.mod.router.draws
     writer = Writer(params, graph, Pass(np.float32(progress), cuts), mesh_of(params), config.context, fixed)
-    writer.write(rows, tokens, jax.random.key(seed), sampling, stop, finished)
+    writer.write(rows, tokens, jax.random.key(seed), sampling, ending if ending.size else NOTHING_ENDS, finished)
     return [row.new for row in rows]
 
 
@@ -108,10 +113,12 @@ def complete(
 
     tokens: new ones of each row, at most; None: as many as fit the context behind the longest prompt, at most 64.
 
-    stop: a row ends at the first of these texts in what it has written, which is not returned.
+    stop: a row ends at the first of these texts in what it has written, which is not returned. A text that is a special
+    token of the tokenizer stands for that token, too.
 
     An empty prompt begins a document; others are read as a piece from within one, behind what an imported model
-    expects before every text. A row ends with its document. What is not UTF-8, in a prompt or in what the model
+    expects before every text. A row ends with its document, and at what an imported model names as its
+    `eos_token_id`. What is not UTF-8, in a prompt or in what the model
     wrote, is replaced.
     """
     check_opened(run)
@@ -126,7 +133,8 @@ def complete(
     if tokens is None:
         tokens = fitting_tokens(run, prompts, slide=options.get("slide", False))
     before = [ids.tolist() for ids in tokenizer.encode_batch([encodable(prompt) for prompt in prompts])]
-    ending = {"end_of_text": tokenizer.end_of_text, "progress": run.progress, "cuts": run.mod.get("cuts")}
+    ending = {"end_of_text": tokenizer.end_of_text, "ends": (*run.eos, *special_ids(tokenizer, stop))}
+    ending |= {"progress": run.progress, "cuts": run.mod.get("cuts")}
     if stop:
         text = lambda row, new: _new_text(tokenizer, before[row], new)  # noqa: E731
         ending["finished"] = lambda row, new: cut(whole := text(row, new), stop) != whole

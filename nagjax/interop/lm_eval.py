@@ -1,9 +1,12 @@
 """lm-evaluation-harness on any run: its tasks ask for log-likelihoods and generations, which this adapter answers."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from nagjax.console import note
+from nagjax.data.tokenizer import special_ids
 from nagjax.errors import UserError
 from nagjax.generate.sample import cut, generate
 from nagjax.runs.opening import OpenRun
@@ -19,6 +22,7 @@ except ImportError as missing:
     raise UserError("tasks", "lm_eval", fix) from None
 
 NEW_TOKENS = 256  # of a generation, where the task does not say
+SAMPLING = {"top_k": int, "top_p": float, "min_p": float}
 
 
 class NagjaxLM(TemplateLM):
@@ -30,6 +34,7 @@ class NagjaxLM(TemplateLM):
     def __init__(self, run: OpenRun, batch: int = 8):
         super().__init__()
         self.run, self.batch = run, batch
+        self.shortened: dict[int, int] = {}  # new tokens that tasks asked for, and how many were written
 
     @property
     def eot_token_id(self) -> int:
@@ -74,29 +79,31 @@ class NagjaxLM(TemplateLM):
         return sums
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-        """Greedy, or sampled where the task says so; cut at the first stop text. A prompt that is too long loses its
-        beginning."""
+        """Greedy, or sampled where the task says so, each batch with its own seed; cut at the first stop text, or where
+        that is a special token, at it. A prompt that is too long loses its beginning."""
         kinds = defaultdict(list)
         for i, request in enumerate(requests):
             options = dict(request.args[1])
             until = options.get("until") or []
             until = [text for text in ([until] if isinstance(until, str) else until) if text]
             tokens = int(options.get("max_gen_toks") or options.get("max_tokens") or NEW_TOKENS)
-            tokens = min(tokens, max(1, self.max_length // 2))
+            tokens = self._fitting(tokens)
             sampled = options.get("do_sample", options.get("temperature", 0.0) > 0.0)
-            temperature = float(options.get("temperature", 1.0)) if sampled else 0.0
-            kinds[tokens, temperature, float(options.get("top_p", 1.0))].append((i, request.args[0], until))
-        texts = [""] * len(requests)
-        for (tokens, temperature, top_p), asked in kinds.items():
+            sampling = {"temperature": float(options.get("temperature", 1.0)) if sampled else 0.0}
+            sampling |= {name: kind(options[name]) for name, kind in SAMPLING.items() if options.get(name) is not None}
+            ends = tuple(special_ids(self.run.tokenizer, until))
+            kinds[tokens, ends, tuple(sampling.items())].append((i, request.args[0], until))
+        texts, seeds = [""] * len(requests), itertools.count()
+        for (tokens, ends, sampling), asked in kinds.items():
             encoded = [(i, self._prompt(prompt, self.max_length - tokens), until) for i, prompt, until in asked]
             encoded.sort(key=lambda entry: -len(entry[1]))
             for start in range(0, len(encoded), self.batch):
                 part = encoded[start : start + self.batch]
                 rows = [ids for _, ids, _ in part]
                 rows += rows[-1:] * (self.batch - len(rows))
-                sampling = {"tokens": tokens, "temperature": temperature, "top_p": top_p}
-                ends = [until for _, _, until in part]
-                for (i, _, until), new in zip(part, self._generate(rows, sampling, ends), strict=False):
+                given = {"tokens": tokens, "ends": ends, "seed": next(seeds), **dict(sampling)}
+                new_ids = self._generate(rows, [until for _, _, until in part], given)
+                for (i, _, until), new in zip(part, new_ids, strict=False):
                     texts[i] = cut(self.run.tokenizer.decode(new), until)
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
@@ -105,15 +112,23 @@ class NagjaxLM(TemplateLM):
     def _prompt(self, text: str, room: int) -> list[int]:
         return (self.tok_encode(text) or [self.prefix_token_id])[-room:]
 
-    def _generate(self, rows: list[list[int]], sampling: dict, ends: list[list[str]]) -> list[list[int]]:
+    def _fitting(self, tokens: int) -> int:
+        """New tokens of a generation: as many as asked for, and at most half of the context."""
+        most = max(1, self.max_length // 2)
+        if tokens > most and tokens not in self.shortened:
+            note(f"a task asks for {tokens} new tokens: {most} are written, half of the context of {self.max_length}")
+            self.shortened[tokens] = most
+        return min(tokens, most)
+
+    def _generate(self, rows: list[list[int]], until: list[list[str]], given: dict) -> list[list[int]]:
         run = self.run
 
         def finished(row: int, new: list[int]) -> bool:
             text = run.tokenizer.decode(new)
-            return row >= len(ends) or cut(text, ends[row]) != text
+            return row >= len(until) or cut(text, until[row]) != text
 
-        ending = {"end_of_text": self.eot_token_id, "progress": run.progress, "cuts": run.mod.get("cuts")}
-        return generate(run.model, rows, finished=finished, **sampling, **ending)
+        given = given | {"end_of_text": self.eot_token_id, "ends": (*run.eos, *given["ends"])}
+        return generate(run.model, rows, finished=finished, progress=run.progress, cuts=run.mod.get("cuts"), **given)
 
 
 def _manager(tasks: Sequence[str], folder: str | Path | None) -> TaskManager:
@@ -139,7 +154,8 @@ def evaluate_tasks(
     batch: int = 8,
 ) -> dict[str, dict]:
     """The harness' report: `results`, by task the metrics as it names them, `versions`, `n-shot`, `n-samples` and
-    `higher_is_better`.
+    `higher_is_better`; and `shortened`, by the new tokens that a task asked for how many were written, where that is
+    more than half of the context.
 
     task_folder: a folder with tasks of one's own, besides those the harness knows. fewshot: examples in each prompt,
     the task's own number unless given. limit: only so many questions of each task.
@@ -147,8 +163,9 @@ def evaluate_tasks(
     Raises UserError for a task that is not known.
     """
     manager = _manager(tasks, task_folder)
+    model = NagjaxLM(run, batch)
     results = simple_evaluate(
-        NagjaxLM(run, batch),
+        model,
         tasks=list(tasks),
         num_fewshot=fewshot,
         limit=limit,
@@ -156,4 +173,5 @@ def evaluate_tasks(
         log_samples=False,
         bootstrap_iters=0,
     )
-    return {name: results[name] for name in ("results", "versions", "n-shot", "n-samples", "higher_is_better")}
+    names = ("results", "versions", "n-shot", "n-samples", "higher_is_better")
+    return {name: results[name] for name in names} | {"shortened": model.shortened}

@@ -26,7 +26,7 @@ from nagjax.ranges import Natural, Range, check_value
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.config import MeshConfig, RunConfig, TrainConfig, from_dict
 from nagjax.runs.names import BUNDLE, TOKENIZER
-from nagjax.runs.opening import OpenRun, at_point, devices_of
+from nagjax.runs.opening import OpenRun, at_point, devices_of, read_eos
 from nagjax.train.distributed.mesh import make_mesh
 
 CUTS = "mod.cuts"
@@ -74,7 +74,8 @@ def read_source(
         found = find(files, family.tensors(config.model, values), blueprint, family.prefix, config.model.tied)
     mod = blueprint.init_mod() | {"cuts": jnp.asarray(cuts)} if config.model.mod.active and cuts is not None else {}
     step = values[BUNDLE]["step"] if bundle else 0
-    run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, open_tokenizer(folder, values, config.model))
+    tokenizer, eos = open_tokenizer(folder, values, config.model), read_eos(values, folder, config.model.vocab)
+    run = OpenRun(folder, blueprint, step, load(found, blueprint), mod, tokenizer, eos=eos)
     return at_point(run, folder) if calibrated else run
 
 

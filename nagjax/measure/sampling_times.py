@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from nagjax.data import batches, open_dataset
 from nagjax.generate import decode
-from nagjax.generate.batching import NO_TOKEN
+from nagjax.generate.batching import NOTHING_ENDS
 from nagjax.generate.choose import Sampling
 from nagjax.generate.paths import paths
 from nagjax.generate.weights import narrow_model
@@ -86,7 +86,7 @@ class Racer:
         rows = jax.block_until_ready(jax.tree.map(jnp.copy, self.rows))
         limit, room = np.int32(self.bench.steps), self.bench.steps
         done, keys = np.zeros(self.bench.batch, bool), np.zeros((self.bench.batch, 2), np.uint32)
-        arguments = (self.lengths, done, keys, np.int32(0), limit, GREEDY, np.int32(NO_TOKEN), self.given)
+        arguments = (self.lengths, done, keys, np.int32(0), limit, GREEDY, NOTHING_ENDS, self.given)
         began = time.perf_counter()
         written, _ = decode.write(self.params, rows, *arguments, graph=self.graph, room=room, mesh=None)
         jax.block_until_ready(written)

@@ -29,6 +29,7 @@ SAVING, DELETING, DAMAGED = ".saving", ".deleting", ".damaged"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
 # Files of a tokenizer as transformers writes them; an imported run keeps them.
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -39,7 +40,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
     CHAT_TEMPLATE,
-    "generation_config.json",
+    GENERATION_CONFIG,
 )
 
 # What says something about a run's weights, or stands for it elsewhere: another run must not take it for its own.

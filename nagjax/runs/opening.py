@@ -17,14 +17,14 @@ from jaxtyping import Array, Float
 from nagjax.data import Tokenizer, load_tokenizer
 from nagjax.data.tokenizer import JsonTokenizer, NoTokenizer, beginning_of
 from nagjax.errors import UserError
-from nagjax.files import has_file, inside, read_record
+from nagjax.files import has_file, inside, read_json, read_record
 from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.ranges import Count, Fraction, Natural
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.folder import read_config
-from nagjax.runs.names import CALIBRATION, ORIGIN, TOKENIZER
+from nagjax.runs.names import CALIBRATION, GENERATION_CONFIG, ORIGIN, TOKENIZER
 from nagjax.runs.weights import read_weights
 from nagjax.train.distributed.mesh import make_mesh
 
@@ -59,6 +59,7 @@ class OpenRun:
     mod: dict  # the state of Mixture-of-Depths: `cuts` [S], empty without it
     tokenizer: Tokenizer
     calibrated: bool = False  # there are thresholds, but no capacities
+    eos: tuple[int, ...] = ()  # token ids at which an imported model ends what it writes, as `read_eos` has them
 
     @property
     def config(self) -> RunConfig:
@@ -171,7 +172,9 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     config = read_config(folder)
     devices = devices_of(devices)
     found = read_weights(folder, config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
-    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, _tokenizer(folder, config))
+    origin = read_origin(folder)
+    eos = read_eos(origin.config if origin else {}, folder, config.model.vocab)
+    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, _tokenizer(folder, config), eos=eos)
     return at_point(run, folder) if calibrated else run
 
 
@@ -208,6 +211,20 @@ def _again(folder: Path) -> str:
 def read_origin(folder: Path) -> Origin | None:
     """What `nagjax import` noted in a run's folder; None where the run was not imported."""
     return read_record(Origin, folder / ORIGIN, "run", "bring it back, or import again", others=(Origin,))
+
+
+def read_eos(config: dict, folder: Path, vocab: int) -> tuple[int, ...]:
+    """`eos_token_id`, one or several, of an imported model's config.json, and of the generation_config.json in its
+    folder, where there is one; of the ids that the vocabulary has. Raises UserError where the file cannot be read."""
+    path, generation = folder / GENERATION_CONFIG, None
+    if has_file(path):
+        try:
+            generation = read_json(path)
+        except (OSError, ValueError) as error:
+            raise UserError("run", str(path), f"cannot be read ({error}): bring it back, or remove it") from None
+    named = [values.get("eos_token_id") for values in (config, generation) if isinstance(values, dict)]
+    ids = [i for one in named for i in (one if isinstance(one, list) else [one])]
+    return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < vocab))
 
 
 def own_tokenizer(folder: Path) -> Tokenizer:

@@ -1,6 +1,7 @@
 """Answers: asked for by the run's template, ended where it ends them, and learnt by a run that was trained on some."""
 
 import io
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -40,13 +41,18 @@ def scripted(monkeypatch, tmp_path):
         (tmp_path / "chat_template.jinja").write_text(template)
         seen = SimpleNamespace(asked=None, stopped=None)
 
-        def generate(model, prompts, *, finished, **options):
-            seen.asked, seen.tokens = prompts, options["tokens"]
-            seen.stopped = next((n for n in range(len(written)) if finished(0, written[:n])), None)
-            return [written for _ in prompts]
+        def generate(model, prompts, *, tokens, end_of_text, ends, finished=lambda row, new: False, **options):
+            seen.asked, seen.tokens = prompts, tokens
+            new = list(itertools.takewhile(lambda i: i not in (end_of_text, *ends), written))
+            places = range(len(new) + 1)
+            seen.stopped = next(
+                (n for n in places if n < len(written) and (n == len(new) or finished(0, new[:n]))), None
+            )
+            return [new if seen.stopped is None else new[: seen.stopped] for _ in prompts]
 
         monkeypatch.setattr(chat, "generate", generate)
         opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=(), progress=1.0, mod={}, config=CONFIG)
+        opened.eos = ()
         return opened, seen
 
     return run
@@ -62,11 +68,21 @@ def test_what_ends_an_answer():
 def test_an_answer_ends_at_the_token_that_ends_its_turn(scripted, tmp_path):
     tokenizer = with_turns(tmp_path)
     run, seen = scripted(tokenizer, CHATML, [*b"4 <|im", 258, *b"more"])
-    assert chat.answer(run, [ASKED]) == ["4 <|im"] and seen.stopped == 7
+    assert chat.answer(run, [ASKED]) == ["4 <|im"] and seen.stopped == 6
     start, end = 257, 258
     assert seen.asked == [[start, *b"user\n2+2?", end, *b"\n", start, *b"assistant\n"]]
     run, seen = scripted(tokenizer, CHATML, [*b"4", tokenizer.end_of_text, *b"more"])
-    assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == 2
+    assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == 1
+    run, seen = scripted(tokenizer, CHATML, [*b"4=4"])
+    run.eos = (*b"=",)
+    assert chat.answer(run, [ASKED]) == ["4"]
+
+
+def test_a_turn_may_end_in_text_before_its_special_token(scripted, tmp_path):
+    """The text alone ends nothing, and is no part of the answer."""
+    template = CHATML.replace("'<|im_end|>'", "'\nEND<|im_end|>'")
+    run, seen = scripted(with_turns(tmp_path), template, [*b"4\n\nEND, they say\nEND", 258, *b"more"])
+    assert chat.answer(run, [ASKED]) == ["4\n\nEND, they say"] and seen.stopped == len("4\n\nEND, they say\nEND")
 
 
 def test_an_answer_has_as_many_tokens_as_fit(scripted):

@@ -59,6 +59,10 @@ def test_end_of_text_ends_its_row_only(draw):
     stop = next(token for token in whole[0][1:] if token not in whole[1])
     at = whole[0].index(stop)
     assert draw(PROMPTS, seed=5, end_of_text=stop) == [whole[0][:at], whole[1]]
+    never = next(i for i in range(61) if i not in whole[0] + whole[1])
+    assert draw(PROMPTS, seed=5, end_of_text=never, ends=(stop,)) == [whole[0][:at], whole[1]]
+    with pytest.raises(UserError, match="ends = 61"):
+        draw(PROMPTS, ends=(61,))
 
 
 def test_an_empty_prompt_begins_with_end_of_text(draw):

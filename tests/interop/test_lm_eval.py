@@ -136,6 +136,21 @@ def test_generate_until_stops_where_it_is_told_to(harness):
     assert cut == [whole[: whole.find(stop)]]
 
 
+def test_repeats_of_a_request_are_drawn_apart(harness):
+    """In whatever batch they are: tasks ask for 64 answers and count the ones that agree, or pass."""
+    sampled = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 5.0}
+    answers = harness.generate_until([request("x = ", sampled)] * 9)
+    assert len({*answers}) == 9 and answers == harness.generate_until([request("x = ", sampled)] * 9)
+    greedy = harness.generate_until([request("x = ", sampled | {"do_sample": False})])
+    assert harness.generate_until([request("x = ", sampled | {"top_k": 1})]) == greedy
+
+
+def test_fewer_new_tokens_than_a_task_asks_for_are_told(run, harness, capsys):
+    harness.generate_until([request("x", {"max_gen_toks": 30, "do_sample": False})] * 2)
+    assert capsys.readouterr().err.count("a task asks for 30 new tokens: 20 are written") == 1
+    assert harness.shortened == {30: 20}
+
+
 def test_the_command_runs_a_task_of_ones_own(run, harness, tmp_path, capsys):
     from nagjax.cli import main
 
