@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -16,6 +17,7 @@ from nagjax import json_reader
 from nagjax.errors import UserError
 
 PARTIAL = ".partial"
+URL = re.compile(r"[a-z][a-z0-9]+:")  # as the first part of a path: Path("gs://a/b") is gs:/a/b
 LARGEST = 1 << 30  # bytes of a file that is read as a whole
 
 
@@ -106,8 +108,12 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_folder(folder: Path, field: str) -> Iterator[None]:
-    """Turns errors of writing to the folder into UserErrors of that field."""
+    """Turns errors of writing to the folder into UserErrors of that field, and refuses a URL."""
     other = "choose another --out" if field == "out" else "choose another folder"
+    if URL.fullmatch(folder.parts[0] if folder.parts else ""):
+        raise UserError(
+            field, str(folder), "is no folder of a file system: mount the bucket, and give the mounted folder"
+        )
     try:
         yield
     except PermissionError:

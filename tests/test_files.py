@@ -10,7 +10,7 @@ import pytest
 
 from nagjax import files
 from nagjax.errors import UserError
-from nagjax.files import check_writable_file, json_text, read_json, write_bytes, write_json, write_text
+from nagjax.files import check_writable, check_writable_file, json_text, read_json, write_bytes, write_json, write_text
 from nagjax.json_reader import parse_json
 
 WRITES = {
@@ -66,6 +66,15 @@ def test_a_place_for_a_file_is_one_where_it_can_be_written(tmp_path):
     for path in (tmp_path, tmp_path / "link", "/dev/null/a.json"):
         with pytest.raises(UserError):
             check_writable_file(path, "json")
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/runs/a", "s3://bucket", "https://example.org/a"])
+def test_a_url_is_no_folder(url, tmp_path, monkeypatch):
+    """As a path it is a folder `gs:` right here."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="mount the bucket"):
+        check_writable(url)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):

@@ -193,7 +193,7 @@ def frequencies(half: int, base: float, rope: dict) -> Tensor:
 
 
 class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
-    """Logits, and the mean next-token loss where labels are given."""
+    """Logits, and the next-token loss where labels are given (-100: not counted)."""
 
     config_class = NagjaxConfig
     base_model_prefix = ""
@@ -217,6 +217,8 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
                     inner.add_module(folder, nn.Module())
                 inner = getattr(inner, folder)
             inner.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        # Gates, whatever dtype is asked of from_pretrained; bundles of earlier versions do not name them.
+        self._keep_in_fp32_modules_strict = set(config.nagjax.get("float32", ()))
         self.post_init()
 
     def _init_weights(self, module):
@@ -274,7 +276,16 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
             return linear(F.relu(up), own, "down")
         return linear(F.gelu(up, approximate="tanh" if kind == "gelu" else "none"), own, "down")
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **_,
+    ):
+        """num_items_in_batch: what the loss' sum over targets is divided by, as transformers' Trainer gives it to
+        models whose forward takes any keywords; None: the number of targets here."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         real = real.bool()
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
@@ -307,7 +318,10 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
         logits = logits * (scale[..., None] if scale.ndim else scale)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+            targets, count = labels[:, 1:].flatten().to(logits.device), num_items_in_batch
+            reduction = "mean" if count is None else "sum"
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets, ignore_index=-100, reduction=reduction)
+            loss = loss if count is None else loss / torch.as_tensor(count, device=loss.device)
         return CausalLMOutput(loss=loss, logits=logits)
 
     def get_input_embeddings(self):

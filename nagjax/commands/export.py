@@ -21,7 +21,7 @@ def main(
         format: plain, which transformers loads as one of its own models, if one of them is such a model; bundle,
             for any run whose scheme its adapter has, which nagjax.load reads, and transformers with
             trust_remote_code=True.
-        dtype: dtype of the file.
+        dtype: dtype of the file; what gates compute with, but for their matrices, stays float32 in a bundle.
     """
     note(f"exporting {run}, into {out}")
     from nagjax.interop.exporting import export

@@ -5,7 +5,10 @@ region from the environment as those clouds document them, and `file://`; and of
 Hugging Face hub, also written `hub:OWNER/NAME`, and `memory://`, which is this process's own.
 """
 
+import itertools
 import os
+import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 OF_FSSPEC = ("hf", "memory")
 SCHEMES = ("gs", "s3", "file", *OF_FSSPEC)
 HUB_PREFIX = "hub:"
+TRIES = 5  # of a read: half a minute at most between the first and the last
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,8 @@ def _walked(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
 
 
 class RemoteArray:
-    """A flat array in an object store: `array[start:stop]` reads just those bytes, from any thread."""
+    """A flat array in an object store: `array[start:stop]` reads just those bytes, from any thread; a read that fails,
+    or brings fewer, is tried `TRIES` times. Raises UserError of `data.path` where none succeeds."""
 
     def __init__(self, path: RemotePath, dtype: str):
         self._path, self._dtype = path, np.dtype(dtype)
@@ -219,6 +224,17 @@ class RemoteArray:
 
     def __getitem__(self, part: slice) -> np.ndarray:
         start, stop = part.start * self._dtype.itemsize, part.stop * self._dtype.itemsize
-        if self._file is not None:
-            return np.frombuffer(self._file.read_at(stop - start, start), self._dtype)
-        return np.frombuffer(self._path.read_range(start, stop), self._dtype)
+        with reached(self._path, "data.path"):
+            for tried in itertools.count(1):
+                try:
+                    return np.frombuffer(self._read(start, stop), self._dtype)
+                except Exception as error:
+                    if tried == TRIES or isinstance(error, FileNotFoundError | PermissionError):
+                        raise
+                time.sleep(2.0**tried * random.random())  # hosts that failed at once do not try again at once
+
+    def _read(self, start: int, stop: int) -> bytes:
+        found = self._path.read_range(start, stop) if self._file is None else self._file.read_at(stop - start, start)
+        if len(found) != stop - start:
+            raise OSError(f"{len(found)} of the {stop - start} bytes from {start} on")
+        return found

@@ -44,7 +44,7 @@ def export(
     model_type written.
 
     format: "plain" is the format of the family that has such a model; "bundle" holds any whose scheme the AutoModel
-    adapter in it has. dtype: of the file.
+    adapter in it has. dtype: of the file; what `kept_wide` names, and thresholds, are float32 in every bundle.
 
     Raises UserError: what `open_run` raises, an `out` in use, and a setting that no family, or a scheme that not the
     adapter, has. Nothing is written then.
@@ -119,6 +119,7 @@ def bundle_config(run: OpenRun) -> dict:
         "tokenizer": run.tokenizer.name,
         "parameters": {path: list(value.shape) for path, value in flat(run.params).items()},
         "indices": model.indices,  # of the sublayers, from 1
+        "float32": kept_wide(run),
     }
     return {
         "architectures": ["NagjaxForCausalLM"],
@@ -132,10 +133,21 @@ def bundle_config(run: OpenRun) -> dict:
     }
 
 
+def kept_wide(run: OpenRun) -> list[str]:
+    """Paths of the gates' numbers and vectors (NAG's log gains, alpha, beta; biases), float32 in a file of any dtype:
+    they are few, and an error in a logarithm or an exponent is one of all logits. Gates' matrices are not among them.
+    """
+    parameters = flat(run.blueprint.parameters)
+    return [path for path, parameter in parameters.items() if parameter.role == "gate" and len(parameter.axes) < 2]
+
+
 def bundle_tensors(run: OpenRun, dtype: np.dtype) -> Iterator[Lazy]:
-    """Parameters under their own dotted paths, stacked as they are; thresholds of Mixture-of-Depths stay float32."""
+    """Parameters under their own dotted paths, stacked as they are, in `dtype`; in float32 those of `kept_wide`, and
+    thresholds of Mixture-of-Depths."""
+    wide = kept_wide(run)
     for path, value in flat(run.params).items():
-        yield Lazy(path, value.shape, dtype, functools.partial(_fetch, value, dtype))
+        own = DTYPES["float32"] if path in wide else dtype
+        yield Lazy(path, value.shape, own, functools.partial(_fetch, value, own))
     if "cuts" in run.mod:
         cuts = run.mod["cuts"]
         yield Lazy(CUTS, cuts.shape, DTYPES["float32"], functools.partial(_fetch, cuts, DTYPES["float32"]))

@@ -8,19 +8,35 @@ from nagjax.measure.norms import TINY
 
 
 def linear_cka(x: Float[Array, "N D"], y: Float[Array, "N E"]) -> Float[Array, ""]:
-    """`||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)` of column-centred X and Y, in [0, 1]; 1 if they are equal up to
-    rotation and one scale (Kornblith et al. 2019, arXiv:1905.00414, Section 3)."""
-    x, y = _centred(x), _centred(y)
-    size = lambda a, b: jnp.sqrt(jnp.sum((a.T @ b) ** 2))  # noqa: E731
-    return size(y, x) ** 2 / jnp.maximum(size(x, x) * size(y, y), TINY)
+    """`<K, L> / (||K|| ||L||)` of the U-centred Gram matrices K of X and L of Y, in [-1, 1]: debiased linear CKA
+    (Nguyen, Raghu & Kornblith 2021, arXiv:2010.15327). Each product is, up to a factor that cancels, the unbiased
+    HSIC_1 of Song et al. 2012, "Feature Selection via Dependence Maximization", JMLR 13.
+
+    1 if X and Y are equal up to rotation, shift and one scale. Around 0 if they are unrelated, so slightly below it for
+    some, where the biased estimate (Kornblith et al. 2019, arXiv:1905.00414) is about `D / (D + N)`. NaN for fewer than
+    4 tokens.
+    """
+    return jnp.sum(_gram(x) * _gram(y))
 
 
 def cka_matrix(h: Float[Array, "L N D"]) -> Float[Array, "L L"]:
-    """`linear_cka` between all pairs, computed by `||Y^T X||_F^2 = <X X^T, Y Y^T>`."""
-    h = _centred(h)
-    grams = jnp.einsum("lnd,lmd->lnm", h, h).reshape(len(h), -1)
-    size = jnp.sqrt(jnp.sum(grams**2, axis=-1))
-    return (grams @ grams.T) / jnp.maximum(jnp.outer(size, size), TINY)
+    """`linear_cka` between all pairs: slightly below 0 for some that are unrelated, NaN for fewer than 4 tokens."""
+    grams = _gram(h)
+    return jnp.einsum("lnm,knm->lk", grams, grams, precision="highest")
+
+
+def _gram(h: Float[Array, "*L N D"]) -> Float[Array, "*L N N"]:
+    """`X X^T` without its diagonal, U-centred (Szekely & Rizzo 2014, arXiv:1310.2926) and of norm 1: the product of two
+    has no differences of large sums, as HSIC_1's usual form has."""
+    tokens = h.shape[-2]
+    if tokens < 4:
+        return jnp.full((*h.shape[:-1], tokens), jnp.nan)
+    h, others = _centred(h), ~jnp.eye(tokens, dtype=bool)
+    gram = jnp.where(others, jnp.einsum("...nd,...md->...nm", h, h, precision="highest"), 0.0)
+    rows = jnp.sum(gram, axis=-1, keepdims=True) / (tokens - 2)
+    whole = jnp.sum(rows, axis=-2, keepdims=True) / (tokens - 1)
+    gram = jnp.where(others, gram - rows - jnp.swapaxes(rows, -1, -2) + whole, 0.0)
+    return gram / jnp.maximum(jnp.sqrt(jnp.sum(gram**2, axis=(-2, -1), keepdims=True)), TINY)
 
 
 def _centred(h: Float[Array, "*L N D"]) -> Float[Array, "*L N D"]:

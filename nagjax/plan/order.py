@@ -13,7 +13,8 @@ from nagjax.mod.config import kept
 from nagjax.options import options_of_run, run_options
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig
-from nagjax.runs.opening import own_tokenizer
+from nagjax.runs.folder import read_config
+from nagjax.runs.opening import tokenizer_of
 from nagjax.train.distributed.mesh import AXES, check_experts, check_platform, check_rows, check_sequence
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
@@ -84,7 +85,8 @@ def started(config: RunConfig) -> RunConfig:
     """The config with the model and scheme of the run in `config.start`, as training takes them. A plan has no corpus:
     it is taken to be one with that run's tokenizer. Raises UserError where no run is there, or none that can be
     trained."""
-    config = adopted(config, own_tokenizer(Path(config.start)))
+    folder = Path(config.start)
+    config = adopted(config, tokenizer_of(folder, read_config(folder)))
     config.model.check_causal("training")
     return config
 

@@ -198,10 +198,11 @@ def _distance(record: dict) -> Drawing:
 def _cka(record: dict) -> Drawing:
     return (
         "cka",
-        f"Linear CKA between the residuals in front of any two blocks: 1 where they are alike up to a rotation. {LAST}",
+        "Linear CKA between the residuals in front of any two blocks, debiased for the number of tokens (at least 4): "
+        f"1 where they are alike up to a rotation, about 0 or slightly below where they are unrelated. {LAST}",
         Grid(
             "How alike depths represent their tokens",
-            "linear CKA of the residual",
+            "debiased linear CKA of the residual",
             np.array(record["cka"], float),
             "CKA",
             "in front of block",

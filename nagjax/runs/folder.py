@@ -5,13 +5,24 @@ import os
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
-from nagjax.files import has_file, read_bytes, read_json, remove, write_bytes, write_json, write_text
+from nagjax.files import (
+    create,
+    has_file,
+    partial_name,
+    read_bytes,
+    read_json,
+    remove,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from nagjax.json_reader import parse_json
 from nagjax.runs.config import RunConfig, completed, from_dict, to_dict
 from nagjax.runs.identity import (
@@ -45,6 +56,7 @@ from nagjax.runs.names import (
 from nagjax.train.checkpoint.store import finished, steps_aside, steps_saved
 from nagjax.train.distributed.consensus import from_first, together
 
+SEEN = 10.0  # seconds until a new file is seen on all hosts
 STEP = re.compile(rf"\d+(({re.escape(SAVING)}|{re.escape(DELETING)}).*|{re.escape(DAMAGED)})?")
 
 
@@ -57,15 +69,29 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
     Raises UserError: the folder cannot be written, has files that no run wrote under the names of a run's, or holds a
     run of other settings (naming them) or corpus.
     """
-    named = from_first(lambda: _prepare(config, folder, corpus, fresh))
-    together(lambda: _seen(folder))
-    return named
+    if jax.process_count() > 1:
+        _check_shared(folder)
+    return from_first(lambda: _prepare(config, folder, corpus, fresh))
 
 
-def _seen(folder: Path) -> None:
-    if not (folder / CONFIG).is_file():
-        fix = f"host {jax.process_index()} does not see what host 0 wrote there; choose an --out that all hosts share"
-        raise UserError("out", str(folder), fix)
+def _check_shared(folder: Path) -> None:
+    """Raises UserError where a host has a folder of its own there, and be it a copy: each looks for a file that is new,
+    of which no cache of a network's file system can know."""
+    probe = folder / from_first(lambda: partial_name("shared"))
+    from_first(lambda: os.close(create(probe)))
+    try:
+        together(lambda: _see(probe))
+    finally:
+        from_first(lambda: probe.unlink(missing_ok=True))
+
+
+def _see(probe: Path) -> None:
+    until = time.monotonic() + SEEN
+    while not probe.exists():
+        if time.monotonic() > until:
+            fix = f"host {jax.process_index()} does not see what host 0 writes there: choose an --out that all share"
+            raise UserError("out", str(probe.parent), fix)
+        time.sleep(0.2)
 
 
 def _prepare(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool) -> dict:

@@ -174,7 +174,7 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     found = read_weights(folder, config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
     origin = read_origin(folder)
     eos = read_eos(origin.config if origin else {}, folder, config.model.vocab)
-    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, _tokenizer(folder, config), eos=eos)
+    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, tokenizer_of(folder, config), eos=eos)
     return at_point(run, folder) if calibrated else run
 
 
@@ -227,20 +227,15 @@ def read_eos(config: dict, folder: Path, vocab: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < vocab))
 
 
-def own_tokenizer(folder: Path) -> Tokenizer:
-    """The copy in a run's folder, which needs no corpus; bytes have none."""
-    path = folder / TOKENIZER
-    return load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
-
-
-def _tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
-    """The run's own copy, so that a run can be used without its corpus."""
+def tokenizer_of(folder: Path, config: RunConfig) -> Tokenizer:
+    """The run's own copy, which needs no corpus; bytes have none. Raises UserError where it is not what the run was
+    trained with."""
     path, then = folder / TOKENIZER, config.model.vocab
     if (origin := read_origin(folder)) is not None:
         if origin.tokenizer_vocab is None:
             return NoTokenizer(config.model.vocab, origin.end_of_text)
         then = origin.tokenizer_vocab
-    tokenizer = own_tokenizer(folder)
+    tokenizer = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
     if tokenizer.vocab_size != then:
         now = tokenizer.vocab_size
         fix = f"{path} is missing or was changed: it has {now} tokens, the run was trained with {then}; bring it back"

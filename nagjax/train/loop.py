@@ -17,6 +17,7 @@ from nagjax.runs.metrics import TASKS
 from nagjax.runs.names import CHECKPOINTS, INFO, STACKS
 from nagjax.runs.opening import OpenRun
 from nagjax.train.abstract_step import abstract_batch
+from nagjax.train.agreement import check_alike
 from nagjax.train.announce import announce, check_memory
 from nagjax.train.batches import Skipped
 from nagjax.train.checkpoint.retention import SaveClock
@@ -44,16 +45,17 @@ def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = 
     that this shows before `fresh` deletes."""
     setup = together(lambda: set_up(config, None if fresh else folder))
     blueprint, config, options = setup.blueprint, setup.blueprint.config, setup.blueprint.config.train
+    check_alike(config, setup.corpus)
     together(lambda: check_start(config, folder, fresh))
     if setup.tasks:
         asked = from_first(lambda: setup.tasks.digest)
         together(lambda: setup.tasks.check(asked))
-    opened_only = not fresh and finished(folder / CHECKPOINTS, options.steps)
+    opened_only = from_first(lambda: not fresh and finished(folder / CHECKPOINTS, options.steps))
     if not opened_only:
         together(lambda: check_log(options.log))
     if not (force or opened_only):
         together(lambda: check_memory(blueprint))
-    if fresh and steps_saved(folder / CHECKPOINTS):
+    if from_first(lambda: fresh and bool(steps_saved(folder / CHECKPOINTS))):
         together(lambda: jit_train_step(blueprint).eval_shape(blueprint.abstract(), abstract_batch(blueprint)))
     return setup, together(lambda: list(setup.evaluator.batches(options.eval_batches)))
 

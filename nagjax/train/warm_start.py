@@ -6,13 +6,14 @@ from pathlib import Path
 from nagjax.console import note
 from nagjax.data import Tokenizer
 from nagjax.data.stdlib import STDLIB
+from nagjax.data.tokenizer import NoTokenizer
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
-from nagjax.runs.opening import own_tokenizer
+from nagjax.runs.opening import tokenizer_of
 from nagjax.runs.weights import check_weights, read_weights
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.optimizer import check_schedule
@@ -27,11 +28,15 @@ def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) ->
     which of the model's options were given in vain. Once the run in the folder `own` has begun they are its own, and
     the other one need not be there any more.
 
-    Raises UserError: no run there, or one of another tokenizer.
+    Raises UserError: no run there, or one of another tokenizer, of none, or whose tokenizer is lost.
     """
     folder = own if own and steps_saved(own / CHECKPOINTS) else Path(config.start)
-    before, its, path = read_config(folder), own_tokenizer(folder), folder / TOKENIZER
+    before, path = read_config(folder), folder / TOKENIZER
+    its = tokenizer_of(folder, before)
     if its.fingerprint != tokenizer.fingerprint:
+        if isinstance(its, NoTokenizer):
+            fix = "came without a tokenizer.json, so no text can be made its tokens: import it with one"
+            raise UserError("start", config.start, fix)
         fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
         raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
     defaults = ModelConfig()

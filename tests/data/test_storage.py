@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.fs
 import pytest
 
-from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, verify
+from nagjax.data import DataConfig, batches, beam, open_dataset, prepare, storage, verify
 from nagjax.data.storage import RemotePath, storage_path
 from nagjax.errors import UserError
 from tests.data.test_beam import content, in_this_process
@@ -119,3 +119,28 @@ def test_remote_inputs_that_change_after_a_stop_are_refused(tmp_path):
     fs.pipe(name, b"".join(b'{"text": "new%06d"}\n' % i for i in range(400)))
     with pytest.raises(UserError, match="in.jsonl in inputs has changed"):
         request()
+
+
+@pytest.mark.parametrize("fault", ["raises", "short"])
+def test_a_read_that_fails_is_tried_again(monkeypatch, fault):
+    """A training over weeks reads millions of times. A short read would fill a row with one token."""
+    path, told = RemotePath("memory", "numbers"), []
+    with path.open("wb") as file:
+        file.write(np.arange(6, dtype=np.int32).tobytes())
+    read = RemotePath.read_range
+
+    def unsteady(self, start, stop):
+        told.append(start)
+        if len(told) % 5:
+            if fault == "raises":
+                raise TimeoutError("no answer")
+            stop -= 1
+        return read(self, start, stop)
+
+    monkeypatch.setattr(RemotePath, "read_range", unsteady)
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
+    np.testing.assert_array_equal(storage.RemoteArray(path, "int32")[2:5], [2, 3, 4])
+    assert told == [8] * 5
+    monkeypatch.setattr(storage, "TRIES", 4)
+    with pytest.raises(UserError, match="data.path = 'memory://numbers': cannot be reached"):
+        storage.RemoteArray(path, "int32")[2:5]

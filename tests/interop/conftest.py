@@ -58,12 +58,16 @@ class Reference:
     def load(self, model: Path, tokens: np.ndarray, dtype: str = "float32", **others: np.ndarray) -> np.ndarray:
         """Logits of a folder, as transformers loads and computes it in a dtype ("auto": the checkpoint's, which is its
         default). others: further arguments of the model."""
+        return self.answers(model, tokens, dtype, **others)["logits"]
+
+    def answers(self, model: Path, tokens: np.ndarray, dtype: str = "float32", **others: np.ndarray) -> dict:
+        """`load`'s logits; beside them `loss`, where labels are given, and `wide`, names of its float32 parameters."""
         asked, out = self.folder / "tokens.npz", self.folder / "out.npz"
         np.savez(asked, input_ids=tokens, **others)
         self.process.stdin.write(f"{model}\t{asked}\t{out}\t{dtype}\n")
         self.process.stdin.flush()
         self._expect("done")
-        return np.load(out)["logits"]
+        return dict(np.load(out))
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -2,12 +2,13 @@
 
 Run by a Python that has torch and transformers (no nagjax): `python -m tests.interop.reference FOLDER` saves each case
 as FOLDER/CASE with logits.npz in it and prints `ready`; then each line `MODEL<tab>TOKENS.npz<tab>OUT.npz<tab>DTYPE` of
-its input is answered with `done`, or with the error, once that model's logits are written. DTYPE is the computation's,
-`auto` that of the checkpoint.
+its input is answered with `done`, or with the error, once that model's logits, the loss where labels were given, and
+the names of its float32 parameters are written. DTYPE is the computation's, `auto` that of the checkpoint.
 """
 
 import pathlib
 import sys
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -28,10 +29,11 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def logits(model: torch.nn.Module, input_ids: np.ndarray, **others: np.ndarray) -> np.ndarray:
-    given = {"input_ids": input_ids} | others
-    found = model.eval()(**{name: torch.from_numpy(own) for name, own in given.items()}).logits
-    return found.float().numpy()
+def answers(model: torch.nn.Module, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = model.eval()(**{name: torch.from_numpy(own) for name, own in given.items()})
+    wide = [name for name, value in model.named_parameters() if value.dtype == torch.float32]
+    loss = {"loss": found.loss.numpy()} if "labels" in given else {}
+    return {"logits": found.logits.float().numpy(), "wide": np.array(wide, str)} | loss
 
 
 def auto(config: transformers.PretrainedConfig) -> type:
@@ -52,7 +54,7 @@ def build(folder: pathlib.Path, case: str) -> None:
     tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, TOKENS))
     if config.model_type.endswith("roberta"):
         tokens[tokens == config.pad_token_id] += 1  # whose positions it does not count
-    np.savez(folder / case / "logits.npz", tokens=tokens, logits=logits(model, tokens))
+    np.savez(folder / case / "logits.npz", tokens=tokens, logits=answers(model, {"input_ids": tokens})["logits"])
 
 
 def serve() -> None:
@@ -61,7 +63,7 @@ def serve() -> None:
         try:
             config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=True)
             loaded = auto(config).from_pretrained(model, trust_remote_code=True, dtype=dtype)
-            np.savez(out, logits=logits(loaded, **np.load(tokens)))
+            np.savez(out, **answers(loaded, np.load(tokens)))
             print("done", flush=True)
         except Exception as error:  # told to the test that asked
             print(f"{type(error).__name__}: {error}".replace("\n", " "), flush=True)

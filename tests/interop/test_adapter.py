@@ -1,15 +1,19 @@
 """The adapter of a bundle: its logits in every dtype, and every setting of a model's config in it, or refused."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import nagjax
 from nagjax.errors import UserError
 from nagjax.interop.adapter import adapted_schemes
-from nagjax.interop.exporting import export
+from nagjax.interop.exporting import export, kept_wide
 from nagjax.interop.express import unadapted
+from nagjax.interop.load_tensors import flat
+from nagjax.interop.safetensors import read_folder
 from nagjax.layers.config import BlockConfig, LoRAConfig, MoEConfig, OtherBlocks, RopeConfig
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
@@ -39,6 +43,55 @@ def test_a_bundle_computes_in_its_own_dtype_unless_told_otherwise(reference, tmp
     export(run, tmp_path / "out", format="bundle", dtype="bfloat16")
     got = reference.load(tmp_path / "out", TOKENS, "auto")
     np.testing.assert_array_equal(got, reference.load(tmp_path / "out", TOKENS, "bfloat16"))
+
+
+@pytest.mark.parametrize("case", ADAPTED)
+def test_gates_stay_float32_in_the_file_and_when_they_are_loaded(reference, tmp_path, case):
+    name, options = ADAPTED[case]
+    run = run_of(find_scheme(name)(**options), tmp_path)
+    export(run, tmp_path / "out", format="bundle", dtype="bfloat16")
+    wide = kept_wide(run)
+    assert {path for path, value in read_folder(tmp_path / "out").items() if value.dtype == np.float32} == set(wide)
+    for dtype in ("auto", "bfloat16", "float16"):
+        assert set(reference.answers(tmp_path / "out", TOKENS, dtype)["wide"]) == set(wide), dtype
+    if case == "nag":
+        assert {"ends.decode", "ends.encode", "blocks.mlp.gate.alpha", "blocks.mlp.gate.beta"} <= set(wide)
+    sizes = {path: value.size for path, value in flat(run.params).items()}
+    assert sum(sizes[path] for path in wide) < 0.05 * sum(sizes.values())
+
+
+def factor(got, want) -> float:
+    """By which all logits are off, as least squares has it."""
+    return float(np.vdot(got, want) / np.vdot(want, want))
+
+
+def test_the_head_s_gain_is_not_rounded(reference, tmp_path):
+    """A bfloat16 for 6.0150 is 6.0000: logits that are all too small by 1.5%."""
+    run = run_of(find_scheme("nag")(), tmp_path)
+    run.params["ends"]["decode"] = jnp.float32(6.015)
+    export(run, tmp_path / "wide", format="bundle")
+    export(run, tmp_path / "narrow", format="bundle", dtype="bfloat16")
+    want = logits_of(run, TOKENS)
+    again = logits_of(nagjax.load(tmp_path / "narrow"), TOKENS)
+    assert factor(again, want) == pytest.approx(1, abs=0.004)  # a bfloat16's own precision
+    for folder, dtype in (("narrow", "auto"), ("wide", "bfloat16"), ("wide", "float16")):
+        got = reference.load(tmp_path / folder, TOKENS, dtype)
+        assert factor(got, want) == pytest.approx(1, abs=0.004), (folder, dtype)
+
+
+def test_the_loss_is_that_of_transformers(reference, tmp_path):
+    """Its Trainer divides the sum over a step's micro-batches by the step's number of targets."""
+    run = run_of(find_scheme("plain")(), tmp_path)
+    export(run, tmp_path / "out", format="bundle")
+    labels = np.where(np.arange(TOKENS.size).reshape(TOKENS.shape) % 5 == 0, -100, TOKENS)
+    logits = logits_of(run, TOKENS).astype(np.float64)[:, :-1]
+    targets = labels[:, 1:]
+    nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.maximum(targets, 0)[..., None], -1)[..., 0]
+    counted = targets != -100
+    answers = functools.partial(reference.answers, tmp_path / "out", TOKENS, labels=labels)
+    assert answers()["loss"] == pytest.approx(nats[counted].mean(), rel=1e-5)
+    told = answers(num_items_in_batch=np.array(4 * counted.sum()))["loss"]
+    assert told == pytest.approx(nats[counted].sum() / (4 * counted.sum()), rel=1e-5)
 
 
 LLAMA3 = dict(factor=4.0, low=0.5, high=3.0, original=20)

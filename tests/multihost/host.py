@@ -56,6 +56,7 @@ def main(job: dict) -> None:
     import numpy as np
 
     from nagjax.errors import Preempted, UserError
+    from nagjax.runs import folder as run_folder
     from nagjax.train import evaluator
     from nagjax.train import loop as loop_module
     from nagjax.train.batches import TrainBatches
@@ -144,6 +145,7 @@ def main(job: dict) -> None:
 
     TrainBatches.take, Loop._step, Loop._judge, checkpoint.write_manifest = taking, stepping, judging, writing
     checkpoint.Checkpoints.save, Stopper.watch = saving, watching
+    run_folder.SEEN = 1.0  # seconds
     SaveClock.overdue = lambda self: getattr(self, "step", 0) in run.get("overdue", ())
     for run in job["runs"]:
         evaluated.clear()

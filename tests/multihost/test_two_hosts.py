@@ -6,6 +6,7 @@ All of it is one test: with pytest-xdist, tests of one module go to different wo
 """
 
 import dataclasses
+import filecmp
 import json
 import shutil
 import signal
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from nagjax.data import DataConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.metrics import comparable
 from nagjax.train.batches import TrainBatches
@@ -94,6 +96,8 @@ def first_life(hosts, config, alone, tmp_path_factory):
     after step 3, at its last batch: each evaluation scores two batches by top-k and two by the causal decider, and one
     of a task."""
     folder = tmp_path_factory.mktemp("two")
+    other_rate = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr=0.04))
+    other_text = DataConfig(mix=tuple(one.replace("0.2", "0.3") for one in config.data.mix))
     long = changed(config, steps=WINDOW + 5, eval_every=1000, save_every=1000, on_bad_step="skip")
     runs = [
         dict(out="unbroken"),
@@ -103,6 +107,9 @@ def first_life(hosts, config, alone, tmp_path_factory):
         dict(out="rolled", config=changed(config, on_bad_step="rollback"), faults={1: {"nan": 2}}),
         dict(out="overdue", config=changed(config, save_every=6), faults={1: {"overdue": (1, 2)}}),
         dict(out="failing", faults={0: {"failing": True}}),
+        dict(out="other_rate", faults={1: {"config": other_rate}}),
+        dict(out="other_text", faults={1: {"config": dataclasses.replace(config, data=other_text)}}),
+        dict(out="first_host", faults={1: {"out": str(shutil.copytree(alone[0] / "stopped", folder / "a_copy"))}}),
         dict(out="killed", faults={1: {"at": 10, "during": "evaluation", "signal": signal.SIGKILL}}),
     ]
     starts = [(scheme, tiny.start(scheme)) for scheme in (find_scheme(name)() for name in SCHEMES)]
@@ -209,6 +216,26 @@ def a_save_that_fails_on_one_host_is_an_error_on_both(first_life):
     assert steps_saved(folder / "failing" / "checkpoints") == []
 
 
+def hosts_that_are_not_alike_are_refused_and_nothing_is_written(first_life):
+    folder, notes, _ = first_life
+    for name, said in (("other_rate", "optimizer.lr = 0.04: on host 1, 0.03 on host 0"), ("other_text", "corpus.")):
+        for (end,) in of(notes, folder / name, "end"):
+            assert end["end"] == "refused" and said in end["message"]
+        assert not (folder / name).exists()
+
+
+def a_copy_of_the_folder_is_not_the_folder(alone, first_life):
+    (single, _), (folder, notes, _) = alone, first_life
+    first, second = of(notes, folder / "first_host", "end"), of(notes, folder / "a_copy", "end")
+    assert all(
+        end["end"] == "refused" and "host 1 does not see what host 0 writes" in end["message"]
+        for end in [*first[0], *second[1]]
+    )
+    assert len(first[0]) == len(second[1]) == 1 and not list((folder / "first_host").iterdir())
+    same = filecmp.dircmp(single / "stopped", folder / "a_copy")
+    assert not (same.left_only or same.right_only or same.diff_files)
+
+
 def another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, last_life):
     single, taken = alone
     close(losses(single / "whole"), losses(single / "stopped"))  # saved by one, restored by two
@@ -229,4 +256,6 @@ def test_two_hosts_are_one_run(config, alone, first_life, lives, last_life):
     nan_on_one_host_rolls_both_back(first_life)
     the_clock_of_one_host_makes_both_save_once(first_life)
     a_save_that_fails_on_one_host_is_an_error_on_both(first_life)
+    hosts_that_are_not_alike_are_refused_and_nothing_is_written(first_life)
+    a_copy_of_the_folder_is_not_the_folder(alone, first_life)
     another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, last_life)

@@ -42,6 +42,7 @@ def test_a_diagnosis(run_folder, tmp_path, capsys):
     page = (tmp_path / "diagnosis.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:)", page) and page.count("<figure") >= 15
     assert record["verdict"].split(".")[0] in page
+    assert "debiased" in page and "slightly below" in page  # what the values of CKA are
     assert "Blocks count from 1" in page and f"<tr><th>{depth}</th>" in page and "<tr><th>0</th>" not in page
     assert record["kept"] == [0, 2, 3] and "among those that an earlier removal has left" in page
     assert "<th>block</th><th>before the removal</th>" in page and "<tr><th>2</th><td>3</td>" in page

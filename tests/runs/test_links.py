@@ -1,6 +1,8 @@
 """A run folder that somebody else made: no link in it is written through, and none is read that leads out of it."""
 
+import dataclasses
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from nagjax.errors import UserError
 from nagjax.files import inside, read_bytes, write_bytes, write_text
 from nagjax.report.maps import write_map
 from nagjax.runs import names
+from nagjax.runs.config import MeshConfig
 from nagjax.runs.folder import clear, read_config
 from nagjax.runs.log import load_run
 from nagjax.runs.metrics import JsonLines
 from nagjax.runs.opening import open_run, read_calibration, read_origin
+from nagjax.train.loop import train
 
 SECRET = "the secret"
 
@@ -133,6 +137,19 @@ def test_checkpoints_may_lie_on_another_disk(run_folder, tmp_path):
     (run / names.CONFIG).write_bytes((run_folder / names.CONFIG).read_bytes())
     (run / names.CHECKPOINTS).symlink_to(run_folder / names.CHECKPOINTS)
     assert open_run(run).step == 30
+
+
+def test_a_disk_that_is_not_there_is_no_new_run(run_folder, tmp_path):
+    """Training would begin anew, with the run's log and id deleted."""
+    run = shutil.copytree(run_folder, tmp_path / "copy", symlinks=True)
+    shutil.rmtree(run / names.CHECKPOINTS)
+    (run / names.CHECKPOINTS).symlink_to(tmp_path / "disk" / "checkpoints")
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    config = dataclasses.replace(read_config(run), mesh=MeshConfig(data=1))
+    for fresh in (False, True):
+        with pytest.raises(UserError, match="is a link that leads nowhere: mount the disk"):
+            train(config, run, fresh=fresh)
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
 
 
 # ---- --fresh

@@ -164,3 +164,15 @@ def test_a_corpus_of_another_tokenizer_is_refused(first, tmp_path):
     with pytest.raises(UserError, match="start = .*reads bytes, the corpus other"):
         train(RunConfig(find_scheme("plain")(), data=data, start=str(first)), tmp_path / "second")
     assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize(
+    ("vocab", "said"), [(None, "came without a tokenizer.json"), (300, "has 257 tokens, the run was trained with 300")]
+)
+def test_bytes_are_not_the_tokens_of_a_run_whose_tokenizer_is_not_there(first, another, tmp_path, vocab, said):
+    """One that was imported without, or has lost it."""
+    start = shutil.copytree(first, tmp_path / "first")
+    (start / "origin.json").write_text(json.dumps({"tokenizer_vocab": vocab, "end_of_text": 0}))
+    with pytest.raises(UserError, match=said):
+        train(another(start), tmp_path / "second")
+    assert not (tmp_path / "second").exists()

@@ -195,6 +195,29 @@ def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
     assert there == [[2], [2]] and steps_saved(tmp_path) == [4]
 
 
+@pytest.mark.parametrize("what", ["rename", "rmtree"])
+def test_an_old_one_that_cannot_be_removed_does_not_fail_the_new_one(tmp_path, monkeypatch, capsys, what):
+    """NFS keeps files of a folder as long as somebody reads them."""
+
+    def busy(path, *_, onexc=None, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    rename, remove = type(tmp_path).rename, checkpoint.shutil.rmtree
+    if what == "rename":
+        fails = lambda path, to: busy(path) if path.name == "1" else rename(path, to)  # noqa: E731
+        monkeypatch.setattr(type(tmp_path), "rename", fails)
+    else:
+        monkeypatch.setattr(checkpoint.shutil, "rmtree", busy)
+    saved_at(tmp_path, 1, 2, latest=1)
+    assert 2 in steps_saved(tmp_path) and verify(tmp_path / "2") == {}
+    assert ("could not be removed" in capsys.readouterr().err) == (what == "rename")
+    monkeypatch.setattr(type(tmp_path), "rename", rename)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", remove)
+    saved_at(tmp_path, 3, latest=1)
+    assert steps_saved(tmp_path) == [3] and [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
 def test_facts_can_be_corrected_and_are_sealed_too(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(2, state_at(2), {"score": None, "evaluated": False})

@@ -118,9 +118,14 @@ class Checkpoints:
 
     def _remove(self, step: int) -> None:
         gone = self.folder / f"{step}{DELETING}"  # a half-removed checkpoint never has a checkpoint's name
-        with contextlib.suppress(FileNotFoundError):  # somebody may have removed it by hand
+        try:
             (self.folder / str(step)).rename(gone)
-            shutil.rmtree(gone)
+        except FileNotFoundError:  # somebody may have removed it by hand
+            return
+        except OSError as error:
+            told = f"nagjax: checkpoint {self.folder / str(step)} could not be removed ({error.strerror}) and stays"
+            print(told, file=sys.stderr)
+        shutil.rmtree(gone, ignore_errors=True)  # what is left of it goes when the run is next opened
 
     def _check_room(self, state: Named) -> None:
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + SPARE
@@ -341,8 +346,11 @@ def finished(folder: Path, steps: int) -> bool:
 
 def steps_saved(folder: Path) -> list[int]:
     """Steps of the complete checkpoints in a folder, in order; reads names only. Raises UserError for one that is a
-    link: it would be neither this run's nor safe to remove."""
+    link, which would be neither this run's nor safe to remove, and where the folder is a link that leads nowhere."""
     if not folder.is_dir():
+        if folder.is_symlink() and not folder.exists():
+            fix = "is a link that leads nowhere: mount the disk it leads to, or remove the link"
+            raise UserError("checkpoint", str(folder), fix)
         return []
     found = [path for path in folder.iterdir() if path.name.isdecimal()]
     if links := [path for path in found if path.is_symlink()]:

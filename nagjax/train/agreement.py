@@ -1,0 +1,38 @@
+"""The hosts of a run have to be started alike: with the same settings, on the same text."""
+
+import json
+from pathlib import Path
+
+import jax
+
+from nagjax.data import Dataset
+from nagjax.errors import UserError
+from nagjax.runs.config import RunConfig, differences, flatten, to_dict
+from nagjax.runs.identity import START, WHERE_FROM, corpus_identity, read_id
+from nagjax.train.distributed.consensus import from_first, together
+
+# May differ from host to host: where things lie. The text, the run to start from and the tasks are known by content.
+OF_THE_HOST = {"data.path", "data.mix", "data.tokenizer", "data.workers"}
+
+
+def check_alike(config: RunConfig, corpus: Dataset) -> None:
+    """Raises UserError on all hosts where one has another setting than the first, or another text."""
+    if jax.process_count() == 1:
+        return
+    mine = together(lambda: _described(config, corpus))
+    first = from_first(lambda: mine)
+    together(lambda: _compare(first, mine))
+
+
+def _described(config: RunConfig, corpus: Dataset) -> dict:
+    """JSON values by dotted name."""
+    settings = {name: value for name, value in flatten(to_dict(config)).items() if name not in OF_THE_HOST}
+    settings |= {"train.tasks": len(config.train.tasks), START: read_id(Path(config.start)) if config.start else None}
+    text = {f"corpus.{name}": value for name, value in corpus_identity(corpus).items() if name != WHERE_FROM}
+    return json.loads(json.dumps(settings | text))
+
+
+def _compare(first: dict, mine: dict) -> None:
+    for name, (theirs, own) in differences(first, mine).items():
+        fix = f"on host {jax.process_index()}, {theirs!r} on host 0: start every host with the same options and text"
+        raise UserError(name, own, fix)
