@@ -282,13 +282,19 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        position_ids: Tensor | None = None,
         **_,
     ):
         """num_items_in_batch: what the loss' sum over targets is divided by, as transformers' Trainer gives it to
-        models whose forward takes any keywords; None: the number of targets here."""
+        models whose forward takes any keywords; None: the number of targets here. Raises ValueError for `position_ids`
+        of several texts in a row: they would see each other."""
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         real = real.bool()
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+        if position_ids is not None and not (position_ids == positions)[real].all():
+            raise ValueError(
+                "position_ids: give each text a row of its own, padded; texts in one row are not told apart"
+            )
         behind = positions[:, :, None] - positions[:, None, :]
         window = self.settings["block"]["window"]
         seen = (behind >= 0) & (real[:, :, None] == real[:, None, :])

@@ -92,6 +92,10 @@ def test_the_loss_is_that_of_transformers(reference, tmp_path):
     assert answers()["loss"] == pytest.approx(nats[counted].mean(), rel=1e-5)
     told = answers(num_items_in_batch=np.array(4 * counted.sum()))["loss"]
     assert told == pytest.approx(nats[counted].sum() / (4 * counted.sum()), rel=1e-5)
+    in_a_row = np.tile(np.arange(TOKENS.shape[1]), (len(TOKENS), 1))
+    assert answers(position_ids=in_a_row)["loss"] == answers()["loss"]
+    with pytest.raises(RuntimeError, match="give each text a row of its own"):
+        answers(position_ids=in_a_row % 5)
 
 
 LLAMA3 = dict(factor=4.0, low=0.5, high=3.0, original=20)

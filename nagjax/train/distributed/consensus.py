@@ -70,11 +70,12 @@ def _exchange(message: Any) -> list[Any]:
     return [parse_json(row[:size].tobytes(), lenient=True) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _told(error: Exception) -> list[str]:
+def _told(error: Exception) -> list:
     if isinstance(error, UserError):
-        return [error.field, str(error.value), error.fix]
+        value = error.value if isinstance(error.value, bool | int | float | None) else str(error.value)
+        return [error.field, value, error.fix]
     return [f"{type(error).__name__}: {error}"]
 
 
-def _error(host: int, told: list[str]) -> Exception:
+def _error(host: int, told: list) -> Exception:
     return UserError(*told) if len(told) == 3 else OtherHost(f"on host {host}: {told[0]}")
