@@ -121,6 +121,19 @@ class MoEConfig:
             fix = "the weight of one chosen expert is always 1, so its router has no gradient: use --moe.weights score"
             raise UserError("moe.weights", self.weights, fix)
 
+    def check_scheme(self, name: str, scale_free: bool) -> None:
+        """Raises UserError where a router could not learn under this residual scheme: where only an update's direction
+        counts, a lone expert's weight, which only scales it, and so that of running it or nothing, has no gradient."""
+        if not self.experts or self.shared or not scale_free:
+            return
+        why = f"{name} normalises every update, so"
+        if self.active == 1:
+            fix = f"{why} one expert's weight has no gradient: use 2, or --moe.shared 1"
+            raise UserError("moe.active", self.active, fix)
+        if self.skips:
+            fix = f"{why} whether a token runs an expert has no gradient: use 0, or --moe.shared 1"
+            raise UserError("moe.skips", self.skips, fix)
+
     @property
     def choices(self) -> int:
         """What a token chooses among: experts, and nothing."""

@@ -68,7 +68,8 @@ class Experts(nnx.Module):
         """
         config = self.config
         with jax.named_scope("routing"):
-            logits = x.astype(jnp.float32) @ self.router[...]
+            # unless it is asked for more, a TPU multiplies float32 in bfloat16
+            logits = jnp.matmul(x.astype(jnp.float32), self.router[...], precision="highest")
             scores = jax.nn.softmax(logits) if config.score == "softmax" else jax.nn.sigmoid(logits)
             chosen = choose(scores, real, None if self.balance is None else self.balance[...], self.config)
         activation = functools.partial(opened, self.kind)

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
 
@@ -22,6 +22,13 @@ def moved_cut(
     finite, of which nothing is known yet, is replaced."""
     mixed = jnp.where(jnp.isfinite(old), decay * old + (1.0 - decay) * new, new)
     return jnp.where(rows > 0, mixed, old)
+
+
+def decay_after(steps: int | Float[Array, ""] | Int[Array, ""], decay: float) -> Float[Array, ""]:
+    """The average's decay after so many training steps, min(decay, t / (t + 10)): early cuts, from when NAG's angles
+    still rise, are soon forgotten."""
+    done = jnp.asarray(steps, jnp.float32)
+    return jnp.minimum(decay, done / (done + 10.0))
 
 
 def every_cut(cuts: Float[Array, " S"] | None, sublayers: int) -> Float[Array, " S"]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from nagjax.errors import UserError
 from nagjax.layers.where import Where
 from nagjax.mod.config import ModConfig, Rate, kept
-from nagjax.mod.cuts import check_cuts, mean_cut, moved_cut
+from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, shapes_of
 from nagjax.ranges import check_value
@@ -30,13 +30,25 @@ class Routed(NamedTuple):
     cut: Float[Array, "*S B"]
     loss: Float[Array, "*S B"]
 
-    def averaged_cuts(self, cuts: Float[Array, "*S"] | None = None, decay: float = 0.99) -> Float[Array, "*S"]:
+    def averaged_cuts(
+        self,
+        cuts: Float[Array, "*S"] | None = None,
+        decay: float = 0.99,
+        *,
+        step: int | Int[Array, ""] | None = None,
+    ) -> Float[Array, "*S"]:
         """What a threshold compares with, one training step on: the moving average of `cut` over the sequences that
         have one. cuts: that of the step before, None before the first. It stays where no sequence has a cut; -inf,
         which lets every token in, is one of which nothing is known yet.
+
+        step: training steps before this one. The decay is then min(decay, step / (step + 10)), as in nagjax's trainer.
+        Without it the decay is constant, and with 0.99 a training of a few hundred steps does not forget its first
+        cuts: those of NAG, whose angles start at 0, let too many tokens in.
         """
         mean, rows = mean_cut(self.cut)
-        return mean if cuts is None else moved_cut(cuts, mean, rows, decay)
+        if cuts is None:
+            return mean
+        return moved_cut(cuts, mean, rows, decay if step is None else decay_after(step, decay))
 
 
 class MixtureOfDepths(nnx.Module):

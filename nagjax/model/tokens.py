@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from nagjax.errors import UserError
+from nagjax.layers.cache import KVCache
+from nagjax.layers.compressed import CompressedCache
 from nagjax.layers.where import Where
 from nagjax.model.config import ModelConfig
 
@@ -45,6 +47,19 @@ def checked(
         if not 0 <= position < config.context:
             raise UserError("where.positions", position, f"the model has learned those from 0 to {config.context - 1}")
     return jnp.asarray(tokens), where
+
+
+def check_slots(where: Where, cache: tuple | None) -> None:
+    """Raises UserError for a token whose position has no slot in the cache, which would not hold it; not where either
+    is traced. Selected tokens stand in their slots by order, whatever their positions."""
+    kinds = KVCache, CompressedCache
+    slots = {own.keys.shape[3] for group in cache or () for own in group if isinstance(own, kinds)}
+    if not slots or not _ends(where.segments) or not _ends(where.positions):
+        return
+    for position in _ends(np.where(np.asarray(where.segments) > 0, np.asarray(where.positions), 0)):
+        if not 0 <= position < min(slots):
+            fix = f"the cache holds the positions 0 to {min(slots) - 1}: begin one with a place for each token"
+            raise UserError("where.positions", position, fix)
 
 
 def _check_types(types: Any, shape: tuple[int, ...], config: ModelConfig) -> None:

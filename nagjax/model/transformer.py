@@ -28,7 +28,7 @@ from nagjax.mod.routed import Cache, ForwardContext, MoD, Site, averaged
 from nagjax.model.config import ModelConfig
 from nagjax.model.head_transform import HeadTransform
 from nagjax.model.parametrization import Parametrization
-from nagjax.model.tokens import checked
+from nagjax.model.tokens import check_slots, checked
 from nagjax.parameters import STACKED, label
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.module import Residual, as_scheme, share_done
@@ -149,7 +149,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, scheme: str | Scheme | type[Scheme] | type[Residual], rngs: nnx.Rngs):
         scheme = as_scheme(scheme)
         self.config, self.scheme = config, scheme
-        _check_experts(config, scheme)
+        config.moe.check_scheme(scheme.name, scheme.scale_free)
         self.mod = MoD.of(scheme, config.mod, config.context)
         self.groups = config.mod.groups(config.depth)
         own = Parametrization.of(config, scheme)
@@ -280,11 +280,13 @@ class Transformer(nnx.Module):
 
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
         known), or more than the learned positions or the cache; for types, or learned positions in `where`, that the
-        model does not have, or of other shapes than the tokens; for a `progress` outside of [0, 1]; and if `causal`
-        needs cuts and there are none, or another number of them.
+        model does not have, for positions that the cache has no slot for, and for other shapes than the tokens'; for a
+        `progress` outside of [0, 1]; and if `causal` needs cuts and there are none, or another number of them.
         """
         places = cache if isinstance(cache, int) else None
         tokens, where = checked(tokens, self.config, where, types, places)
+        cache = self.empty_cache(len(tokens), cache) if isinstance(cache, int) else cache
+        check_slots(where, cache)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:
@@ -297,7 +299,6 @@ class Transformer(nnx.Module):
         with jax.named_scope("embedding"):
             stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype, types), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
-        cache = self.empty_cache(len(tokens), cache) if isinstance(cache, int) else cache
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
 
         written, notes, seen = [], [], []
@@ -389,11 +390,3 @@ def _restart(config: ModelConfig, scheme: Scheme, *parts: nnx.Module) -> None:
         own, std = Parametrization.of(config, scheme), config.init_std
         for part in parts:
             restart(part, lambda axes: std * own.start(axes))
-
-
-def _check_experts(config: ModelConfig, scheme: Scheme) -> None:
-    """Raises UserError where a router could not learn: one expert's weight only scales an update."""
-    moe = config.moe
-    if moe.experts and moe.active == 1 and not moe.shared and scheme.scale_free:
-        fix = f"{scheme.name} normalises every update, so one expert's weight has no gradient: use 2, or --moe.shared 1"
-        raise UserError("moe.active", moe.active, fix)

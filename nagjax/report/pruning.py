@@ -6,7 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from nagjax.discovery import pick
 from nagjax.errors import UserError
@@ -14,6 +16,7 @@ from nagjax.generate.evaluate import run_text
 from nagjax.measure.cuts import RULES, Cutter, choose, staying
 from nagjax.report.curve import finite, measure, text_batches
 from nagjax.report.derived import fresh_state, without_average, write_derived
+from nagjax.residual.protocol import Bridge
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.runs.names import PRUNED
 from nagjax.runs.new_folder import new_folder
@@ -49,9 +52,10 @@ def prune(
     run has seen; all else as the run was trained.
 
     Losses, nats per token, are on the first `batches` validation batches: `before`, `after`, and `healed` (None without
-    healing); one that is not finite is None. Returns these with `removed`, `rule` and `kept` (places in the model from
-    which nothing had been removed yet), as is written to `prune.json`. A calibrated rate is not taken along. Parameters
-    and batches are split over the `devices`, by default one.
+    healing); one that is not finite is None. `after` is that of the run that is written; the rules judge the whole run
+    that leaves blocks out, which may differ with two schemes (see `without`). Returns these with `removed`, `rule` and
+    `kept` (places in the model from which nothing had been removed yet), as is written to `prune.json`. A calibrated
+    rate is not taken along. Parameters and batches are split over the `devices`, by default one.
 
     Raises UserError: all that `open_run` raises, an `out` that is in use, blocks that are not there, an unknown rule.
     """
@@ -62,8 +66,8 @@ def prune(
             check_devices(run.config.train.batch // run.config.train.accumulate, run.blueprint.mesh.shape)
         cutter, held_out = Cutter(run), text_batches(run, data, "validation", batches)
         gone = sorted(set(blocks)) or chosen(run, cutter, rule, count, batches, data)
-        before, after = finite(cutter.loss(held_out)), finite(cutter.loss(held_out, gone))
-        short = without(run, gone)
+        before, short = finite(cutter.loss(held_out)), without(run, gone)
+        after = finite(Cutter(short).loss(held_out))
         state, healed = fresh_state(short), None
         if heal_steps:
             short, state = heal(short, state, heal_steps, lr, data)
@@ -91,7 +95,15 @@ def chosen(run: OpenRun, cutter: Cutter, rule: str, count: int, batches: int, da
 
 def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
     """The run without these blocks (0-based among those it has), which are gone from its parameters and its config.
-    Raises UserError as `staying` and `ModConfig.among` do."""
+
+    It gives the logits of the whole run whose forward pass leaves the blocks out (`forward_without`), but for two
+    schemes. denseformer: the pass without a block that ends with an average puts the residual there into the past,
+    which later averages read; in the run that is left there are zeros instead. mix_ln: where the last Post-LN block
+    that stays is followed by removed blocks and then a Pre-LN block that is not the first one, both of these use that
+    one's gain.
+
+    Raises UserError as `staying` and `ModConfig.among` do.
+    """
     model = run.config.model
     stays = staying(model.depth, gone)
     mod = model.mod.among(model.depth, stays) if model.mod.active else model.mod
@@ -105,13 +117,28 @@ def without(run: OpenRun, gone: Sequence[int]) -> OpenRun:
     config = dataclasses.replace(without_average(run.config), model=short)
     blueprint = ModelBlueprint.of(config, run.blueprint.mesh)
     at = np.array(stays)
+    shorter = _bridged(run.params, at, run.config.scheme.bridge(stays, model.places, model.sublayers_before // 2))
     blocks = {
         kind: {name: part for name, part in own.items() if name in blueprint.parameters["blocks"][kind]}
-        for kind, own in jax.tree.map(lambda x: x[at], run.params["blocks"]).items()
+        for kind, own in shorter["blocks"].items()
     }
     state = {name: x.reshape(-1, 2)[at].ravel() if x.ndim else x for name, x in run.mod.items()} if mod.active else {}
-    params = jax.device_put(run.params | {"blocks": blocks}, blueprint.parameter_shardings())
+    params = jax.device_put(shorter | {"blocks": blocks}, blueprint.parameter_shardings())
     return dataclasses.replace(run, blueprint=blueprint, params=params, mod=state)
+
+
+def _bridged(params: dict, at: Int[np.ndarray, " l"], bridge: Bridge) -> dict:
+    """The parameters with those of the blocks that stay alone, and what their scheme hands on from removed ones."""
+    blocks = jax.tree.map(lambda x: x[at], params["blocks"])
+    if "gate" in blocks["mlp"]:
+        gates = jax.tree.map(lambda x: x[np.array(bridge.gates)], params["blocks"]["mlp"]["gate"])
+        blocks = blocks | {"mlp": blocks["mlp"] | {"gate": gates}}
+    if "entry" not in blocks["attention"]:
+        return params | {"blocks": blocks}
+    own = params["blocks"]["attention"]["entry"], params["entry"]
+    every = jax.tree.map(lambda x, head: jnp.concatenate([x, head[None]])[np.array(bridge.entries)], *own)
+    blocks = blocks | {"attention": blocks["attention"] | {"entry": jax.tree.map(lambda x: x[:-1], every)}}
+    return params | {"blocks": blocks, "entry": jax.tree.map(lambda x: x[-1], every)}
 
 
 def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | None) -> tuple[OpenRun, TrainState]:

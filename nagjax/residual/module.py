@@ -296,9 +296,9 @@ def start_factors(
         if sublayers not in (None, own.__self__.sublayers):
             raise UserError("sublayers", sublayers, f"the module has {own.__self__.sublayers}: leave it out")
         return own(i)
-    if not isinstance(sublayers, int):
-        raise UserError("sublayers", sublayers, "give the number of sublayers, or the module in place of the scheme")
-    chosen, place = as_scheme(scheme), SublayerIndex(checked(i, sublayers), sublayers)
+    check_value("sublayers", sublayers, Count, "or give the module in place of the scheme")
+    total = int(sublayers or 0)
+    chosen, place = as_scheme(scheme), SublayerIndex(checked(i, total), total)
     return Scales(chosen.output_scale(place), chosen.inner_scale(place))
 
 

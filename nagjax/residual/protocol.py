@@ -20,6 +20,7 @@ entry of the *next* reader, so that it commits an update and normalises for the 
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -75,6 +76,17 @@ class Boundary(NamedTuple):
     def ends_block(self) -> Bool[Array, ""]:
         """Whether the sublayer is its block's last."""
         return (self.index % 2 == 0) | (self.following == 0)
+
+
+class Bridge(NamedTuple):
+    """Whose parameters stand around removed blocks: 0-based numbers of blocks among those there were.
+
+    gates: of each block that stays, the block whose second gate it has. entries: of each reader, the blocks that stay
+    and the head, the block whose first entry it has; the head's own has the number of the blocks there were.
+    """
+
+    gates: list[int]
+    entries: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +224,12 @@ class Scheme(abc.ABC):
         """The stream that has this residual, ready for the reader of `at`: the inverse of `lanes`. Only for schemes
         that declare `rebuilds`: others have more in their stream, such as its history, which is lost."""
         return self.open(residual, at, ends)
+
+    def bridge(self, stays: Sequence[int], places: Sequence[int], blocks: int) -> Bridge:
+        """How a model without some blocks becomes the one in which all tokens `skip` them. By default every block keeps
+        its own parameters. stays: the blocks that stay, ascending; places: of all blocks, among so many `blocks` before
+        any pruning."""
+        return Bridge(list(stays), [*stays, len(places)])
 
 
 def split_lanes(residual: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:

@@ -14,7 +14,7 @@ from nagjax.layers.balance import auxiliary_loss, balance_of, moved_biases
 from nagjax.layers.platform import platform_of, tracing_for
 from nagjax.mod.adaptive import Control, Pool, controlled
 from nagjax.mod.config import ModConfig
-from nagjax.mod.cuts import moved_cut
+from nagjax.mod.cuts import decay_after, moved_cut
 from nagjax.model.transformer import Output, Transformer
 from nagjax.runs.blueprint import ModelBlueprint
 from nagjax.train.distributed.mesh import batch_parts, batch_sharding, pin_rows, replicated, row_axes
@@ -102,17 +102,16 @@ def _balanced(params: Any, before: Any, load: Float[Array, "L n"], rate: float) 
 
 def _averaged(state: TrainState, found: Cuts | Pool | None, mod: ModConfig) -> dict[str, Array]:
     """The cuts after this step. With adaptive depth: the one threshold for all sublayers, moved towards its rate (see
-    `nagjax.mod.adaptive`). Otherwise: exponential moving averages, with decay_t = min(decay, t / (t + 10)) after t good
-    steps: early cuts, from when NAG's angles still rise, are soon forgotten. A batch without a cut does not change the
-    average; an average that is not finite (no cut yet) is replaced."""
+    `nagjax.mod.adaptive`). Otherwise: exponential moving averages, whose decay grows with the number of good steps
+    (`decay_after`). A batch without a cut does not change the average; an average that is not finite (no cut yet) is
+    replaced."""
     if found is None:
         return state.mod
     if isinstance(found, Pool):
         own = controlled(Control(jnp.max(state.mod["cuts"]), state.mod["debt"]), found, mod.rate[0])
         return {"cuts": jnp.broadcast_to(own.cut, state.mod["cuts"].shape), "debt": own.debt}
-    done = state.guard.good.astype(jnp.float32)
-    kept = jnp.minimum(mod.ema, done / (done + 10.0))
-    return {"cuts": moved_cut(state.mod["cuts"], found.total / jnp.maximum(found.rows, 1.0), found.rows, kept)}
+    decay = decay_after(state.guard.good, mod.ema)
+    return {"cuts": moved_cut(state.mod["cuts"], found.total / jnp.maximum(found.rows, 1.0), found.rows, decay)}
 
 
 def _mixed(average: Any, params: Any, done: Int[Array, ""], decay: float) -> Any:

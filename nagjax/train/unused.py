@@ -9,6 +9,7 @@ from nagjax.mod.routed import MoD
 from nagjax.mod.routers.linear import LinearRouter
 from nagjax.model.config import ModelConfig
 from nagjax.parameters import ROLES
+from nagjax.residual.schemes.denseformer import DenseFormer
 from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig
 from nagjax.train.state import Blueprint
 
@@ -17,7 +18,7 @@ def unused(blueprint: Blueprint) -> dict[str, str]:
     """By option, as the command line names it, why it has no effect in this run. Only options that are not at their
     defaults."""
     trained = {parameter.role for parameter in jax.tree.leaves(blueprint.parameters) if parameter.trained}
-    return _of_roles(blueprint.config, trained) | _of_parts(blueprint.config)
+    return _of_roles(blueprint.config, trained) | _of_parts(blueprint.config) | _of_averages(blueprint.config)
 
 
 def _of_roles(config: RunConfig, trained: set[str]) -> dict[str, str]:
@@ -62,6 +63,14 @@ def _of_parts(config: RunConfig) -> dict[str, str]:
         for name in names
         if not on and getattr(own, name) != getattr(usual, name)
     }
+
+
+def _of_averages(config: RunConfig) -> dict[str, str]:
+    """Of DenseFormer, where no token runs the MLP of any block: it is plain pre-norm then, whatever its options."""
+    rates = config.model.mod.rates(config.model.depth)
+    if isinstance(config.scheme, DenseFormer) and all(mlp == 1.0 for _, mlp in rates):
+        return {"scheme": "an average is taken behind an MLP, and --mod.mlp-rate 1 runs none"}
+    return {}
 
 
 def _of_routing(config: RunConfig) -> list[tuple]:

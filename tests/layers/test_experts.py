@@ -100,6 +100,16 @@ def test_tokens_get_what_their_experts_make_of_them(kind, dispatch):
         assert got.ran is None
 
 
+def test_scores_are_float32_on_every_platform():
+    """A TPU multiplies float32 in bfloat16 unless it is asked for more. Only the router's matmul is as narrow."""
+    branch, x = made(KINDS["two"]), jnp.asarray(X, jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(lambda x: branch.choose(x, jnp.asarray(REAL), lossless=True).value)(x)
+    products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
+    (router,) = [eqn for eqn in products if eqn.outvars[0].aval.shape == (*X.shape[:2], branch.config.choices)]
+    assert router.params["precision"] == 2 * (jax.lax.Precision.HIGHEST,)
+    assert {var.aval.dtype for var in router.invars} == {jnp.dtype("float32")}
+
+
 def gradient(branch: Experts, room: bool):
     graph, params = nnx.split(branch)
 

@@ -12,11 +12,13 @@ from nagjax.errors import UserError
 from nagjax.layers.branch import Mixing
 from nagjax.layers.where import Where
 from nagjax.mod import ModConfig
-from nagjax.mod.module import MixtureOfDepths
+from nagjax.mod.module import MixtureOfDepths, Routed
 from nagjax.residual import find_scheme
+from nagjax.train.step import Cuts, _averaged
 from tests import tiny
 from tests.mod.routing_models import make
 from tests.own_models import WIDTH, branches_of, residual, residual_of, stacked
+from tests.tiny import created
 
 TOKENS = 8
 
@@ -111,6 +113,22 @@ def test_cuts_are_averaged_over_the_sequences_that_have_one():
     np.testing.assert_array_equal(first.averaged_cuts(moved), moved)
     one = jax.tree.map(lambda leaf: leaf[0], third)  # of `advance`
     np.testing.assert_allclose(one.averaged_cuts(cuts[0], 0.75), moved[0])
+
+
+def test_the_average_of_cuts_forgets_a_ramp_as_the_trainers_does():
+    """NAG's angles start at 0, and so do its cuts. 0.99 alone keeps a twentieth of the first one for 300 steps."""
+    cuts = jnp.linspace(0.0, 0.5, 20).tolist() + 280 * [0.5]
+    own, constant, state = None, None, created(find_scheme("nag")())._replace(mod={"cuts": jnp.full(1, -jnp.inf)})
+    for step, cut in enumerate(cuts):
+        routed = Routed(jnp.ones((1, 1, 4), bool), jnp.full((1, 1), cut), jnp.zeros((1, 1)))
+        own, constant = routed.averaged_cuts(own, step=step), routed.averaged_cuts(constant)
+        if step < 40:
+            state = state._replace(guard=state.guard._replace(good=jnp.int32(step)))
+            state = state._replace(mod=_averaged(state, Cuts(jnp.full(1, cut), jnp.ones(1)), ModConfig()))
+            np.testing.assert_array_equal(own, state.mod["cuts"])
+    assert abs(own - 0.5) < 1e-3 and constant < 0.48
+    traced = jax.jit(lambda routed, cuts, step: routed.averaged_cuts(cuts, step=step))
+    np.testing.assert_allclose(traced(routed, own, jnp.int32(299)), routed.averaged_cuts(own, step=299), rtol=1e-6)
 
 
 def test_no_sequences_no_work():

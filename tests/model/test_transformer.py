@@ -11,6 +11,8 @@ from flax import nnx
 import nagjax
 from nagjax.errors import UserError
 from nagjax.layers.attention import Where
+from nagjax.layers.config import BlockConfig
+from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual import find_scheme
 from nagjax.train.loss import cross_entropy
@@ -129,6 +131,25 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
     output = jax.eval_shape(lambda m: m(jnp.zeros((2, 8), jnp.int32), Where.whole(2, 8)), model)
     assert output.hidden.dtype == jnp.bfloat16 and output.log_scale.dtype == jnp.float32
     assert {p.dtype for p in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("cca", [False, True])
+def test_a_token_that_a_cache_has_no_slot_for_is_refused(cca):
+    model, tokens = make(depth=1, block=BlockConfig(cca=cca)), jnp.ones((1, 4), jnp.int32)
+    at = lambda first, real=4: Where(*((jnp.arange(4) < real)[None] * 1, first + jnp.arange(4)[None]))  # noqa: E731
+    cache = model(tokens, at(0), cache=6).cache
+    for run in (lambda: model(tokens, at(4), cache=cache), lambda: model(tokens, at(3), cache=6)):
+        with pytest.raises(UserError, match="where.positions = [67]: the cache holds the positions 0 to 5"):
+            run()
+    model(tokens, at(2), cache=cache)
+    model(tokens, at(4, 2), cache=cache)  # padding has no position
+    jax.eval_shape(lambda where: model(tokens, where, cache=cache).hidden, at(4))  # not known
+
+
+def test_selected_tokens_may_stand_at_any_position():
+    model = make(depth=1, mod=ModConfig(rate=(0.5,), skip="attention", kv="selected"))
+    far = Where(jnp.ones((1, 4), jnp.int32), 100 + jnp.arange(4)[None])
+    model(jnp.ones((1, 4), jnp.int32), far, cache=4, causal=True, cuts=jnp.zeros(2))
 
 
 def test_a_scheme_may_be_named_and_what_does_not_fit_is_refused():

@@ -213,7 +213,8 @@ def test_a_config_of_places_that_are_none_is_refused():
 
 
 def test_a_loss_that_is_not_finite_is_null(run_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pruning.Cutter, "loss", lambda self, text, gone=(): float("inf") if gone else 2.0)
+    loss = lambda self, text, gone=(): float("inf") if self.depth < DEPTH else 2.0  # noqa: E731 (of what is written)
+    monkeypatch.setattr(pruning.Cutter, "loss", loss)
     cli.run(["prune", str(run_folder), "--out", str(tmp_path / "cut"), "--blocks", "2", "--batches", "1"])
     record = json.loads((tmp_path / "cut" / "prune.json").read_text(), parse_constant=pytest.fail)
     assert record["loss"] == {"before": 2.0, "after": None, "healed": None}

@@ -21,6 +21,13 @@ def test_start_factors_of_what_tokens_skip():
     assert start_factors(nagjax.MixtureOfDepths(residual("review"), rngs=nnx.Rngs(0)), 2) == (SUBLAYERS**-0.5, 1.0)
 
 
+def test_start_factors_of_numbers_of_numpy():
+    assert start_factors("deepnorm", np.int64(3), np.int64(8)) == start_factors("deepnorm", 3, 8)
+    for sublayers in (None, 0, 2.0, "2"):
+        with pytest.raises(UserError, match=f"sublayers = {sublayers!r}: give a whole number.* in place of the scheme"):
+            start_factors("nag", 1, sublayers)
+
+
 def test_misuse_is_named():
     own, x = residual(), jnp.ones((2, WIDTH))
     for wrong in (lambda: own.read(x, 1), lambda: own.advance(x, x, 1), lambda: own.close(x)):

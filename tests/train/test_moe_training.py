@@ -183,8 +183,8 @@ def test_a_block_that_routes_no_token_is_trained_with():
 def test_integrated_with_mixture_of_depths():
     """A token whose choices all do nothing skips the sublayer: its residual does not change."""
     moe = MoEConfig(2, 2, hidden=16, skips=3)
-    bp = tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=moe, depth=2))
-    params, batch = start("nag", moe).params, tiny.packed_batch(0)
+    bp = tiny.blueprint(tiny.run_config(find_scheme("plain")(), moe=moe, depth=2))
+    params, batch = start("plain", moe).params, tiny.packed_batch(0)
     paths = bp.model(params)(batch.tokens, batch.where, mapped=True).paths
     ran, turn = (np.asarray(paths[name])[1::2] for name in ("ran", "turn"))
     assert 0 < (~ran).sum() < ran.size
@@ -203,3 +203,11 @@ def test_a_lone_expert_needs_a_scheme_that_sees_its_weight():
     with pytest.raises(UserError) as error:
         tiny.blueprint(tiny.run_config(find_scheme("nag")(), moe=MoEConfig(4, 1, weights="score")))
     assert error.value.field == "moe.active"
+
+
+@pytest.mark.parametrize("name", [name for name, scheme in schemes().items() if scheme.scale_free])
+def test_to_run_or_not_needs_a_scheme_that_sees_an_experts_weight(name):
+    make = lambda **own: tiny.blueprint(tiny.run_config(find_scheme(name)(), moe=MoEConfig(4, 2, **own)))  # noqa: E731
+    with pytest.raises(UserError, match=rf"moe.skips = 1: {name} .*no gradient: use 0, or --moe.shared 1"):
+        make(skips=1)
+    make(skips=1, shared=1)

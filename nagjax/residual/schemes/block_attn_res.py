@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from nagjax.ranges import Count
-from nagjax.residual.protocol import Boundary, SublayerIndex, gate_parameter, split_lanes
+from nagjax.residual.protocol import Boundary, Bridge, SublayerIndex, gate_parameter, split_lanes
 from nagjax.residual.schemes.plain import Plain
 
 
@@ -78,6 +78,11 @@ class BlockAttnRes(Plain):
 
     def skip(self, stream: Sources, at: Boundary) -> Sources:
         return self.attend(stream.values, stream.written, at)
+
+    def bridge(self, stays, places, blocks: int) -> Bridge:
+        """The query of the next reader is kept with the sublayer before it, also where that is removed."""
+        own = super().bridge(stays, places, blocks)
+        return own._replace(gates=[reader - 1 for reader in own.entries[1:]])
 
     def lanes(self, stream: Sources):
         return split_lanes(jnp.sum(stream.values.astype(jnp.float32), axis=-2))

@@ -40,6 +40,9 @@ class DenseFormer(Plain):
     alpha starts at 1 for j = i and 0 otherwise, which is a pre-norm model. Every `ceil(blocks / points)`-th block is a
     point: the paper's k x p form with dilation k equal to period p (the paper's 4 x 5 has k and p differ). So memory
     for past outputs does not grow with depth. With no more blocks than points it is the dense form.
+
+    A block's MLP takes the average when it commits its update. A token that skips the MLP keeps its residual, so that
+    it takes none there; what it has is still in later averages. Where no MLP runs (`--mod.mlp-rate 1`), none is taken.
     """
 
     name: ClassVar[str] = "denseformer"

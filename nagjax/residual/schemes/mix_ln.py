@@ -1,6 +1,7 @@
 """Mix-LN: Post-LN in the first blocks, Pre-LN in the rest."""
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from nagjax.ranges import Share
 from nagjax.residual.norm import rms_norm
 from nagjax.residual.prenorm import PreNorm, PreNormStream
-from nagjax.residual.protocol import Boundary
+from nagjax.residual.protocol import Boundary, Bridge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,3 +49,11 @@ class MixLN(PreNorm):
         total = stream.hidden + update.astype(stream.hidden.dtype)
         hidden = jnp.where(at.index <= self.border(at), rms_norm(total, at.entry.gain[...], self.epsilon), total)
         return PreNormStream(hidden, self.normalise(hidden, at)), jnp.ones((1, 1, 1), jnp.float32)
+
+    def bridge(self, stays, places, blocks: int) -> Bridge:
+        """A Post-LN block normalises by the entry of the reader after it. If that is removed, the next one has it
+        instead, unless it needs its own, as all Pre-LN blocks but the first do: there the model becomes another."""
+        own, post = super().bridge(stays, places, blocks), math.floor(self.post * blocks + 1e-4)
+        free = [place <= post for place in (*places, blocks)]  # readers that do not use their entry themselves
+        after = [before + 1 if free[it] else it for before, it in zip(stays, own.entries[1:], strict=True)]
+        return own._replace(entries=own.entries[:1] + after)
