@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import shlex
-from pathlib import Path
 
 from nagjax.errors import UserError
 from nagjax.layers import cudnn, flash
@@ -13,8 +12,6 @@ from nagjax.mod.config import kept
 from nagjax.options import options_of_run, run_options
 from nagjax.plan.topology import Topology
 from nagjax.runs.config import MeshConfig, RunConfig
-from nagjax.runs.folder import read_config
-from nagjax.runs.opening import tokenizer_of
 from nagjax.train.distributed.mesh import AXES, check_experts, check_platform, check_rows, check_sequence
 from nagjax.train.warm_start import OF_THE_MACHINE, adopted
 
@@ -82,11 +79,9 @@ def _on_tpu(config: RunConfig, topology: Topology) -> str:
 
 
 def started(config: RunConfig) -> RunConfig:
-    """The config with the model and scheme of the run in `config.start`, as training takes them. A plan has no corpus:
-    it is taken to be one with that run's tokenizer. Raises UserError where no run is there, or none that can be
-    trained."""
-    folder = Path(config.start)
-    config = adopted(config, tokenizer_of(folder, read_config(folder)))
+    """The config with the model and scheme of the run in `config.start`, as training takes them; a plan reads no
+    corpus. Raises UserError where no run is there, or none that can be trained."""
+    config = adopted(config, None)
     config.model.check_causal("training")
     return config
 

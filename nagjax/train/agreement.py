@@ -7,6 +7,7 @@ import jax
 
 from nagjax.data import Dataset
 from nagjax.errors import UserError
+from nagjax.json_reader import parse_json
 from nagjax.runs.config import RunConfig, differences, flatten, to_dict
 from nagjax.runs.identity import START, WHERE_FROM, corpus_identity, read_id
 from nagjax.train.distributed.consensus import from_first, together
@@ -29,7 +30,7 @@ def _described(config: RunConfig, corpus: Dataset) -> dict:
     settings = {name: value for name, value in flatten(to_dict(config)).items() if name not in OF_THE_HOST}
     settings |= {"train.tasks": len(config.train.tasks), START: read_id(Path(config.start)) if config.start else None}
     text = {f"corpus.{name}": value for name, value in corpus_identity(corpus).items() if name != WHERE_FROM}
-    return json.loads(json.dumps(settings | text))
+    return parse_json(json.dumps(settings | text), lenient=True)
 
 
 def _compare(first: dict, mine: dict) -> None:

@@ -23,22 +23,17 @@ OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is co
 TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # of the options of a model, beside those of the run to start from
 
 
-def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) -> RunConfig:
-    """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus. Tells
-    which of the model's options were given in vain. Once the run in the folder `own` has begun they are its own, and
-    the other one need not be there any more.
+def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = None) -> RunConfig:
+    """The config with the model and the scheme of the run in `config.start`; `tokenizer` is of the corpus, None where
+    there is none to be read. Tells which of the model's options were given in vain. Once the run in the folder `own`
+    has begun they are its own, and the other one need not be there any more.
 
     Raises UserError: no run there, or one of another tokenizer, of none, or whose tokenizer is lost.
     """
     folder = own if own and steps_saved(own / CHECKPOINTS) else Path(config.start)
-    before, path = read_config(folder), folder / TOKENIZER
-    its = tokenizer_of(folder, before)
-    if its.fingerprint != tokenizer.fingerprint:
-        if isinstance(its, NoTokenizer):
-            fix = "came without a tokenizer.json, so no text can be made its tokens: import it with one"
-            raise UserError("start", config.start, fix)
-        fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
-        raise UserError("start", config.start, f"{fix}, or for stdlib give --data.tokenizer {path}")
+    before = read_config(folder)
+    if tokenizer is not None:
+        _check_tokenizer(config.start, folder, before, tokenizer)
     defaults = ModelConfig()
     asked = {name: value for name, value in vars(config.model).items() if value != getattr(defaults, name)}
     given = {name: asked[name] for name in OF_THE_MACHINE if name in asked}
@@ -52,6 +47,17 @@ def adopted(config: RunConfig, tokenizer: Tokenizer, own: Path | None = None) ->
         note(f"the text is {STDLIB}, the default: {config.start} was trained on {read} (--data.path or --data.mix)")
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())
+
+
+def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tokenizer) -> None:
+    its, path = tokenizer_of(folder, config), folder / TOKENIZER
+    if its.fingerprint == tokenizer.fingerprint:
+        return
+    if isinstance(its, NoTokenizer):
+        fix = "came without a tokenizer.json, so no text can be made its tokens: import it with one"
+        raise UserError("start", start, fix)
+    fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
+    raise UserError("start", start, f"{fix}, or for stdlib give --data.tokenizer {path}")
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:

@@ -116,6 +116,8 @@ def first_life(hosts, config, alone, tmp_path_factory):
     runs = [{"config": config} | run | {"out": str(folder / run["out"])} for run in runs]
     codes, notes, printed = hosts(*runs, schemes=starts)
     assert codes[1] == -signal.SIGKILL and codes[0], printed[0][-3000:] + printed[1][-3000:]
+    copy = filecmp.dircmp(alone[0] / "stopped", folder / "a_copy")
+    assert not (copy.left_only or copy.right_only or copy.diff_files)
     return folder, notes, printed
 
 
@@ -224,16 +226,14 @@ def hosts_that_are_not_alike_are_refused_and_nothing_is_written(first_life):
         assert not (folder / name).exists()
 
 
-def a_copy_of_the_folder_is_not_the_folder(alone, first_life):
-    (single, _), (folder, notes, _) = alone, first_life
+def a_copy_of_the_folder_is_not_the_folder(first_life):
+    folder, notes, _ = first_life
     first, second = of(notes, folder / "first_host", "end"), of(notes, folder / "a_copy", "end")
     assert all(
         end["end"] == "refused" and "host 1 does not see what host 0 writes" in end["message"]
         for end in [*first[0], *second[1]]
     )
     assert len(first[0]) == len(second[1]) == 1 and not list((folder / "first_host").iterdir())
-    same = filecmp.dircmp(single / "stopped", folder / "a_copy")
-    assert not (same.left_only or same.right_only or same.diff_files)
 
 
 def another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, last_life):
@@ -257,5 +257,5 @@ def test_two_hosts_are_one_run(config, alone, first_life, lives, last_life):
     the_clock_of_one_host_makes_both_save_once(first_life)
     a_save_that_fails_on_one_host_is_an_error_on_both(first_life)
     hosts_that_are_not_alike_are_refused_and_nothing_is_written(first_life)
-    a_copy_of_the_folder_is_not_the_folder(alone, first_life)
+    a_copy_of_the_folder_is_not_the_folder(first_life)
     another_number_of_hosts_goes_on_from_a_checkpoint(config, alone, first_life, last_life)
