@@ -106,9 +106,9 @@ plans: .venv-aot/.aot
 bench-torch: $(VENV)/.dev .venv-torch/.torch
 	$(BIN)/python -m benchmarks.step --torch .venv-torch/bin/python $(BENCH)
 
-# nagjax's sampling beside transformers' of the same model; writes benchmarks/results/decode_cpu.json.
+# nagjax's sampling beside transformers' of the same model; writes benchmarks/results/decode_cpu.json, docs/cpu.md.
 bench-decode: $(VENV)/.dev .venv-torch/.torch
-	$(BIN)/python benchmarks/decode_peers.py --torch .venv-torch/bin/python $(BENCH)
+	$(BIN)/python -m benchmarks.decode_peers --torch .venv-torch/bin/python $(BENCH)
 
 # Kills and faults by the hundred, half an hour at most; writes the table of docs/faults.md.
 torture: $(VENV)/.dev

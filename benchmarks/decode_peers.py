@@ -1,5 +1,5 @@
 """Tokens per second beside transformers, for the same imported model on this CPU: `make bench-decode`, which writes
-benchmarks/results/decode_cpu.json.
+benchmarks/results/decode_cpu.json, one sitting for each CPU, and the table in docs/cpu.md.
 
 transformers makes a random Llama-like model, nagjax imports it, both must write the same greedy tokens in float32,
 and then they take turns in one sitting. Reading a prompt is timed as writing one token behind it; writing as the time
@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from peer import Peer
 
+from benchmarks import plan_tables as tables
+from benchmarks.peer import Peer
+from benchmarks.sittings import beside
 from nagjax.files import check_writable_file
 from nagjax.generate.sample import generate
 from nagjax.generate.weights import Weights, with_weights
@@ -26,6 +28,7 @@ from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "decode_cpu.json"
+PAGE = ROOT / "docs" / "cpu.md"
 MODEL = {
     "num_hidden_layers": 16,
     "hidden_size": 512,
@@ -37,7 +40,22 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 NAGJAX = "nagjax"
+BATCHES = (1, 8)
+NAMES = {"int8": "float32, weights int8"}
 KINDS = {"float32": ("float32", "full"), "bfloat16": ("bfloat16", "full"), "int8": ("float32", "int8")}
+
+
+def texts(sittings: list[dict]) -> dict[str, str]:
+    """Of docs/cpu.md: rates as multiples of transformers', by the clock and, in brackets, in CPU time."""
+    rows = []
+    for sitting in sittings:
+        found = {(s["dtype"], s["weights"], s["batch"]): s["results"]["transformers"] for s in sitting["sizes"]}
+        for kind, of in KINDS.items():
+            own = [(found.get((*of, batch)), phase) for phase in ("decode", "prefill") for batch in BATCHES]
+            told = [f"{o[f'{phase}_ratio']:.2f} ({o[f'{phase}_cpu_ratio']:.2f})" if o else "-" for o, phase in own]
+            rows.append((sitting["cpu"], NAMES.get(kind, kind), *told, sitting["date"][:10]))
+    phases = [f"{phase}, {batch} row{'s' if batch > 1 else ''}" for phase in ("written", "read") for batch in BATCHES]
+    return {"decode": tables.table(("CPU", "", *phases, "measured"), rows)}
 
 
 class Nagjax:
@@ -93,7 +111,7 @@ def measure(everyone: dict, batch: int, prompt: int, tokens: int, rounds: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", required=True, help="Python of the environment with torch and transformers")
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=33)
     parser.add_argument("--rounds", type=int, default=5)
@@ -130,7 +148,10 @@ def main() -> None:
     result = {"bench": "decode", "model": MODEL, "rounds": options.rounds, "sizes": sizes}
     about = origin()
     about["versions"] |= versions
-    options.out.write_text(json.dumps(result | machine | about, indent=2) + "\n")
+    sittings = beside(options.out, result | machine | about)
+    options.out.write_text(json.dumps(sittings, indent=2) + "\n")
+    if options.out == RESULTS:
+        PAGE.write_text(tables.inserted(PAGE.read_text(), texts(sittings)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import plan_tables as tables
 from benchmarks.peer import Peer
+from benchmarks.sittings import beside
 from nagjax.files import check_writable_file
 from nagjax.measure.profile import OTHER, SCOPES, profile
 from nagjax.measure.step_times import Racer, blueprint_of, race
@@ -102,8 +103,7 @@ def main() -> None:
     machine = {"cores": os.cpu_count(), "load_before": load}
     result = {"bench": "step", "batch": batch, "context": context, "rounds": options.rounds, "sizes": sizes}
     sitting = result | machine | origin()
-    known = json.loads(options.out.read_text()) if options.out.exists() else []
-    sittings = [*(one for one in known if one["cpu"] != sitting["cpu"]), sitting]
+    sittings = beside(options.out, sitting)
     options.out.write_text(json.dumps(sittings, indent=2) + "\n")
     if options.out == RESULTS:
         PAGE.write_text(tables.inserted(PAGE.read_text(), texts(sittings)))
