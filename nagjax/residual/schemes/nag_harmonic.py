@@ -15,8 +15,9 @@ class NAGHarmonic(NAG):
     The step sizes of L sublayers then add up to about log(L) before training, and not to 2 sqrt(L). This project's
     choice: at the training FLOPs that Review takes for 1M and 2.1M tokens it is ahead of plain, Review and pre-norm
     ReZero, at 16 and 64 blocks x 64 (experiments/pages/equal_flops.md, equal_flops_rezero.md); more blocks were not
-    compared. At equal tokens it gains nothing over 1/sqrt(l) at 16 blocks (experiments/pages/nag_start.md), and 0.03 nats
-    at 64, where it is level with Review or ahead (experiments/pages/sixty_four_blocks.md). The default learning rate is within a factor of 1.6 of the best ones found at 16, 32 and 64 blocks x 64, on one seed.
+    compared. At equal tokens it gains nothing over 1/sqrt(l) at 16 blocks (experiments/pages/nag_start.md), and 0.03
+    nats at 64, where it is level with Review or ahead (experiments/pages/sixty_four_blocks.md). The default learning
+    rate is within a factor of 1.6 of the best ones found at 16, 32 and 64 blocks x 64, on one seed.
     """
 
     name: ClassVar[str] = "nag_harmonic"
