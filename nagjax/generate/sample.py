@@ -117,9 +117,8 @@ def complete(
     token of the tokenizer stands for that token, too.
 
     An empty prompt begins a document; others are read as a piece from within one, behind what an imported model
-    expects before every text. A row ends with its document, and at what an imported model names as its
-    `eos_token_id`. What is not UTF-8, in a prompt or in what the model
-    wrote, is replaced.
+    expects before every text. A row ends with its document, and at what an imported model names as its `eos_token_id`.
+    What is not UTF-8, in a prompt or in what the model wrote, is replaced.
     """
     check_opened(run)
     if unknown := sorted(options.keys() - {*OPTIONS}):
