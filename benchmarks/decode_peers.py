@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import plan_tables as tables
 from benchmarks.peer import Peer
-from benchmarks.sittings import beside
+from benchmarks.sittings import kept, machine
 from nagjax.files import check_writable_file
 from nagjax.generate.sample import generate
 from nagjax.generate.weights import Weights, with_weights
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     check_writable_file(options.out)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
+    before = machine()
     sizes, versions = [], {}
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "llama"
@@ -144,12 +144,10 @@ def main() -> None:
         exact = size["dtype"] == "float32" and size["weights"] == "full"
         if exact and any(row.get("same_tokens", 1.0) < 1.0 for row in size["results"].values()):
             raise SystemExit("the greedy tokens differ: nothing is written")
-    machine = {"cores": os.cpu_count(), "load_before": load}
     result = {"bench": "decode", "model": MODEL, "rounds": options.rounds, "sizes": sizes}
     about = origin()
     about["versions"] |= versions
-    sittings = beside(options.out, result | machine | about)
-    options.out.write_text(json.dumps(sittings, indent=2) + "\n")
+    sittings = kept(options.out, result | before | about)
     if options.out == RESULTS:
         PAGE.write_text(tables.inserted(PAGE.read_text(), texts(sittings)))
 

@@ -6,7 +6,6 @@ benchmarks/results/step_cpu.json keeps the last sitting of every CPU, and the ta
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import plan_tables as tables
 from benchmarks.peer import Peer
-from benchmarks.sittings import beside
+from benchmarks.sittings import kept, machine
 from nagjax.files import check_writable_file
 from nagjax.measure.profile import OTHER, SCOPES, profile
 from nagjax.measure.step_times import Racer, blueprint_of, race
@@ -92,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     check_writable_file(options.out)
     keep_freed_memory()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # others' work: 0 on an idle machine
+    before = machine()
     batch, context = 8, 128
     sizes = []
     for size in options.sizes:
@@ -100,11 +99,8 @@ def main() -> None:
         sizes.append(measure(depth, width, batch, context, options.rounds, options.torch))
         for name, row in sizes[-1]["results"].items():
             print(f"{size} {name:15} {row['milliseconds']:9.1f} ms  {row['ratio_to_plain']:.3f} x plain", flush=True)
-    machine = {"cores": os.cpu_count(), "load_before": load}
     result = {"bench": "step", "batch": batch, "context": context, "rounds": options.rounds, "sizes": sizes}
-    sitting = result | machine | origin()
-    sittings = beside(options.out, sitting)
-    options.out.write_text(json.dumps(sittings, indent=2) + "\n")
+    sittings = kept(options.out, result | before | origin())
     if options.out == RESULTS:
         PAGE.write_text(tables.inserted(PAGE.read_text(), texts(sittings)))
 

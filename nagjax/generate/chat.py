@@ -6,7 +6,7 @@ from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
 from nagjax.data.tokenizer import special_ids
 from nagjax.errors import UserError
-from nagjax.generate.sample import cut, generate, room_behind
+from nagjax.generate.sample import cut, facts_of, generate, room_behind
 from nagjax.generate.text import encodable
 from nagjax.runs.opening import OpenRun, check_opened
 
@@ -47,21 +47,15 @@ def answer(
         tokens = MOST_TOKENS if options.get("slide") else room_behind(run, longest, MOST_TOKENS)
     text = form.ending(conversations[0])
     ids, starts, _ = run.tokenizer.encode_templated([text])[0]
-    special = [(i, at) for i, at in zip(ids.tolist(), starts, strict=True) if _is_special(run, i)]
-    given = {"progress": run.progress, "cuts": run.mod.get("cuts"), "end_of_text": run.tokenizer.end_of_text}
-    if special:
-        (mark, at), *_ = special
-        given["ends"] = (*run.eos, mark)
-        said = lambda new: run.tokenizer.decode(new).removesuffix(text[:at])  # noqa: E731
+    marks = special_ids(run.tokenizer, map(run.tokenizer.name_of, ids.tolist()))[:1]
+    told = facts_of(run, marks)
+    if marks:
+        before = text[: starts[ids.tolist().index(marks[0])]]
+        said = lambda new: run.tokenizer.decode(new).removesuffix(before)  # noqa: E731
     else:
-        given["ends"] = run.eos
         said = lambda new: cut(run.tokenizer.decode(new), (text,) if text else ())  # noqa: E731
-        given["finished"] = lambda row, new: said(new) != run.tokenizer.decode(new)
-    return [said(new).strip() for new in generate(run.model, asked, tokens=tokens, **given, **options)]
-
-
-def _is_special(run: OpenRun, i: int) -> bool:
-    return bool(special_ids(run.tokenizer, [run.tokenizer.name_of(i)]))
+        told["finished"] = lambda row, new: said(new) != run.tokenizer.decode(new)
+    return [said(new).strip() for new in generate(run.model, asked, tokens=tokens, **told, **options)]
 
 
 def find_form(run: OpenRun, template: str | None) -> ChatTemplate:

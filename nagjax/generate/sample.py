@@ -1,8 +1,8 @@
 """Batched generation from token ids and from texts."""
 
 import operator
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -132,13 +132,18 @@ def complete(
     if tokens is None:
         tokens = fitting_tokens(run, prompts, slide=options.get("slide", False))
     before = [ids.tolist() for ids in tokenizer.encode_batch([encodable(prompt) for prompt in prompts])]
-    ending = {"end_of_text": tokenizer.end_of_text, "ends": (*run.eos, *special_ids(tokenizer, stop))}
-    ending |= {"progress": run.progress, "cuts": run.mod.get("cuts")}
+    told = facts_of(run, special_ids(tokenizer, stop))
     if stop:
         text = lambda row, new: _new_text(tokenizer, before[row], new)  # noqa: E731
-        ending["finished"] = lambda row, new: cut(whole := text(row, new), stop) != whole
-    after = generate(run.model, [run.beginning + ids for ids in before], tokens=tokens, **ending, **options)
+        told["finished"] = lambda row, new: cut(whole := text(row, new), stop) != whole
+    after = generate(run.model, [run.beginning + ids for ids in before], tokens=tokens, **told, **options)
     return [cut(_new_text(tokenizer, *ids), stop) for ids in zip(before, after, strict=True)]
+
+
+def facts_of(run: OpenRun, ends: Iterable[int] = ()) -> dict[str, Any]:
+    """What `generate` is told of a run: where its texts end, at these `ends` too, how far it is trained, its cuts."""
+    ending = {"end_of_text": run.tokenizer.end_of_text, "ends": (*run.eos, *ends)}
+    return ending | {"progress": run.progress, "cuts": run.mod.get("cuts")}
 
 
 def fitting_tokens(run: OpenRun, prompts: str | Sequence[str], *, slide: bool = False) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from nagjax.console import note
 from nagjax.data.tokenizer import special_ids
 from nagjax.errors import UserError
-from nagjax.generate.sample import cut, generate
+from nagjax.generate.sample import cut, facts_of, generate
 from nagjax.runs.opening import OpenRun
 from nagjax.train.score import continuation_scores
 
@@ -127,8 +127,7 @@ class NagjaxLM(TemplateLM):
             text = run.tokenizer.decode(new)
             return row >= len(until) or cut(text, until[row]) != text
 
-        given = given | {"end_of_text": self.eot_token_id, "ends": (*run.eos, *given["ends"])}
-        return generate(run.model, rows, finished=finished, progress=run.progress, cuts=run.mod.get("cuts"), **given)
+        return generate(run.model, rows, finished=finished, **given | facts_of(run, given["ends"]))
 
 
 def _manager(tasks: Sequence[str], folder: str | Path | None) -> TaskManager:

@@ -77,12 +77,18 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
 def _check_shared(folder: Path) -> None:
     """Raises UserError where a host has a folder of its own there, and be it a copy: each looks for a file that is new,
     of which no cache of a network's file system can know."""
-    probe = folder / from_first(lambda: partial_name("shared"))
-    from_first(lambda: os.close(create(probe)))
+    probe = folder / from_first(lambda: _probe(folder))
     try:
         together(lambda: _see(probe))
     finally:
         from_first(lambda: probe.unlink(missing_ok=True))
+
+
+def _probe(folder: Path) -> str:
+    """The name of a new file there."""
+    name = partial_name("shared")
+    os.close(create(folder / name))
+    return name
 
 
 def _see(probe: Path) -> None:

@@ -172,9 +172,10 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     config = read_config(folder)
     devices = devices_of(devices)
     found = read_weights(folder, config, make_mesh(MeshConfig(data=1, fsdp=len(devices)), devices))
-    origin = read_origin(folder)
-    eos = read_eos(origin.config if origin else {}, folder, config.model.vocab)
-    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, tokenizer_of(folder, config), eos=eos)
+    origin, vocab = read_origin(folder), config.model.vocab
+    tokenizer = tokenizer_of(folder, vocab, origin)
+    eos = read_eos(origin.config if origin else {}, folder, vocab)
+    run = OpenRun(folder, found.blueprint, found.step, found.params, found.mod, tokenizer, eos=eos)
     return at_point(run, folder) if calibrated else run
 
 
@@ -227,13 +228,13 @@ def read_eos(config: dict, folder: Path, vocab: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < vocab))
 
 
-def tokenizer_of(folder: Path, config: RunConfig) -> Tokenizer:
-    """The run's own copy, which needs no corpus; bytes have none. Raises UserError where it is not what the run was
-    trained with."""
-    path, then = folder / TOKENIZER, config.model.vocab
-    if (origin := read_origin(folder)) is not None:
+def tokenizer_of(folder: Path, vocab: int, origin: Origin | None) -> Tokenizer:
+    """The own copy of a run with this vocabulary and origin, which needs no corpus; bytes have none. Raises UserError
+    where it is not what the run was trained with."""
+    path, then = folder / TOKENIZER, vocab
+    if origin is not None:
         if origin.tokenizer_vocab is None:
-            return NoTokenizer(config.model.vocab, origin.end_of_text)
+            return NoTokenizer(vocab, origin.end_of_text)
         then = origin.tokenizer_vocab
     tokenizer = load_tokenizer(str(inside(path)) if has_file(path) else "bytes")
     if tokenizer.vocab_size != then:

@@ -13,7 +13,7 @@ from nagjax.residual import find_scheme
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
-from nagjax.runs.opening import tokenizer_of
+from nagjax.runs.opening import read_origin, tokenizer_of
 from nagjax.runs.weights import check_weights, read_weights
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.optimizer import check_schedule
@@ -50,7 +50,7 @@ def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = N
 
 
 def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tokenizer) -> None:
-    its, path = tokenizer_of(folder, config), folder / TOKENIZER
+    its, path = tokenizer_of(folder, config.model.vocab, read_origin(folder)), folder / TOKENIZER
     if its.fingerprint == tokenizer.fingerprint:
         return
     if isinstance(its, NoTokenizer):

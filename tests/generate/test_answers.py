@@ -44,10 +44,9 @@ def scripted(monkeypatch, tmp_path):
         def generate(model, prompts, *, tokens, end_of_text, ends, finished=lambda row, new: False, **options):
             seen.asked, seen.tokens = prompts, tokens
             new = list(itertools.takewhile(lambda i: i not in (end_of_text, *ends), written))
-            places = range(len(new) + 1)
-            seen.stopped = next(
-                (n for n in places if n < len(written) and (n == len(new) or finished(0, new[:n]))), None
-            )
+            stops = [n for n in range(len(new)) if finished(0, new[:n])]
+            stops += [len(new)] if len(new) < len(written) else []
+            seen.stopped = stops[0] if stops else None
             return [new if seen.stopped is None else new[: seen.stopped] for _ in prompts]
 
         monkeypatch.setattr(chat, "generate", generate)
