@@ -23,6 +23,7 @@ from nagjax.data.documents import (
     split_documents,
 )
 from nagjax.data.encode import encode_documents
+from nagjax.data.hub import pinned
 from nagjax.data.preparation import Request, describe_request, finish
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.data.store import (
@@ -156,7 +157,7 @@ def prepare_on_beam(
     """
     if not _installed():
         raise UserError("runner", "beam", "needs Apache Beam: pip install -c constraints-beam.txt -e '.[beam]'")
-    inputs, held_out = as_names(inputs), as_names(held_out)
+    inputs, held_out = pinned(as_names(inputs)), pinned(as_names(held_out))
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens)
     if manifest := request.finished():
         return manifest

@@ -13,6 +13,7 @@ from typing import IO, Any, Literal
 
 from nagjax.data.compressed import BROKEN, OPENERS
 from nagjax.data.conversation import FIELDS, shortened, valid_unicode
+from nagjax.data.hub import HubDataset
 from nagjax.data.storage import HUB_PREFIX, RemotePath, StoragePath, files_under, reached, storage_path
 from nagjax.errors import UserError
 from nagjax.json_reader import parse_json
@@ -298,22 +299,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _hub_documents(name: str, field: Field, longest: int) -> Iterator[str]:
-    """`hub:OWNER/NAME[#CONFIG][:SPLIT]`, streamed."""
-    rest, _, split = name.removeprefix(HUB_PREFIX).partition(":")
-    repository, _, config = rest.partition("#")
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("inputs", name, "needs the `datasets` package: pip install -e '.[hub]'") from None
-    try:
-        rows = datasets.load_dataset(repository, config or None, split=split or "train", streaming=True)
-        for number, row in enumerate(rows, 1):
-            yield from _text_of_row(row, field, f"{name}:{number}", longest)
-    except UserError:
-        raise
-    except Exception as error:  # the hub client raises many unrelated types: network, names, configs
-        fix = "check the name and the network, or download its files elsewhere and give their folder"
-        raise UserError("inputs", name, f"{type(error).__name__}: {error}; {fix}") from error
+    for number, row in enumerate(HubDataset.of(name).rows(), 1):
+        yield from _text_of_row(row, field, f"{name}:{number}", longest)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from nagjax.data.documents import (
     split_documents,
 )
 from nagjax.data.encode import encode_conversations, encode_documents
+from nagjax.data.hub import HubDataset, pinned
 from nagjax.data.manifest import Size
 from nagjax.data.storage import RemotePath, StoragePath, reached, size_of, storage_path
 from nagjax.data.store import (
@@ -158,8 +159,9 @@ def prepare(
     """Tokenise documents into the corpus folder `out` and return its manifest.
 
     inputs: files (.txt, .md, .jsonl, each also .gz, .xz, .zst; .parquet), folders of them, or
-    `hub:OWNER/NAME[#CONFIG][:SPLIT]`. tokenizer: `"bytes"` or a tokenizer.json. validation: the share of
-    documents held out, chosen by hash; a text file is on one side, but of a lone one the end is held out.
+    `hub:OWNER/NAME[@REVISION][#CONFIG][:SPLIT]`, read at one commit, which the manifest notes. tokenizer: `"bytes"` or
+    a tokenizer.json. validation: the share of documents held out, chosen by hash; a text file is on one side, but of a
+    lone one the end is held out.
     held_out: further inputs that go to validation whole, and whose documents are left out where they stand in `inputs`,
     too, so that none is trained on; with them `validation` may be 0. field: where JSON lines, Parquet rows and hub rows
     keep their text; with a "?" behind its name, those without a text are left out. longest: characters that one such
@@ -171,7 +173,7 @@ def prepare(
     A finished `out` made from the same request is returned as it is. Raises UserError for bad input, for an
     `out` that holds something else or whose files are missing or damaged, and when it cannot be written.
     """
-    inputs, held_out = as_names(inputs), as_names(held_out)
+    inputs, held_out = pinned(as_names(inputs)), pinned(as_names(held_out))
     request = describe_request(inputs, out, tokenizer, validation, held_out, field, shard_tokens, chat)
     folder, encoder, source, _ = request
     if manifest := request.finished():
@@ -277,15 +279,18 @@ def _labelled(
 
 
 def _described(inputs: Sequence[str], states: dict[Path, tuple[int, ...]]) -> list[list]:
-    """Every input file with its size and its SHA-256 (in an object store: when it was changed), in the order in which
-    they are read; `states` gets those of this machine."""
+    """Every input file with its size and its SHA-256 (in an object store: when it was changed), every data set of the
+    hub with its commit, in the order in which they are read; `states` gets those of this machine."""
     found: dict[str | StoragePath, list] = {}
     for path in sources(inputs):
         real = path.resolve() if isinstance(path, Path) else path
         if real in found:
             raise UserError("inputs", str(path), "is there twice, by its name or in a folder: name it once")
-        of_hub = isinstance(path, str)
-        found[real] = [path, None, None] if of_hub else [_written(path), size_of(path), _content(path, states)]
+        if isinstance(path, str):
+            dataset = HubDataset.of(path)
+            found[real] = [str(dataset.unpinned), None, dataset.commit]
+        else:
+            found[real] = [_written(path), size_of(path), _content(path, states)]
     return [*found.values()]
 
 
@@ -328,7 +333,10 @@ def _difference(old: dict, new: dict) -> str:
         for before, after in zip(was, now, strict=True):
             if not isinstance(before, list) or len(before) < 2:
                 return f"{field} are other files"
-            known = [1, 2] if len(before) > 2 and after[2] else [0, 1]
+            known = [1, 2] if all(len(entry) > 2 and entry[2] for entry in (before, after)) else [0, 1]
             if any(before[i] != after[i] for i in known):
+                if before[0] == after[0] and before[0].startswith(HUB_PREFIX):
+                    was_at = dataclasses.replace(HubDataset.of(before[0]), revision=before[2])
+                    return f"{after[0]} in {field} is now at {after[2]}: that one was {was_at}"
                 return f"{after[0]} in {field} has changed, or was another file"
     return ""

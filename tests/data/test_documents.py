@@ -3,9 +3,7 @@ import json
 import lzma
 import os
 import random
-import sys
 import tracemalloc
-import types
 from pathlib import Path
 
 import pyarrow
@@ -341,33 +339,6 @@ def test_absent_paths_and_empty_folders(tmp_path):
         list(read_documents([str(tmp_path / "absent")]))
     with pytest.raises(UserError, match="the folder holds no"):
         list(read_documents([str(tmp_path)]))
-
-
-def test_hub_without_its_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[hub\]'"):
-        list(read_documents(["hub:someone/texts"]))
-
-
-def test_hub_datasets(monkeypatch):
-    asked = []
-
-    def load_dataset(name, config, *, split, streaming):
-        asked.append((name, config, split, streaming))
-        if name == "someone/offline":
-            raise ConnectionError("no network")
-        return iter([{"text": "one"}, {"text": "two"}])
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    assert list(read_documents(["hub:someone/texts#small:test"])) == ["one", "two"]
-    assert list(read_documents(["hub:someone/texts"])) == ["one", "two"]
-    assert asked == [("someone/texts", "small", "test", True), ("someone/texts", None, "train", True)]
-    with pytest.raises(UserError, match="no network.*folder"):
-        list(read_documents(["hub:someone/offline"]))
-    with pytest.raises(UserError, match=r"hub:someone/texts:1.*'body'"):
-        list(read_documents(["hub:someone/texts"], field="body"))
-    with pytest.raises(UserError, match=r"hub:someone/texts:1.*more than 2 characters"):
-        list(read_documents(["hub:someone/texts"], longest=2))
 
 
 def test_a_file_s_name_need_not_be_utf_8(tmp_path):

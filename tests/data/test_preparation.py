@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import nagjax.data.documents
 from nagjax.cli import main
 from nagjax.data import DataConfig, load_tokenizer, open_dataset, preparation, prepare, read_manifest, verify
 from nagjax.data.beam import prepare_on_beam
+from nagjax.data.hub import HubDataset
 from nagjax.errors import UserError
 from tests.data.test_beam import in_this_process
 
@@ -267,9 +267,8 @@ def test_no_manifest_names_a_shard_that_is_gone(jsonl, tmp_path, monkeypatch, ma
 @pytest.fixture
 def hub(monkeypatch):
     """A data set `hub:x` of two documents."""
-    monkeypatch.setattr(
-        nagjax.data.documents, "_hub_documents", lambda name, field, longest: iter(["of the hub", "also"])
-    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr(HubDataset, "rows", lambda self: iter([{"text": "of the hub"}, {"text": "also"}]))
 
 
 @pytest.mark.parametrize("which", ["inputs", "held_out"])
