@@ -118,7 +118,7 @@ torture: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --mutations $(MUTATIONS) --jobs $(JOBS) --docs docs/damaged_files.md
 
-# Trains the models of models/, four hours on two idle cores; goes on where it was stopped. MODELS="plain nag" chooses.
+# Trains the models of models/, five hours on two idle cores; goes on where it was stopped. MODELS="plain nag" chooses.
 models: $(VENV)/.base
 	$(BIN)/python models/make.py $(MODELS)
 

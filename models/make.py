@@ -1,7 +1,7 @@
-"""The four models of this folder, from nothing: nagjax's own commands, then each model's card and its log.
+"""The models of this folder, from nothing: nagjax's own commands, then each model's card and its log.
 
 `make models` trains what is not here, and goes on where it was stopped: on 2 CPU cores, a thread for each of two models
-at a time, four hours. `MODELS="plain nag"` chooses schemes. The runs stay in models/runs, which git ignores.
+at a time, five hours. `MODELS="plain nag"` chooses schemes. The runs stay in models/runs, which git ignores.
 """
 
 import argparse
@@ -20,8 +20,9 @@ from nagjax.residual import find_scheme
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE / "runs"
-# Peak learning rates: the best of each scheme's at 16 blocks and a twentieth of the tokens (tokens_and_depth, arms).
-RATES = {"plain": "4e-3", "lns": "4e-3", "review": "4e-3", "nag": "8e-3"}
+# Peak learning rates: the best of each scheme's at 16 blocks and a twentieth of the tokens (tokens_and_depth, arms; of
+# nag_harmonic: equal_flops).
+RATES = {"plain": "4e-3", "lns": "4e-3", "review": "4e-3", "nag": "8e-3", "nag_harmonic": "8e-3"}
 TOKENIZER = "nagjax tokenizer train stdlib --vocab 2048 --out tokenizer.json"
 TRAIN = (
     "nagjax train --scheme {scheme} --lr {lr} --depth 24 --width 64 --context 256 --batch 4 --steps 20000 "
