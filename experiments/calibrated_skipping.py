@@ -8,6 +8,7 @@ Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping,
 Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
 Time: smoke 15 s; cpu about 11 min with --processes 2, long about 45 min; h200 and paper not measured
 Command: python -m experiments.calibrated_skipping --processes 2 --size long
+Known: long: the result of the nearest rival, other tokens by sublayer, which the claim names since 2026-11-26
 
 In full: at equal FLOPs less is lost than by skipping at random, and less than by leaving out whole blocks. Since
 2026-11-26, and with the result known, also less than by skipping other tokens in the same sublayers.

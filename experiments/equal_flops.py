@@ -9,6 +9,8 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 15 s; with --processes 2 and --reuse of Review's runs: cpu three hours, longer (2.1M tokens) nine beside
   other work; h200 and paper not measured
 Command: nice python -m experiments.equal_flops --reuse five_schemes.cpu sixty_four_blocks.cpu --processes 2
+Known: cpu, longer: that NAG from 1/l leads at equal tokens on these seeds; Review's losses at 1M, and at 2.1M for 16
+  blocks; of longer, most runs of cpu
 
 Review takes 28% more training FLOPs for a token than plain, and NAG 7%. So plain and NAG train on more tokens until the
 whole run costs what Review's does; `longer` in an arm's name says so, as its runs at Review's tokens are other runs.

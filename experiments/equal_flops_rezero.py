@@ -8,6 +8,7 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 15 s; with --processes 2 and --reuse: cpu two hours beside other work, longer (2.1M tokens,
   --reuse equal_flops.longer) four beside other work; h200 and paper not measured
 Command: nice python -m experiments.equal_flops_rezero --reuse equal_flops.cpu --processes 2
+Known: cpu, longer: NAG's losses and Review's on these seeds, but for one run each of longer
 
 Pre-norm ReZero's FLOPs are plain's. Both train until they cost what Review does for 1M tokens, as in equal_flops, each
 at its best rate. When the claim was fixed, NAG's losses and Review's at these budgets and seeds were known, but for one

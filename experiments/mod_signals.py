@@ -8,6 +8,7 @@ Expected: a loss below the angle's and below that of other tokens, as many by su
 Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU
 Time: smoke under a minute; cpu about 30 min with --processes 2, long about 60 min; h200 not measured
 Command: python -m experiments.mod_signals --processes 2
+Known: long: the same models' result with fewer rates, which hung on the curve drawn through them
 
 Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs whose score is below one threshold for
 the whole network, searched on training text. Nothing is trained further. What may be asked when sampling:

@@ -8,6 +8,7 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 20 s; cpu half an hour with --processes 2, after --reuse of what five_schemes has (estimated); h200 and
   paper not measured
 Command: nice python -m experiments.nag_start --reuse five_schemes.cpu --processes 2
+Known: cpu: four of the five seeds of NAG from 1/sqrt(l) and of Review
 
 The step size alpha of a sublayer bounds the tangent of its rotation; it is learned, and starts at l ** -power. The
 powers were chosen on seeds 0 and 1, so the fresh seeds are 2 to 6. Beside the claim: Review, which is ahead of NAG at

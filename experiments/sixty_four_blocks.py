@@ -9,6 +9,7 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 30 s; with --processes 2: cpu seven hours beside other work, longer fourteen more (estimated); resumable;
   h200 and paper not measured
 Command: nice python -m experiments.sixty_four_blocks --processes 2
+Known: longer: all runs of 1M tokens, which are those of cpu
 
 The claim was fixed before a run of 64 blocks at this budget was seen. Plain has its scaled start; each scheme is at its
 best rate. NAG's step size of a sublayer is learned and starts at l ** -power. Runs above the 4-gram table of their own

@@ -9,6 +9,7 @@ Time: smoke 30 s; cpu (16 blocks, 1M tokens, two arms) 45 minutes; arms (all fiv
   2.1M) 80 minutes more; longest (and 4.2M) three hours more; cpu64 (64 blocks, five arms) twenty hours more than the
   runs it reuses; all resumable; h200 and paper not measured
 Command: nice python -m experiments.tokens_and_depth --processes 2
+Known: longest, cpu64: the runs at all budgets but the largest
 
 With `--reuse cpu` the sizes `arms` and `longer` take their runs of 1M tokens from the result file of `cpu`; likewise
 `longest` with `--reuse longer`, and `cpu64` with `--reuse sixty_four_blocks.longer`, where 1M and 2.1M were seen before

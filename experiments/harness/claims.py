@@ -10,7 +10,7 @@ import numpy as np
 from experiments.harness.outcome import Outcome
 from experiments.harness.settings import Shape
 from experiments.harness.statistics import Interval, mean_interval
-from experiments.harness.verdicts import Gap, Verdict, ahead_of_all, both, same_sign, signed, within
+from experiments.harness.verdicts import Gap, Verdict, ahead_of_all, both, same_sign, sides, signed, within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +108,8 @@ class Lead(Against):
             none = "a run diverged" if self._groups(gaps) else "needs two"
             shown = f"{signed(slope)} nats" if slope else none
             head = f"{self.judged}'s lead over {self.rival} per doubling of the {self.along}: {shown}"
+            if self.ahead and slope and all(gap.values for gap in gaps.values()):
+                head += f"; ahead at {sides(list(gaps.values())).count(1)} of {len(gaps)} shapes"
         text = f"{self.rival} minus {self.judged}: {told} nats per token{self._at_minima(outcome, gaps)}"
         return Decision(verdict, head, f"{text}; {outcome.ranking()}")
 

@@ -68,6 +68,7 @@ class Measure:
 COMMON = {
     "growth": Measure("growth", lambda run: run["growth"]),
     "late turn": Measure("late turn", lambda run: run["late_turn_degrees"]),
+    "small updates": Measure("sublayers with updates below 5%", lambda run: run["dead_sublayers"]),
 }
 
 

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from experiments.harness.statistics import mean_interval
 from nagjax.report.style import scheme_look
 
+SCHEMES = {"nag-1": "nag_harmonic", "scaled_start": "plain"}  # the same under another name
+LONGER = "-longer"
 GREY = "#c8c8c8"
 COLORS = (  # of what is no scheme
     *("#d55e00", "#4d4d4d", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#332288"),
@@ -28,8 +30,10 @@ def panels(count: int, title: str, height: float = 4.0) -> tuple[Figure, list[Ax
 
 
 def look(arm: str, named: bool = True) -> dict[str, Any]:
-    """Colour, marker and place of an arm; grey and behind the others unless it is named."""
-    color, marker = scheme_look(arm)
+    """Colour, marker and place of an arm; grey and behind the others unless it is named. An arm that is a scheme of the
+    library under another name, or that trains for longer, has the scheme's look."""
+    arm = arm.removesuffix(LONGER)
+    color, marker = scheme_look(SCHEMES.get(arm, arm))
     front = {"color": color, "marker": marker, "zorder": 3}
     return front if named else {"color": GREY, "marker": marker, "zorder": 1, "linewidth": 1}
 

@@ -22,7 +22,7 @@ from nagjax.errors import UserError
 from nagjax.files import write_text
 from nagjax.runs.config import nested
 
-COLUMNS = ("claim", "verdict", "number", "fresh seeds", "budget", "flags", "page")
+COLUMNS = ("claim", "verdict", "number", "seeds", "budget", "flags", "page")
 BEGIN, END = "<!-- table: python -m experiments.harness.pages -->", "<!-- end of table -->"
 COLUMN = {
     "lr x": "best factor on the scheme's default learning rate",
@@ -30,11 +30,13 @@ COLUMN = {
     "per parameter": "tokens per parameter",
     "FLOPs": "training FLOPs over the reference's, as counted when it ran",
     "speed-up": "tokens of the reference over the arm's, to the final loss of the worse; it flatters early learners",
+    "small updates": "sublayers, of two per block, whose updates are below 5% of the residual's length",
     "growth": "length of the residual behind the last block over that behind the first",
     "late turn": "degrees by which a sublayer of the last quarter turns the residual",
     "realised": "share of the (token, sublayer) pairs that were skipped",
 }
 NOT_MEASURED = "not measured"
+SEEN_BEFORE = "partly known before"
 # In the main README while undecided: what is below the 4-gram table.
 SHOWN = ("tokens_and_depth", "five_schemes", "sixty_four_blocks", "nag_start", "rezero_factors")
 DECIDED = ("supported", "not supported")
@@ -57,7 +59,7 @@ def _rows(recipe: Recipe, home: Path) -> list[list[str]]:
     for size, result in standing(results(recipe, home)).items():
         found = result["summary"]
         known = found["evidence"]
-        flags = _flags(found)
+        flags = _flags(recipe, size, found)
         seeds = str(known["seeds"]) if known else ""
         rows.append(
             [claim, found["verdict"], _escape(found["headline"]), seeds, budget(known), flags, f"{page}, {size}"]
@@ -65,9 +67,10 @@ def _rows(recipe: Recipe, home: Path) -> list[list[str]]:
     return rows or [[claim, NOT_MEASURED, "", "", "", "", page]]
 
 
-def _flags(summary: dict[str, Any]) -> str:
+def _flags(recipe: Recipe, size: str, summary: dict[str, Any]) -> str:
     """Of the evidence; where there is none, as of fits, what the summary itself says."""
-    return ", ".join(summary["evidence"].get("flags", ()) or map(short, summary["reasons"]))
+    flags = [*(summary["evidence"].get("flags", ()) or map(short, summary["reasons"]))]
+    return ", ".join(flags + [SEEN_BEFORE] * bool(recipe.known(size)))
 
 
 def results(recipe: Recipe, home: Path = HOME) -> dict[str, dict[str, Any]]:
@@ -116,7 +119,7 @@ def _tokens(result: dict[str, Any]) -> float:
 
 def _finding(recipe: Recipe, size: str, result: dict[str, Any]) -> str:
     found, known = result["summary"], result["summary"]["evidence"]
-    told = "; ".join(part for part in (budget(known), _flags(found)) if part)
+    told = "; ".join(part for part in (budget(known), _flags(recipe, size, found)) if part)
     page = f"[{recipe.name}](experiments/pages/{recipe.name}.md)"
     return f"- {recipe.header['claim']} **{found['verdict']}**, {size}: {found['headline']} ({told}; {page})."
 
@@ -153,11 +156,17 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any], by: str
         found["reasons"]
     )
     if known:
-        told = [f"{known['runs']} runs with {known['seeds']} fresh seeds", budget(known), ", ".join(known["flags"])]
+        told = [
+            f"{known['runs']} runs with {known['seeds']} seeds on which no rate was chosen",
+            budget(known),
+            ", ".join(known["flags"]),
+        ]
         if known["ngram"]:
             orders = ", ".join(f"{order}-gram {loss:.3f}" for order, loss in known["ngram"].items())
             told.append(f"n-gram tables of the same text: {orders} nats per token")
         parts.append("; ".join(part for part in told if part) + ".")
+    if before := recipe.known(size):
+        parts.append(f"Known when the claim was made: {before}.")
     if plot.exists():
         parts.append(f"![{recipe.name}](../{plot.relative_to(home).as_posix()})")
     parts += [found["measured"][:1].upper() + found["measured"][1:] + "."] if found["measured"] else []

@@ -19,6 +19,7 @@ from nagjax.errors import UserError
 
 HOME = Path(__file__).parents[1]
 FIELDS = ("claim", "source", "expected", "hardware", "time", "command")
+KNOWN = "known"  # may follow: sizes, and what of their runs was known when the claim was made
 REQUIRED_SIZES = ("smoke", "cpu")
 
 
@@ -32,6 +33,11 @@ class Recipe:
     plan: Callable[[Any], Sequence[Job]]
     summarise: Callable[[Any, Sequence[Record]], Summary]
     draw: Callable[[Any, Sequence[Record]], Figure]
+
+    def known(self, size: str) -> str:
+        """What of this size's runs was known when the claim was made; "" for nothing."""
+        sizes, _, told = self.header.get(KNOWN, "").partition(": ")
+        return told if size in sizes.split(", ") else ""
 
     def settings(self, size: str) -> Any:
         """Raises UserError for a size the recipe does not have."""
@@ -81,7 +87,7 @@ def read_header(docstring: str) -> dict[str, str]:
     """The fields `Name: text` of a docstring; a text ends at the next field or an empty line."""
     found = {}
     for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
-        parts = re.split(rf"^({'|'.join(FIELDS)}):", block, flags=re.MULTILINE | re.IGNORECASE)
+        parts = re.split(rf"^({'|'.join((*FIELDS, KNOWN))}):", block, flags=re.MULTILINE | re.IGNORECASE)
         for field, text in zip(parts[1::2], parts[2::2], strict=True):
             found[field.lower()] = " ".join(text.split())
     return found

@@ -35,9 +35,10 @@ _SCHEMES = {
     "rezero": ("#cc79a7", "v"),
     "rezero_prenorm": ("#332288", "P"),
     "highway": ("#56b4e9", "X"),
+    "nag_harmonic": ("#e69f00", "d"),
 }
 _COLORS = (
-    *("#e69f00", "#882255", "#999933", "#aa4499", "#117733", "#6699cc", "#661100"),
+    *("#cc6677", "#882255", "#999933", "#aa4499", "#117733", "#6699cc", "#661100"),
     *("#44aa99", "#b8860b", "#7b68ee", "#a0522d"),
 )
 _MARKERS = ("p", "<", ">", "h", "*", "d", "8", "v", "X")
@@ -46,7 +47,7 @@ _NAMED = (  # each its own pair of these; any other name has a pair by its lette
     *("keel", "layer_norm", "layer_scale", "mhc", "mix_ln", "ngpt", "oru", "parallel", "peri_ln", "post_ln", "prores"),
     *("reordered", "sandwich", "skip_init", "review_convex", "pre_ln", "scaled_start"),
     *("lns_scaled_start", "lns_on_branch", "lns_on_mlp", "lns_on_attention", "lns_before_norm", "lns_on_residual"),
-    *("post_layer_norm", "nag_harmonic"),
+    "post_layer_norm",
 )
 _SCRIPTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Micro Hei", "Hiragino Sans"),

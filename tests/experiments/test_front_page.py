@@ -141,15 +141,64 @@ def test_the_measured_numbers_are_in_the_result_files_of_the_pages_that_are_link
     bullets = measured_in(name).split("\n- ")[1:]
     assert bullets
     for bullet in bullets:
-        named = re.findall(r"pages/(\w+)\.md", bullet)
-        known = set()
-        for path in (HOME / "results").glob("*.json"):
-            if path.name.split(".")[0] in named:
-                summary = json.loads(path.read_text())["summary"]
-                known |= numbers(summary) | numbers(budget(summary["evidence"]))
-        for told in NUMBER.findall(bullet):
-            digits = len(told.split(".")[1])
-            assert any(abs(abs(float(told)) - one) <= 0.5001 * 10**-digits for one in known), (told, named)
+        assert_measured(bullet)
+
+
+def assert_measured(text: str) -> None:
+    """Every number of a text, as rounded there, is in a result file of a page that it links."""
+    named = re.findall(r"pages/(\w+)\.md", text)
+    known = set()
+    for path in (HOME / "results").glob("*.json"):
+        if path.name.split(".")[0] in named:
+            summary = json.loads(path.read_text())["summary"]
+            known |= numbers(summary) | numbers(budget(summary["evidence"]))
+    for told in NUMBER.findall(text):
+        digits = len(told.split(".")[1])
+        assert any(abs(abs(float(told)) - one) <= 0.5001 * 10**-digits for one in known), (told, named)
+
+
+def test_what_the_main_readme_says_of_skipping_is_in_the_result_files():
+    (told,) = re.findall(r"After 5\.1M tokens .*?Other schemes", section("Let tokens skip"), re.DOTALL)
+    assert len(NUMBER.findall(told)) > 10
+    assert_measured(told)
+
+
+def comparison(name: str) -> dict[tuple[str, str], dict]:
+    """The rows of a result's table by shape and arm."""
+    table = json.loads((HOME / "results" / f"{name}.json").read_text())["summary"]["table"]
+    return {(row["shape"], row["arm"]): row for row in table}
+
+
+def told_table() -> dict[str, list[str]]:
+    return {name: cells for line in measured_in("REPORT.md").splitlines() for name, cells in rows(line.strip()).items()}
+
+
+def test_the_reports_table_has_each_number_in_its_place():
+    found = {name: cells for name, cells in told_table().items() if re.match(r"[\d.]+M, \d+$", name)}
+    assert len(found) == 4
+    for name, told in found.items():
+        tokens, depth = name.split(", ")
+        known = comparison("equal_flops.cpu" if tokens == "1M" else "equal_flops.longer")
+        nag, plain, review = (known[f"{depth}x64-{tokens}", arm] for arm in ("nag-1-longer", "plain-longer", "review"))
+        losses = [float(row["loss"].split()[0]) for row in (nag, plain, review)]
+        assert [float(one) for one in told[:3]] == pytest.approx(losses, abs=0.00051)
+        assert told[3:] == [plain["minus nag-1-longer"], review["minus nag-1-longer"]]
+
+
+def test_the_reports_answer_and_threats_have_the_extremes_of_what_is_measured():
+    text = (HOME / "REPORT.md").read_text(encoding="utf-8")
+    names = [f"{name}.{size}" for name in ("equal_flops", "equal_flops_rezero") for size in ("cpu", "longer")]
+    every = [row for name in names for row in comparison(name).values()]
+    gaps = [float(row["minus nag-1-longer"].split()[0]) for row in every if row["minus nag-1-longer"]]
+    assert f"by {min(gaps):.2f} to {max(gaps):.2f} nats" in text
+    decided = [*names, "sixty_four_blocks.longer", "depth_scaling.longer", "experts.cpu"]
+    errors = [float(row["grid error"]) for name in decided for row in comparison(name).values()]
+    assert f"may be\n{max(errors):.3f} nats above" in text
+    deep = {row["arm"]: row["small updates"] for row in every if row["shape"] == "64x64-2.1M"}
+    assert f"{float(deep['nag-1-longer']):.0f} of NAG's 128 sublayers" in text
+    assert f"{float(deep['plain-longer']):.0f} of plain's" in text and deep["plain-longer"] == deep["review"]
+    shallow = [float(row["small updates"]) for row in every if row["shape"][:2] == "16" and "nag" in row["arm"]]
+    assert max(shallow) < 1 and "at 16 blocks at most one of 32" in text
 
 
 def test_the_report_tells_all_that_is_decided_on_two_pages():
@@ -158,4 +207,4 @@ def test_the_report_tells_all_that_is_decided_on_two_pages():
     number = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")[len(decided)]
     assert f"**{number.capitalize()} results are decided.**" in measured_in("REPORT.md")
     assert set(decided) <= set(re.findall(r"pages/(\w+)\.md", measured_in("REPORT.md")))
-    assert len((HOME / "REPORT.md").read_text(encoding="utf-8").split()) < 1400
+    assert len((HOME / "REPORT.md").read_text(encoding="utf-8").split()) < 1500
