@@ -27,7 +27,8 @@ class KeysValues(NamedTuple):
 
 
 class KVCache(NamedTuple):
-    """Keys and values by position. Positions that are not filled yet are masked, whatever they hold."""
+    """Keys and values by position: each row is one document, from its first token on. What lies behind a query is
+    masked, whatever it holds."""
 
     keys: Float[Array, "L B K S Dh"]
     values: Float[Array, "L B K S Dh"]
@@ -41,7 +42,8 @@ class KVCache(NamedTuple):
 
     def write(self, layer: Int[Array, ""], fresh: KeysValues, where: Where) -> "KVCache":
         rows = jnp.arange(where.positions.shape[0])[:, None]
-        put = lambda old, new: old.at[layer, rows, :, where.positions].set(new)  # noqa: E731
+        slots = jnp.where(where.segments > 0, where.positions, self.keys.shape[3])  # padding has none
+        put = lambda old, new: old.at[layer, rows, :, slots].set(new, mode="drop")  # noqa: E731
         return KVCache(*jax.tree.map(put, tuple(self), tuple(fresh)))
 
 

@@ -135,6 +135,8 @@ class CompressedAttention(Attention):
         end = jnp.maximum(jnp.sum(where.segments > 0, axis=1), 1) - 1
         rows = jnp.concatenate([pq, pk, cq, ck, late], axis=-1)
         newest = jnp.take_along_axis(rows, end[:, None, None], axis=1)[:, 0]
+        if last is not None:  # a row of padding waits
+            newest = jnp.where(jnp.any(where.segments > 0, axis=1)[:, None], newest, last.astype(newest.dtype))
         return Vectors(q, KeysValues(k, self._split(v)), newest)
 
     def queries_keys(

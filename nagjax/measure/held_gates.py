@@ -23,31 +23,32 @@ def holds(model: Transformer) -> bool:
 
 
 def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float = 1.0) -> Float[Array, "S G"]:
-    """Mean gate of each sublayer over the counted tokens of all batches: G is the width, or 1 for NAG's modulator.
+    """Mean gate of each sublayer over the counted tokens that it ran for, of all batches; 0 where it ran for none. G is
+    the width, or 1 for NAG's modulator.
 
     Raises UserError where no token counts."""
     graph, params = nnx.split(model)
 
     @jax.jit
     def sums(params, batch: Batch):
-        counted = batch.counted.astype(jnp.float32)
-
         def intervene(model: Transformer, stream, call: BlockCall):
-            first, second = model.sublayers(stream, *call)
+            both = model.sublayers(stream, *call)
+            counted = [(batch.counted & own.ran).astype(jnp.float32) for own in both]
             found = [
-                jnp.einsum("btg,bt->g", own.gate.astype(jnp.float32), counted, precision="highest")
-                for own in (first, second)
+                jnp.einsum("btg,bt->g", own.gate.astype(jnp.float32), weights, precision="highest")
+                for own, weights in zip(both, counted, strict=True)
             ]
-            return second.stream, jnp.stack(found)
+            return both[1].stream, (jnp.stack(found), jnp.stack([jnp.sum(weights) for weights in counted]))
 
         output = nnx.merge(graph, params)(batch.tokens, batch.where, intervene=intervene, progress=progress)
-        return output.seen.reshape(-1, output.seen.shape[-1]), jnp.sum(counted)
+        gates, counts = output.seen
+        return gates.reshape(-1, gates.shape[-1]), counts.reshape(-1, 1)
 
     found = [sums(params, batch) for batch in batches]
-    count = sum(count for _, count in found)
-    if not count:
+    counts = sum(count for _, count in found)
+    if not jnp.any(counts):
         raise UserError("batches", len(batches), "no token of this text counts, to take gates' means of: give more")
-    return sum(own for own, _ in found) / count
+    return sum(own for own, _ in found) / jnp.maximum(counts, 1.0)
 
 
 def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:

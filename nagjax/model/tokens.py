@@ -49,17 +49,26 @@ def checked(
     return jnp.asarray(tokens), where
 
 
-def check_slots(where: Where, cache: tuple | None) -> None:
-    """Raises UserError for a token whose position has no slot in the cache, which would not hold it; not where either
-    is traced. Selected tokens stand in their slots by order, whatever their positions."""
-    kinds = KVCache, CompressedCache
-    slots = {own.keys.shape[3] for group in cache or () for own in group if isinstance(own, kinds)}
-    if not slots or not _ends(where.segments) or not _ends(where.positions):
+def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
+    """What a cache cannot hold. Raises UserError for a second document in a row; for a position without a slot, but
+    where only selected tokens have slots, by order; and, in the pass that begins the cache, for a row that does not
+    begin at position 0: queries would see the slots before it. Not where positions or documents are traced."""
+    if cache is None or not _ends(where.segments) or not _ends(where.positions):
         return
-    for position in _ends(np.where(np.asarray(where.segments) > 0, np.asarray(where.positions), 0)):
-        if not 0 <= position < min(slots):
-            fix = f"the cache holds the positions 0 to {min(slots) - 1}: begin one with a place for each token"
+    if (last := _ends(where.segments)[1]) > 1:
+        fix = "a row of a cache is one document: give 1 for its tokens, 0 for padding"
+        raise UserError("where.segments", last, fix)
+    real, positions = np.asarray(where.segments) > 0, np.asarray(where.positions)
+    by_position = [own for group in cache for own in group if isinstance(own, KVCache | CompressedCache)]
+    slots = min((n for own in by_position if (n := own.keys.shape[3])), default=0)
+    for position in _ends(positions[real]) if slots else ():
+        if not 0 <= position < slots:
+            fix = f"the cache holds the positions 0 to {slots - 1}: begin one with a place for each token"
             raise UserError("where.positions", position, fix)
+    first = np.min(positions, axis=1, where=real, initial=np.iinfo(positions.dtype).max)
+    for position in first[np.any(real, axis=1)] if begins else ():
+        if position > 0:
+            raise UserError("where.positions", int(position), "a row of a cache begins at position 0")
 
 
 def _check_types(types: Any, shape: tuple[int, ...], config: ModelConfig) -> None:

@@ -280,13 +280,14 @@ class Transformer(nnx.Module):
 
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
         known), or more than the learned positions or the cache; for types, or learned positions in `where`, that the
-        model does not have, for positions that the cache has no slot for, and for other shapes than the tokens'; for a
+        model does not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends
+        where its slots do), and for other shapes than the tokens'; for a
         `progress` outside of [0, 1]; and if `causal` needs cuts and there are none, or another number of them.
         """
         places = cache if isinstance(cache, int) else None
         tokens, where = checked(tokens, self.config, where, types, places)
         cache = self.empty_cache(len(tokens), cache) if isinstance(cache, int) else cache
-        check_slots(where, cache)
+        check_slots(where, cache, begins=places is not None)
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:
@@ -314,7 +315,6 @@ class Transformer(nnx.Module):
         experts = jax.tree.map(lambda note: jnp.sum(note, axis=1), experts)
         with jax.named_scope("head"):
             hidden, log_scale = self.close(stream)
-            hidden = hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype)
         cache = tuple(written) if cache else None
         return Output(hidden, log_scale, cache, by_sublayer or None, routing, paths or None, seen, experts or None)
 
@@ -352,7 +352,8 @@ class Transformer(nnx.Module):
     def close(self, stream: Stream) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
         """What the head's table reads, and the logarithm of the factor on its logits."""
         hidden, log_scale = self.scheme.close(stream, self.ends)
-        return hidden if self.transform is None else self.transform(hidden), log_scale
+        hidden = hidden if self.transform is None else self.transform(hidden)
+        return hidden if self.config.residual_dtype == "auto" else hidden.astype(self.config.compute_dtype), log_scale
 
     def head_rows(self) -> Float[Array, "V D"] | Quantized:
         """The unembedding table as the scheme's head uses it; a quantised one was made so before."""
@@ -367,7 +368,8 @@ class Transformer(nnx.Module):
 
     def empty_cache(self, batch: int, tokens: int) -> tuple:
         """A cache for each group and block of its pattern: keys and values [repeats, B, K, tokens, Dh] in the
-        computation's dtype. If attention sees only selected tokens, it has room for as many as run in training.
+        computation's dtype. If attention sees only selected tokens, it has room for as many as run in training; blocks
+        without attention have none.
 
         Raises UserError for a model that is not causal."""
         self.config.check_causal("a cache of keys and values")
@@ -375,10 +377,11 @@ class Transformer(nnx.Module):
 
         def one(group: Group, rate: float) -> KVCache | SelectedCache | CompressedCache:
             own = config.kv_heads or 0, config.head_width, dtype
+            places = tokens if rate < 1.0 else 0
             if config.block.cca:
-                return CompressedCache.empty(group.repeats, batch, tokens, config.heads or 0, *own)
+                return CompressedCache.empty(group.repeats, batch, places, config.heads or 0, *own)
             routed = config.mod.kv == "selected" and rate > 0.0
-            kind, slots = (SelectedCache, min(self.mod.room(rate), tokens)) if routed else (KVCache, tokens)
+            kind, slots = (SelectedCache, min(self.mod.room(rate), tokens)) if routed else (KVCache, places)
             return kind.empty(group.repeats, batch, slots, *own)
 
         return tuple(tuple(one(group, rates[0]) for rates in group.rates) for group in self.groups)

@@ -7,6 +7,8 @@ import pytest
 from nagjax.errors import UserError
 from nagjax.generate.sample import generate
 from nagjax.layers.config import BlockConfig, MoEConfig, OtherBlocks, RopeConfig
+from nagjax.layers.where import Where
+from nagjax.mod import ModConfig
 from nagjax.residual.registry import schemes
 from nagjax.residual.schemes.nag import NAG
 from nagjax.residual.schemes.plain import Plain
@@ -71,6 +73,56 @@ def test_a_pass_that_begins_a_cache_is_the_model_s_own_and_multiplies_no_free_sl
 def test_a_cache_of_fewer_places_than_tokens_is_refused():
     with pytest.raises(UserError, match="cache = 12: .* at least 13"):
         make_model(Plain())(np.asarray(ROWS), cache=12)
+
+
+def told(*rows: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(rows, np.int32)
+
+
+@pytest.mark.parametrize("change", [BEGUN["dense"], BEGUN["compressed"]], ids=["dense", "compressed"])
+def test_padding_takes_no_slot_and_a_row_of_padding_waits(change):
+    """Rows of text have their padding at position 0, where their first token is."""
+    model, rows = make_model(Plain(), **change), np.asarray(ROWS)[:2, :7]
+    full = full_logits(model, rows.tolist())
+    real = told((1, 1, 1, 1, 1), (1, 1, 1, 0, 0))
+    read = model(rows[:, :5], Where(real, real * told((0, 1, 2, 3, 4))), cache=12)
+    waits = model(rows[:, 5:6], Where(told((1,), (0,)), told((5,), (0,))), cache=read.cache)
+    last = model(told((rows[0, 6],), (rows[1, 3],)), Where(told((1,), (1,)), told((6,), (3,))), cache=waits.cache)
+    assert_close(model.logits(waits)[0, 0], full[0][5], **tiny.FORWARD)
+    assert_close(model.logits(last)[:, 0], [full[0][6], full[1][3]], **tiny.FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("segments", "positions", "message"),
+    [
+        ((2, 2, 2), (0, 1, 2), "where.segments = 2: a row of a cache is one document"),
+        ((1, 1, 2), (0, 1, 0), "where.segments = 2: a row of a cache is one document"),
+        ((1, 1, 1), (3, 4, 5), "where.positions = 3: a row of a cache begins at position 0"),
+        ((1, 1, 1), (0, 1, 8), "where.positions = 8: the cache holds the positions 0 to 7"),
+        ((0, 0, 0), (9, 9, 9), ""),
+        ((0, 1, 1), (0, 0, 1), ""),
+    ],
+)
+def test_what_a_cache_cannot_hold_is_refused(segments, positions, message):
+    model, where = make_model(Plain()), Where(told(segments), told(positions))
+    run = lambda: jax.eval_shape(lambda: model(np.asarray(ROWS)[:1, :3], where, cache=8).hidden)  # noqa: E731
+    if not message:
+        assert run().shape == (1, 3, 32)
+        return
+    with pytest.raises(UserError, match=message):
+        run()
+
+
+@pytest.mark.parametrize("kv", ["all", "selected"])
+@pytest.mark.parametrize("change", [{}, {"block": BlockConfig(cca=True)}], ids=["plain", "compressed"])
+def test_blocks_without_attention_have_no_slots(kv, change):
+    if change and kv == "selected":
+        pytest.skip("refused")
+    model = make_model(Plain(), mod=ModConfig(attention_rate=(1.0, 0.0), kv=kv), **change)
+    (first,), (second,) = model.empty_cache(3, 40)
+    assert first.keys.size == first.values.size == 0 and second.keys.shape[3] == 40
+    written = stepwise_logits(model, ROWS)
+    assert_close(written, [model.logits(model(np.asarray(ROWS)))[i] for i in range(3)], **tiny.FORWARD)
 
 
 def begun(model, rows, slots: int):

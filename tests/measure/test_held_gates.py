@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nagjax.layers.config import MoEConfig
 from nagjax.measure.held_gates import gate_means, held, held_losses, holds
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
@@ -52,6 +53,15 @@ def test_held_gates_are_the_mean_whatever_the_token(name):
     fixed = np.asarray(gates(held(model, jnp.asarray(means)), packed_batch(7)))
     assert_close(fixed, np.broadcast_to(means[:, None, None], fixed.shape), **tiny.FORWARD)
     jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
+
+
+def test_tokens_whose_experts_all_did_nothing_met_no_gate():
+    """A new Review model's gates are one half, whatever they read."""
+    experts = MoEConfig(experts=2, active=1, weights="score", skips=2)
+    plan = blueprint(run_config(find_scheme("review")(), moe=experts))
+    model = plan.model(fresh(plan).params)
+    assert np.any(np.asarray(gates(model, BATCHES[0])) == 0)
+    assert_close(gate_means(model, BATCHES), np.float32(0.5), **tiny.FORWARD)
 
 
 def test_losses_by_batch_with_and_without_channels_of_their_own():

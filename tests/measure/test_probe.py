@@ -54,6 +54,12 @@ def test_of_no_token_there_is_no_mean():
         probe(model, batch._replace(weights=np.zeros_like(batch.weights)))
 
 
+def test_the_last_depth_is_the_model_s_own_prediction_where_only_the_residual_is_float32():
+    plan = blueprint(run_config(find_scheme("reordered")(), dtype="bfloat16", residual_dtype="float32"))
+    seen = probe(plan.model(moved(fresh(plan).params)), packed_batch(), sample=SOME)
+    assert seen.lens["divergence"][-1] == 0 and seen.lens["divergence"][0] > 1e-4
+
+
 @pytest.mark.parametrize("name", one_per_layout())
 def test_any_stream_is_read_at_every_depth_as_the_head_reads_it(name):
     model, seen = looked_at(name)
