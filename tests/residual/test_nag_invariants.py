@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nagjax.measure.angles import angle
 from nagjax.model.config import ModelConfig
 from nagjax.model.transformer import Transformer
 from nagjax.residual.registry import find_scheme
@@ -64,6 +65,40 @@ def test_the_written_update_is_orthogonal_and_grows_the_norm_as_predicted(along)
     cosine = np.mean(written * old, -1) / rms(written)
     assert np.abs(cosine).max() < 1e-5 * (1 + along / 10)
     assert np.abs(np.mean(written, -1)).max() < 1e-5
+
+
+@pytest.mark.parametrize("sublayers", [16, 256])
+def test_whatever_is_written_a_start_at_1_over_l_bounds_turn_and_growth_at_any_depth(sublayers):
+    """As `nag_harmonic` says, with the bounds of 1/sqrt(l) beside it, which the same updates pass."""
+    bounds = {
+        "nag_harmonic": (1 + np.log(sublayers), np.sqrt(np.sinh(np.pi) / np.pi)),
+        "nag": (2 * np.sqrt(sublayers), np.sqrt(sublayers + 1.0)),
+    }
+    found = {}
+    for name, (most_turned, most_grown) in bounds.items():
+        stack = wide_open(build(find_scheme(name)(), width=WIDTH, sublayers=sublayers, moved=0.0))
+        seen = streams(stack, normal(0, 1, 4, WIDTH), 1e4 * normal(1, sublayers, 1, 4, WIDTH))
+        directions = jnp.stack([stream.direction for stream in seen])
+        turned = np.sum(angle(directions[:-1], directions[1:]), axis=0)
+        grown = np.exp(np.asarray(seen[-1].log_norm) - np.asarray(seen[0].log_norm))
+        assert np.all(turned <= most_turned) and np.all(grown <= most_grown * (1 + 1e-3))
+        assert np.all(turned > 0.7 * most_turned) and np.all(grown > 0.95 * most_grown)  # bounds that tell
+        found[name] = turned, grown
+    assert np.all(found["nag"][0] > bounds["nag_harmonic"][0]) and np.all(found["nag"][1] > bounds["nag_harmonic"][1])
+
+
+def test_the_gates_of_pre_norm_rezero_bound_its_residual():
+    stack, sublayers = build(find_scheme("rezero_prenorm")(), width=WIDTH, sublayers=8), 8
+    start, updates = normal(0, 1, 4, WIDTH), normal(1, sublayers, 1, 4, WIDTH)
+    gates = np.array([float(gate.value[...]) for gate in stack.gates])
+    sizes = lambda x: np.linalg.norm(np.asarray(x, np.float64), axis=-1)  # noqa: E731
+    bound = sizes(start) + np.abs(gates) @ sizes(updates).reshape(sublayers, -1)
+    assert np.all(sizes(streams(stack, start, updates)[-1].hidden) <= bound)
+    along = np.sign(gates)[:, None, None, None] * start
+    met = sizes(start) * (1 + np.sum(np.abs(gates)))
+    assert_close(sizes(streams(stack, start, along)[-1].hidden), met, terms=1, chain=4 * sublayers, scale=20.0)
+    shut = build(find_scheme("rezero_prenorm")(), width=WIDTH, sublayers=sublayers, moved=0.0)
+    np.testing.assert_array_equal(streams(shut, start, 1e4 * updates)[-1].hidden, start)
 
 
 def test_total_growth_at_the_start_values_is_the_root_of_the_sublayers():

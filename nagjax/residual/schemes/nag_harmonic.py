@@ -12,12 +12,16 @@ from nagjax.residual.schemes.nag import NAG
 class NAGHarmonic(NAG):
     """NAG with `alpha_l = 1/l` at the start, for 1/sqrt(l) in its source, Figliolia & Millidge 2026, arXiv:2606.16112.
 
-    The step sizes of L sublayers then add up to about log(L) before training, and not to 2 sqrt(L). This project's
-    choice: at the training FLOPs that Review takes for 1M and 2.1M tokens it is ahead of plain, Review and pre-norm
-    ReZero, at 16 and 64 blocks x 64 (experiments/pages/equal_flops.md, equal_flops_rezero.md); more blocks were not
-    compared. At equal tokens it gains nothing over 1/sqrt(l) at 16 blocks (experiments/pages/nag_start.md), and 0.03
-    nats at 64, where it is level with Review or ahead (experiments/pages/sixty_four_blocks.md). The default learning
-    rate is within a factor of 1.6 of the best ones found at 16, 32 and 64 blocks x 64, on one seed.
+    A sublayer turns the residual by at most arctan alpha_l and lengthens it by at most sqrt(1 + alpha_l^2). So before
+    training S sublayers, whatever they write, turn it by at most 1 + ln S radians and lengthen it by less than
+    sqrt(sinh(pi)/pi) = 1.92 at any depth, where with 1/sqrt(l) it is 2 sqrt(S) and sqrt(S + 1).
+
+    This project's choice: at the training FLOPs that Review takes for 1M and 2.1M tokens it is ahead of plain, Review
+    and pre-norm ReZero, at 16 and 64 blocks x 64 (experiments/pages/equal_flops.md, equal_flops_rezero.md); more blocks
+    were not compared, and at 64 most of its sublayers end with small updates, more than of plain's. At equal tokens it
+    gains nothing over 1/sqrt(l) at 16 blocks (experiments/pages/nag_start.md), and 0.03 nats at 64, where it is level
+    with Review or ahead (experiments/pages/sixty_four_blocks.md). The default learning rate is within a factor of 1.6
+    of the best ones found at 16, 32 and 64 blocks x 64, on one seed.
     """
 
     name: ClassVar[str] = "nag_harmonic"

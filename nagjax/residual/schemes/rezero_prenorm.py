@@ -22,8 +22,8 @@ class ReZeroPreNorm(PreNorm):
     arXiv:2002.04745; the head without a norm is this project's.
 
     The norm has no gain, since the matrices after it could absorb it. The numbers learn at the matrices' rate, without
-    weight decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, and a branch with a normalised input is bounded by its matrices,
-    so the gates limit how much the residual can grow.
+    weight decay. `|h| <= |h_0| + sum_l |a_l| |f_l|`, with equality for updates along h_0, and a branch with a
+    normalised input is bounded by its matrices, so the gates limit how much the residual can grow.
     """
 
     name: ClassVar[str] = "rezero_prenorm"
