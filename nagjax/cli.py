@@ -94,6 +94,9 @@ def call(words: str, function: Callable, args: list[str]) -> None:
     if runs:
         if args and is_config_file(args[0]):
             file, written, args = Path(args[0]).stem, read_config_file(args[0]), args[1:]
+        elif args and not args[0].startswith("-") and not any(option.positional for option in options):
+            fix = f"is no file of options, NAME.yaml; a run in {args[0]} goes on with its options and --out {args[0]}"
+            raise UserError("config", args[0], fix)
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
         options += [option for option in shared if option.name not in mine]
     if wanted := {"-h", "--help", "--help-all"} & {*args}:

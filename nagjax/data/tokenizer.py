@@ -249,7 +249,10 @@ def load_tokenizer(spec: str) -> Tokenizer:
         text = read_bytes(path.resolve(), largest=LARGEST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError("tokenizer", spec, f"cannot be read: {error}") from None
-    return JsonTokenizer(text, name=path.stem)
+    try:
+        return JsonTokenizer(text, name=path.stem)
+    except UserError as error:
+        raise UserError("tokenizer", spec, error.fix) from None
 
 
 def _whole_texts(text: str) -> "tokenizers.Tokenizer":

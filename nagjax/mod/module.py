@@ -16,7 +16,7 @@ from nagjax.mod.config import ModConfig, Rate, kept
 from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, shapes_of
-from nagjax.ranges import check_value
+from nagjax.ranges import Natural, check_value
 from nagjax.residual.module import OpenStream, Residual, say
 from nagjax.residual.protocol import Boundary
 
@@ -45,6 +45,8 @@ class Routed(NamedTuple):
         Without it the decay is constant, and with 0.99 a training of a few hundred steps does not forget its first
         cuts: those of NAG, whose angles start at 0, let too many tokens in.
         """
+        if step is not None and not isinstance(step, jax.core.Tracer):
+            check_value("step", np.asarray(step).item(), Natural, "it counts training steps from 0")
         mean, rows = mean_cut(self.cut)
         if cuts is None:
             return mean

@@ -151,4 +151,6 @@ def check_corpus(folder: Path, corpus: Dataset) -> None:
 
 
 def _changed(old: dict, new: dict) -> str:
-    return ", ".join(f"{name} was {was!r} and is now {now!r}" for name, (was, now) in differences(old, new).items())
+    told = lambda value: "not given" if value is None else repr(value)  # noqa: E731
+    found = differences(old, new).items()
+    return ", ".join(f"{name} was {told(was)} and is now {told(now)}" for name, (was, now) in found)

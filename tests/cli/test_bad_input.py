@@ -106,10 +106,15 @@ def test_checkpoint_of_another_config(capsys, run, corpus):
         capsys,
         ["train", *args],
         "model.width was 16 and is now 32",
-        "optimizer.lr was None and is now 0.1",
+        "optimizer.lr was not given and is now 0.1",
         "--fresh",
     )
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("word", ["runs/mine", "text.txt"])
+def test_a_word_in_the_place_of_a_file_of_options(capsys, word):
+    fails(capsys, ["train", word, "--depth", "1"], f"config = '{word}'", "NAME.yaml", f"--out {word}")
 
 
 def test_a_rejected_command_does_not_block_the_corrected_one(capsys, corpus, tmp_path):

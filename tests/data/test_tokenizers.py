@@ -148,6 +148,9 @@ def test_bad_tokenizers(bpe, tmp_path, jsonl):
         load_tokenizer("gpt9")
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{}")
+    (tmp_path / "text.txt").write_text("no tokenizer")
+    with pytest.raises(UserError, match="tokenizer = '.*/text.txt': not a tokenizer.json"):
+        load_tokenizer(str(tmp_path / "text.txt"))
     with pytest.raises(UserError, match="not a tokenizer.json"):
         load_tokenizer(str(broken))
     spec = open(bpe, encoding="utf-8").read().replace("<|endoftext|>", "<|unheard|>")

@@ -111,6 +111,8 @@ def test_cuts_are_averaged_over_the_sequences_that_have_one():
     moved = third.averaged_cuts(cuts, 0.75)
     np.testing.assert_allclose(moved, 0.75 * cuts + 0.25 * third.cut.mean(-1), rtol=1e-6)
     np.testing.assert_array_equal(first.averaged_cuts(moved), moved)
+    with pytest.raises(UserError, match="step = -1: .*from 0"):
+        third.averaged_cuts(cuts, step=-1)
     one = jax.tree.map(lambda leaf: leaf[0], third)  # of `advance`
     np.testing.assert_allclose(one.averaged_cuts(cuts[0], 0.75), moved[0])
 

@@ -50,3 +50,13 @@ def test_stacked_branches_that_read_more_run_in_a_scan_of_ones_own():
 
     stream = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(own.open(x, 1.0), (own.slots(), branches))
     np.testing.assert_allclose(own.close(stream), own(x, branches, progress=1.0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_residual_itself_is_its_direction_times_its_length():
+    """As docs/own_models.md has it."""
+    own, x = residual("plain"), jax.random.normal(jax.random.key(0), (2, 3, WIDTH))
+    stream = own.open(x, 1.0)
+    for i in (1, 2):
+        stream = own.advance(stream, 2.0 * x, i)
+    direction, log_rms = own.scheme.lanes(stream.rows)
+    np.testing.assert_allclose(jnp.exp(log_rms)[..., None] * direction, 5.0 * x, rtol=1e-5, atol=1e-6)

@@ -37,7 +37,7 @@ def finished(run_of, tmp_path_factory):
 
 def test_another_config_is_refused_and_nothing_is_touched(run_of, finished):
     before = contents(finished)
-    with pytest.raises(UserError, match="optimizer.lr was None and is now 0.5") as caught:
+    with pytest.raises(UserError, match="optimizer.lr was not given and is now 0.5") as caught:
         train(run_of(lr=0.5), finished)
     assert caught.value.field == "out" and "--fresh" in str(caught.value)
     with pytest.raises(UserError, match="scheme.name was 'nag' and is now 'plain'.*train.steps was 6 and is now 7"):
