@@ -1,6 +1,7 @@
 """What all recipes share: jobs that resume, sweeps over processes and machines, statistics, result files, the table.
 
 A recipe is one file in `experiments/`: a docstring with the fields of `recipe.FIELDS`, and
+`Known: SIZE, SIZE: what` where some of its runs were known when the claim was made; and
 
 (of a comparison of trained models all but SIZES is `comparison.Comparison`'s; verdicts are by `verdicts` everywhere)
 

@@ -16,7 +16,7 @@ from experiments.harness import command, compiled, jobs, matching
 from experiments.harness import recipe as recipe_files
 from experiments.harness.jobs import Record
 from experiments.harness.pages import NOT_MEASURED, table
-from experiments.harness.recipe import FIELDS, HOME, judged, load, names, read_header
+from experiments.harness.recipe import FIELDS, HOME, KNOWN, judged, load, names, read_header
 from experiments.harness.results import read_result, result_file
 from experiments.harness.sweep import settings_from
 from nagjax.errors import UserError
@@ -29,6 +29,8 @@ def test_header_and_sizes_are_complete(name):
     recipe = load(name)
     assert all(recipe.header[field] for field in FIELDS)
     assert f"experiments.{name}" in recipe.header["command"]
+    known = recipe.header.get(KNOWN, "").partition(": ")[0]
+    assert not known or {*known.split(", ")} <= {*recipe.sizes}
     kinds = {type(settings) for settings in recipe.sizes.values()}
     assert len(kinds) == 1 and dataclasses.is_dataclass(kinds.pop())
 
