@@ -84,6 +84,8 @@ def environment(part: str) -> dict[str, str]:
     if "JAX_COMPILATION_CACHE_DIR" not in own:
         own["JAX_COMPILATION_CACHE_DIR"] = str(Path(tempfile.gettempdir(), "nagjax-device-programs"))
         own.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if (named := own.get("JAX_PLATFORMS")) and "cpu" not in named.split(","):
+        own["JAX_PLATFORMS"] = f"{named},cpu"  # which says what the values should be
     if "CUDA_ROOT" not in own and (root := compilers_root()):
         own["CUDA_ROOT"] = root
     if part == "kernels":

@@ -188,6 +188,8 @@ def _part(name: str, path: Path, rows: list[dict]) -> str:
     said = f"{where['device']}{with_packages}, commit {where['commit']}, {of_days}."
     failed = sum("error" in row for row in rows)
     said += f" {failed} of {len(rows)} cases failed; {path.name} has their errors." if failed else ""
+    by_xla = sum(row.get("result", {}).get("attention") == "xla" for row in rows)
+    said += f" {by_xla} were measured with XLA's attention: that of auto failed." if by_xla else ""
     return said if failed == len(rows) else f"{said}\n\n{TABLES[name](rows)}"
 
 

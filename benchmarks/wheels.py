@@ -17,8 +17,9 @@ sys.path.insert(0, str(ROOT))
 
 from pallas_kernels.origin import commit, sources  # noqa: E402
 
-# What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold.
-PACKAGES = ("grain", "array_record", "portpicker")
+# What nagjax imports and an image with jax, flax, optax, orbax, chex and torch does not hold; then those of these that
+# are Python alone, in the versions that the tests run with: the image has what they need.
+PACKAGES = ("grain", "array_record", "portpicker", "flax", "optax", "orbax-checkpoint", "chex")
 COMMIT = "COMMIT"  # the file beside the wheels with the commit and its sources: a checkout may travel without history
 PLATFORMS = ("_2_39", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 

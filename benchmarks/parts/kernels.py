@@ -20,6 +20,7 @@ from pallas_kernels.timing import ROTATE_BYTES, copy_bandwidth, seconds, size
 WIDTHS = (1024, 640, 4096), (2048, 8192)  # those of the second tuple behind all ops at 1024
 ROWS = 16384
 REPEATS = 10
+PEERS_SECONDS = 120.0  # that its case may take: torch compiles for longer than others
 FIRST = ("nag_update_modulated", "nag_update", "add_rms_norm", "review_update")
 IN_PLACE = ("put_rows", "nag_update_rows")
 _references: dict[tuple[str, tuple[int, int, str]], dict[str, float]] = {}  # microseconds by pass, of this process
@@ -48,7 +49,8 @@ def _of_width(ops: tuple[str, ...], shape: tuple[int, int, str]) -> Iterator[Cas
             if name in IN_PLACE:
                 yield Case(case | {"donated": True}, functools.partial(donated, name, implementation, shape))
     if "add_rms_norm" in ops and jax.devices()[0].platform == "gpu" and importlib.util.find_spec("torch"):
-        yield Case({"op": "add_rms_norm", "peers": True, **named}, functools.partial(peers, shape))
+        name = {"op": "add_rms_norm", "peers": True, **named}
+        yield Case(name, functools.partial(peers, shape), limit=PEERS_SECONDS)
 
 
 def measure(name: str, implementation: str, shape: tuple[int, int, str]) -> dict:

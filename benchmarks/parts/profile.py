@@ -20,4 +20,5 @@ def cases(options: Options) -> Iterator[Case]:
 def measure(size: Size, scheme: str, options: Options) -> dict:
     """Milliseconds per step by part, with rematerialised blocks."""
     blueprint = blueprint_of(size, scheme, remat="none" if options.rehearsal else "block")
-    return trace_steps(blueprint, random_batch(size), options.scratch / "trace" / scheme, 3)
+    found = trace_steps(blueprint, random_batch(size), options.scratch / "trace" / scheme, 3)
+    return found | {"attention": blueprint.config.model.attention}

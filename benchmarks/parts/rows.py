@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,11 @@ PACKAGES = (
     *("flax", "optax", "orbax-checkpoint", "chex", "grain"),
 )
 TRIES = 2  # a case that was begun so often and never finished is passed over
-ENDINGS = 3  # so are all cases of a kernel that has ended the process so often
+ENDINGS = 2  # so are all cases of an op's implementation that has ended the process so often, or has hung once,
+ENDINGS_IN_ALL = 6  # and those of an implementation that has done so with several ops
 AHEAD = 8  # programs that are compiled before they are needed, where a part lets them
 COMPILED_BY_XLA = ("reference", "xla")  # whose shapes have nothing to do with each other
+COMPILED = {"compiled": True}  # in the row of a case: its program was there before anything else came of it
 AGAIN = 4  # exit code of a process that can measure nothing more
 REHEARSAL = "rehearsal"  # the folder in OUT of what a rehearsal writes, which no table shows
 
@@ -33,6 +35,7 @@ class Case(NamedTuple):
     measure: Callable[..., dict[str, Any]]
     resumes: bool = False  # it ends by itself at the deadline, and the next call goes on from there
     compile: Callable[[], Any] | None = None  # what `measure` is given, made ahead by other threads
+    limit: float | None = None  # seconds that it may take, where they are not those of its part
 
 
 class Options(NamedTuple):
@@ -54,8 +57,8 @@ class Unusable(Exception):
 class Rows:
     """Appends to `FOLDER/PART.jsonl`: a line of origin for every start, one line when a case begins, one with what came
     of it. A case that has figures from this kind of device is not measured again, nor one that failed there with these
-    sources and versions; delete the line, or the file, to do so. A case that takes longer than `limit` seconds
-    ends the process, with AGAIN for its exit code."""
+    sources and versions; delete the line, or the file, to do so. A case that takes longer than `limit` seconds, or than
+    its own limit, ends the process, with AGAIN for its exit code; without a `limit` none does."""
 
     def __init__(self, part: str, folder: Path, deadline: float, limit: float | None = None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,12 +68,13 @@ class Rows:
     def run(self, cases: Iterable[Case]) -> int:
         """Measures what is not there yet, until the time is up. Returns how many cases are left. Raises Unusable after
         a case behind which nothing computes any more."""
-        finished, begun, ended, times = self._known()
+        finished, begun, times = self._known()
+        ended, compiling = self._ended()
         left, started = 0, False
         wanted = [case for case in cases if _key(case.name) not in finished]
-        compiled = Compiled(wanted, 0 if ended.total() else AHEAD)  # or nobody knows whose compilation ends the process
+        compiled = Compiled(wanted, 0 if compiling else AHEAD)  # or nobody knows whose compilation ends the process
         for number, case in enumerate(wanted):
-            if error := _hopeless(begun[_key(case.name)], case.name.get("implementation"), ended):
+            if error := _hopeless(begun[_key(case.name)], case.name, ended):
                 self._append({"case": case.name, "error": error})
                 print(f"{self.path.stem}: {line(case.name)}: passed over, {error}", flush=True)
                 continue
@@ -85,7 +89,10 @@ class Rows:
             began = time.monotonic()
             try:
                 with self._limited(case):
-                    outcome = {"result": case.measure(*compiled.of(number))}
+                    given = compiled.of(number)
+                    if case.compile:
+                        self._append({"case": case.name, **COMPILED})
+                    outcome = {"result": case.measure(*given)}
             except Paused:
                 self._append({"case": case.name, "paused": True})
                 left += 1
@@ -100,7 +107,8 @@ class Rows:
                 times[_kind(case.name)] = taken
             gc.collect()  # what an error's traceback keeps on the device
             works = usable()  # also behind figures: gradients may have failed alone
-            self._append({"case": case.name, **outcome, "seconds": taken} | ({} if works else {"ended": True}))
+            end = {} if works else {"ended": True, **_stage(self.path)}
+            self._append({"case": case.name, **outcome, "seconds": taken, **end})
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
             if not works:
                 raise Unusable
@@ -108,11 +116,12 @@ class Rows:
         return left
 
     def _limited(self, case: Case) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.limit is None else alarm(self.limit, self._end, case)
+        limit = case.limit or self.limit
+        return contextlib.nullcontext() if self.limit is None else alarm(limit, self._end, case, limit)
 
-    def _end(self, case: Case) -> None:
-        error = f"took longer than {self.limit:g} s"
-        self._append({"case": case.name, "error": error, "ended": True})
+    def _end(self, case: Case, limit: float) -> None:
+        error = f"took longer than {limit:g} s"
+        self._append({"case": case.name, "error": error, "ended": True, "hung": True, **_stage(self.path)})
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
 
@@ -122,32 +131,45 @@ class Rows:
 
         return origin(PACKAGES) | {"sources": sources()}
 
-    def _known(self) -> tuple[set[str], Counter[str], Counter[str | None], dict[str, float]]:
-        """The cases that are finished, how often each was begun without an end, how often an implementation has ended
-        its process, and the latest time of each kind, the kind measured last at the end. What failed with other
-        sources or versions may work now."""
-        finished, begun, ended, times = set(), Counter[str](), Counter[str | None](), {}
-        where: dict = {}
-        for row in self.lines:
-            where = row.get("origin", where)
-            if "case" not in row or not self._as_now(where, "device"):
-                continue
+    def _known(self) -> tuple[set[str], Counter[str], dict[str, float]]:
+        """The cases that are finished, how often each was begun without an end, and the latest time of each kind, the
+        kind measured last at the end. What failed with other sources or versions may work now."""
+        finished, begun, times = set(), Counter[str](), {}
+        for row, as_now in self._of_this_device(self.lines):
             key, kind = _key(row["case"]), _kind(row["case"])
             if "result" in row:
-                if _whole(row["result"]) or self._as_now(where, "versions", "sources"):
+                if _whole(row["result"]) or as_now:
                     finished.add(key)
                 if "seconds" in row:
                     times.pop(kind, None)
                     times[kind] = row["seconds"]
-            elif self._as_now(where, "versions", "sources"):
-                ended[row["case"].get("implementation")] += "ended" in row
+            elif as_now:
                 if "begun" in row:
                     begun[key] += 1
                 elif "paused" in row:
                     begun[key] = 0
                 elif "error" in row:
                     finished.add(key)
-        return finished, begun, ended, times
+        return finished, begun, times
+
+    def _ended(self) -> tuple[Counter[tuple], bool]:
+        """How often an op's implementation has ended its process, in this part or in another one of the same folder:
+        one that hung counts as all ENDINGS. And whether one of this part did so before it was compiled."""
+        ended, compiling = Counter[tuple](), False
+        for path in sorted(self.path.parent.glob("*.jsonl")):
+            for row, as_now in self._of_this_device(read(path)):
+                if as_now and "ended" in row:
+                    ended[_program(row["case"])] += ENDINGS if "hung" in row else 1
+                    compiling |= path == self.path and not COMPILED.items() <= row.items()
+        return ended, compiling
+
+    def _of_this_device(self, lines: list[dict]) -> Iterator[tuple[dict, bool]]:
+        """The rows of cases, each with whether versions and sources were these."""
+        where: dict = {}
+        for row in lines:
+            where = row.get("origin", where)
+            if "case" in row and self._as_now(where, "device"):
+                yield row, self._as_now(where, "versions", "sources")
 
     def _as_now(self, where: dict, *facts: str) -> bool:
         return all(where.get(fact) == self.origin.get(fact) for fact in facts)
@@ -178,20 +200,30 @@ class Compiled:
 
 def usable() -> bool:
     """Whether the device still computes."""
-    import jax
-
     try:
-        return int(jax.jit(lambda x: x + 1)(1)) == 2
+        return int(_next()(1)) == 2
     except Exception:
         return False
+
+
+@functools.cache  # compiled once in a process, not behind every case
+def _next() -> Callable:
+    import jax
+
+    return jax.jit(lambda x: x + 1)
 
 
 def note_end(path: Path, stopped: bool) -> None:
     """Notes in a part's file that the process which wrote it ended in the middle of a case: `stopped`, and the case
     goes on at the next start, or by itself. One that was killed from outside leaves a case that was begun."""
     last = next(reversed(read(path)), {})
-    if "begun" in last:
-        append(path, {"case": last["case"], "paused" if stopped else "ended": True})
+    if "begun" in last or "compiled" in last:
+        append(path, {"case": last["case"], "paused" if stopped else "ended": True, **_stage(path)})
+
+
+def _stage(path: Path) -> dict[str, bool]:
+    """COMPILED where the case that the file ends with was compiled."""
+    return COMPILED if "compiled" in next(reversed(read(path)), {}) else {}
 
 
 def append(path: Path, row: dict) -> None:
@@ -212,13 +244,23 @@ def _whole(result: dict[str, Any]) -> bool:
     )
 
 
-def _hopeless(begun: int, implementation: str | None, ended: Counter[str | None]) -> str | None:
+def _hopeless(begun: int, name: dict[str, Any], ended: Counter[tuple]) -> str | None:
     """Why a case is passed over: each try costs a start of the process."""
     if begun >= TRIES:
         return f"was begun {TRIES} times and never finished"
-    if implementation not in (None, *COMPILED_BY_XLA) and ended[implementation] >= ENDINGS:
-        return f"{implementation} ended the process {ENDINGS} times"
+    op, implementation = _program(name)
+    if implementation in (None, *COMPILED_BY_XLA):
+        return None
+    if ended[op, implementation] >= ENDINGS:
+        of = f"{implementation} of {op}" if op else implementation
+        return f"{of} hung, or ended the process {ENDINGS} times"
+    if sum(times for (_, by), times in ended.items() if by == implementation) >= ENDINGS_IN_ALL:
+        return f"{implementation} hung or ended the process with several other ops"
     return None
+
+
+def _program(name: dict[str, Any]) -> tuple[str | None, str | None]:
+    return name.get("op"), name.get("implementation")
 
 
 def _key(name: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.parts.attention import working
 from benchmarks.parts.rows import Case, Options, Paused
 from nagjax.data import DataConfig, train_bpe
 from nagjax.data.stdlib import stdlib_documents
@@ -51,6 +52,7 @@ def measure(scheme: str, steps: int, options: Options) -> dict:
             raise Paused from None
     run = load_run(folder)
     return {
+        "attention": config.model.attention,
         "steps": config.train.steps,
         "tokens": config.train.steps * config.train.batch * config.model.context,
         "loss": run.last_eval.loss,
@@ -67,7 +69,7 @@ def _config(scheme: str, steps: int, options: Options) -> RunConfig:
     often = max(steps // 20, min(steps, 50))  # an evaluation takes about as long as two steps
     length = TrainConfig(steps=steps, batch=batch, eval_every=often, eval_batches=8, save_every=steps, keep=1)
     data = DataConfig(tokenizer=str(_tokenizer(options, vocab)))
-    return RunConfig(find_scheme(scheme)(), model, train=length, data=data)
+    return RunConfig(find_scheme(scheme)(), working(model, batch), train=length, data=data)
 
 
 def _tokenizer(options: Options, vocab: int) -> Path:

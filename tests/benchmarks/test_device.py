@@ -69,8 +69,16 @@ def test_what_does_not_fit_into_the_device_is_not_compiled(monkeypatch):
     everything = named()
     monkeypatch.setattr(steps, "device_bytes", lambda: 0.92 * 80e9)
     assert everything - named() == {("1B", "none")}
-    first = [case.name["size"] for case in steps.cases(options)]
-    assert first[: 2 * len(steps.SCHEMES)] == ["350M"] * len(steps.SCHEMES) + ["1B"] * len(steps.SCHEMES)
+
+
+def test_the_eight_steps_for_which_the_time_is_enough_show_what_kernels_do_and_a_larger_size():
+    names = [tuple(case.name.values()) for case in steps.cases(Options(False, None, 0.0))]
+    first = [("350M", scheme, "auto", "block") for scheme in steps.SCHEMES]
+    for case in (("350M", "xla"), ("1B", "auto")):
+        first += [(case[0], scheme, case[1], "block") for scheme in ("plain", "nag")]
+    assert names[:8] == first
+    all_of = [(s, scheme, k, r) for s, r, k, _ in steps.SETTINGS for scheme in steps.SCHEMES]
+    assert len(names) == len(set(names)) and set(names) == set(all_of)
 
 
 def test_the_environment_of_a_part(monkeypatch):
@@ -88,6 +96,11 @@ def test_the_environment_of_a_part(monkeypatch):
     assert environment("profile")["XLA_FLAGS"] == "--xla_a --xla_gpu_enable_command_buffer="
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")  # both are an error
     assert "XLA_CLIENT_MEM_FRACTION" not in environment("steps")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert "JAX_PLATFORMS" not in environment("values")
+    for named, taken in (("cuda", "cuda,cpu"), ("cuda,cpu", "cuda,cpu"), ("cpu", "cpu")):
+        monkeypatch.setenv("JAX_PLATFORMS", named)
+        assert environment("values")["JAX_PLATFORMS"] == taken
 
 
 def test_where_the_compilers_libraries_are(monkeypatch, tmp_path):
@@ -129,6 +142,14 @@ def test_kernels_are_measured_one_by_one_against_the_reference(monkeypatch):
     assert [ratio("reference"), ratio("xla"), ratio("mosaic_gpu")] == [1, 2, 3] and len(calls) == 3
     kernels._references.clear()
     assert ratio("xla") == 4 / 5 and calls[3:] == ["xla", "reference"]
+
+
+def test_torch_may_compile_for_longer_than_a_kernel_may_hang(monkeypatch):
+    gpu = types.SimpleNamespace(devices=lambda: [types.SimpleNamespace(platform="gpu")])
+    monkeypatch.setattr(kernels, "jax", gpu)
+    monkeypatch.setattr(kernels, "importlib", types.SimpleNamespace(util=types.SimpleNamespace(find_spec=bool)))
+    limits = {bool(case.name.get("peers")): case.limit for case in kernels.cases(Options(False, None, 0.0))}
+    assert limits == {False: None, True: 120.0} and worker.PARTS["kernels"][1] < 60.0
 
 
 def test_a_step_is_set_beside_its_base_of_the_same_process(monkeypatch):
@@ -194,9 +215,10 @@ def test_of_a_folder_for_wheels_only_older_wheels_are_replaced(tmp_path):
     assert {path.name for path in out.iterdir()} == {"grain-2.whl", "thesis.tex", "more"}
 
 
-def test_the_commands_for_a_bare_machine_are_of_known_parts_and_nine_minutes(tmp_path):
-    """Run with a Python that only says what it was asked for."""
-    (tmp_path / "python3").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\nexit 1\n')
+def test_the_commands_for_a_bare_machine_are_of_known_parts_and_leave_a_minute(tmp_path):
+    """Run with a Python that only says what it was asked for, and where each part has cases left. The first command
+    measures nothing where the check fails."""
+    (tmp_path / "python3").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n[ "$1" = -m ] && exit $CHECK\nexit 1\n')
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / ".wheels").mkdir()
     (tmp_path / ".wheels" / "COMMIT").write_text("abc+def\n")
@@ -206,13 +228,25 @@ def test_the_commands_for_a_bare_machine_are_of_known_parts_and_nine_minutes(tmp
     text = (device.ROOT / "benchmarks" / "bare_machine.sh").read_text()
     script.write_text(text.replace("python3 -m pip", "true"))
     (tmp_path / "python3").chmod(0o755)
+
+    def asked(*given, check="0"):
+        said = tmp_path / "asked"
+        said.write_text("")
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(said), "CHECK": check}
+        code = subprocess.run(["bash", script, *given], env=env).returncode
+        lines = [line.split() for line in said.read_text().splitlines()]
+        parts = [line for line in lines if line[0] != "-m"]
+        minutes = {line[line.index("--part") + 1]: float(line[line.index("--minutes") + 1]) for line in parts}
+        return code, [line for line in lines if line[0] == "-m"], minutes
+
     known = []
     for number in "123":
-        asked = tmp_path / number
-        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(asked)}
-        subprocess.run(["bash", script, number, tmp_path / "out", tmp_path / "earlier"], check=True, env=env)
-        words = [line.split() for line in asked.read_text().splitlines()]
-        assert sum(float(line[line.index("--minutes") + 1]) for line in words) <= 9.0
-        known += [line[line.index("--part") + 1] for line in words]
+        code, begun, minutes = asked(number, tmp_path / "out", tmp_path / "earlier")
+        assert code == 0 and begun == [["-m", "benchmarks.parts.check"]] * (number == "1")
+        assert 6.5 <= sum(minutes.values()) <= 7.3
+        less = asked(number, tmp_path / "out", "", "4.15")[2]
+        assert less == pytest.approx({part: own / 2 for part, own in minutes.items()})
+        known += minutes
     assert sorted([*known, "experts"]) == sorted(PARTS) and (tmp_path / "out" / "values.jsonl").exists()
-    assert subprocess.run(["bash", script, "4", tmp_path / "out"], capture_output=True).returncode == 2
+    assert asked("1", tmp_path / "out", check="1") == (1, [["-m", "benchmarks.parts.check"]], {})
+    assert asked("4", tmp_path / "out")[0] == 2

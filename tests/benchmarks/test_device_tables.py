@@ -47,6 +47,16 @@ def test_a_case_that_ended_the_process_counts_as_failed_where_it_was_begun(tmp_p
     )
 
 
+def test_a_table_says_where_steps_were_measured_without_the_attention_of_auto(tmp_path):
+    (tmp_path / "box").mkdir()
+    lines = [{"origin": ORIGIN}, step_times("plain", 100.0, 1.0), step_times("nag", 104.0, 1.04)]
+    for row, implementation in zip(lines[1:], ("auto", "xla"), strict=True):
+        row["result"]["attention"] = implementation
+    (tmp_path / "box" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = device_tables.render("steps", tmp_path).splitlines()[0]
+    assert said.endswith("2026-01-01. 1 were measured with XLA's attention: that of auto failed.")
+
+
 def test_the_pages_are_what_the_results_make_of_them():
     assert device_tables.main(["--check"]) == 0
 

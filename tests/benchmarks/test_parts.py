@@ -1,4 +1,5 @@
-"""What the parts compare with: exact products, and PyTorch's kernel for the shape that is timed."""
+"""What the parts compare with: exact products, and PyTorch's kernel for the shape that is timed; and the attention with
+which they measure steps."""
 
 import importlib
 import sys
@@ -7,7 +8,8 @@ import types
 import jax
 import pytest
 
-from benchmarks.parts import attention, experts
+from benchmarks.parts import attention, experts, steps, training
+from benchmarks.parts.rows import Options
 
 
 def products(program, *args):
@@ -33,6 +35,32 @@ def test_exact_products_are_of_full_precision_in_both_passes(part, least, argume
     part.measure(*arguments)
     (exact, full), (timed, default) = counted
     assert exact == full >= least and timed >= least and default == 0
+
+
+@pytest.mark.parametrize("fault", ["raises", "is not finite"])
+def test_steps_are_measured_with_xla_s_attention_where_that_of_auto_fails(fault, tmp_path, monkeypatch, capsys):
+    """It is tried once at a shape, and says why."""
+    tried, attend, size = [], attention.attend, steps.sizes(True)[0]
+
+    def failing(q, *rest):
+        assert rest[-1] == "auto"
+        tried.append(q.shape)
+        if fault == "raises":
+            raise RuntimeError("no plan\nof cuDNN")
+        return attend(q, *rest) * float("nan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "attend", failing)
+        attention._chosen.cache_clear()
+        found = [steps.blueprint_of(size, scheme).config.model for scheme in ("plain", "nag")]
+        monkeypatch.setattr(training, "_tokenizer", lambda *_: tmp_path / "bpe.json")
+        trained = training._config("plain", 4, Options(True, tmp_path, 0.0)).model
+    attention._chosen.cache_clear()
+    assert [model.attention for model in (*found, trained)] == ["xla"] * 3
+    assert tried == [(2, 16, found[0].heads, found[0].head_width), (8, 16, trained.heads, trained.head_width)]
+    why = "RuntimeError: no plan" if fault == "raises" else "FloatingPointError: values that are not finite"
+    assert f"attention at {list(tried[0])}: XLA's, as that of auto failed: {why}" in capsys.readouterr().out
+    assert steps.blueprint_of(size, "plain").config.model.attention == "auto"
 
 
 def test_torch_compiles_each_shape_for_itself(monkeypatch):

@@ -7,6 +7,7 @@ import threading
 import time
 import types
 
+import jax
 import pytest
 
 from benchmarks import device
@@ -73,48 +74,84 @@ def test_after_a_case_behind_which_nothing_computes_another_process_goes_on(tmp_
     assert [row["case"]["case"] for row in measured(tmp_path / "part.jsonl")] == ["a", "b", "c"]
     assert rows.read(tmp_path / "part.jsonl")[-1]["result"] == {"value": 3}
     monkeypatch.undo()
+
+
+def test_whether_the_device_computes_is_asked_without_compiling_again(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(jax, "jit", lambda function: compiled.append(function) or function)
+    rows._next.cache_clear()
+    assert rows.usable() and rows.usable() and len(compiled) == 1
+    monkeypatch.undo()
+    rows._next.cache_clear()
     assert rows.usable()
+    monkeypatch.setattr(rows, "_next", lambda: 1 / 0)
+    assert not rows.usable()
 
 
-def test_an_implementation_that_ends_process_after_process_is_passed_over(tmp_path, monkeypatch):
+def of(implementation, op, number, outcome=None):
+    return case(number, outcome)._replace(name={"implementation": implementation, "op": op, "number": number})
+
+
+def outcomes(path):
+    return {tuple(row["case"].values()): row.get("error") or row["result"]["value"] for row in measured(path)}
+
+
+def test_an_op_s_implementation_that_ends_process_after_process_is_passed_over(tmp_path, monkeypatch):
     """Each start costs as much as many cases; what ended nothing is measured, also of that implementation."""
-    later = time.monotonic() + 60
-
-    def of(implementation, number, outcome):
-        return case(number, outcome)._replace(name={"implementation": implementation, "number": number})
-
-    good, bad = [of("xla", 0, 1), of("mosaic", 1, 2)], [of("mosaic", number, KeyboardInterrupt()) for number in (2, 3)]
-    sticky, killed = of("mosaic", 4, ValueError("illegal address")), of("mosaic", 6, KeyboardInterrupt())
+    later, path = time.monotonic() + 60, tmp_path / "part.jsonl"
+    good, bad = [of("xla", "norm", 0, 1), of("mosaic", "norm", 1, 2)], of("mosaic", "norm", 2, KeyboardInterrupt())
+    killed, sticky = of("mosaic", "nag", 6, KeyboardInterrupt()), of("mosaic", "put", 4, ValueError("illegal address"))
     for _ in range(rows.TRIES):
         with pytest.raises(KeyboardInterrupt):
-            Rows("part", tmp_path, later).run([*good, *bad, sticky])
-        note_end(tmp_path / "part.jsonl", stopped=False)
+            Rows("part", tmp_path, later).run([*good, bad])
+        note_end(path, stopped=False)
     with pytest.raises(KeyboardInterrupt):
         Rows("part", tmp_path, later).run([killed])
-    note_end(tmp_path / "part.jsonl", stopped=True)
-    note_end(tmp_path / "part.jsonl", stopped=False)  # between cases nobody is to blame
+    note_end(path, stopped=True)
+    note_end(path, stopped=False)  # between cases nobody is to blame
     assert Rows("part", tmp_path, later).run([killed._replace(measure=lambda: {"value": 7})]) == 0
     monkeypatch.setattr(rows, "usable", lambda: False)
-    with pytest.raises(Unusable):
-        Rows("part", tmp_path, later).run([*good, bad[0], sticky])
-    for number in (7, 8, 9):
+    for failing in (sticky, *(of("xla", "norm", number, ValueError("no")) for number in (7, 8, 9))):
         with pytest.raises(Unusable):
-            Rows("part", tmp_path, later).run([of("xla", number, ValueError("no"))])
+            Rows("part", tmp_path, later).run([*good, bad, failing])
     monkeypatch.undo()
-    assert Rows("part", tmp_path, later).run([*good, *bad, sticky, of("mosaic", 5, 5), of("xla", 5, 6)]) == 0
-    found = {
-        tuple(row["case"].values()): row.get("error") or row["result"] for row in measured(tmp_path / "part.jsonl")
+    more = [of("mosaic", "norm", 3, 3), of("mosaic", "put", 5, 5), of("xla", "norm", 5, 6)]
+    assert Rows("part", tmp_path, later).run([*good, bad, sticky, *more]) == 0
+    assert outcomes(path) == {
+        ("xla", "norm", 0): 1,
+        ("mosaic", "norm", 1): 2,
+        ("mosaic", "norm", 2): "was begun 2 times and never finished",
+        ("mosaic", "norm", 3): "mosaic of norm hung, or ended the process 2 times",
+        ("mosaic", "nag", 6): 7,
+        ("mosaic", "put", 4): "ValueError: illegal address",
+        ("mosaic", "put", 5): 5,
+        ("xla", "norm", 5): 6,
+        **{("xla", "norm", number): "ValueError: no" for number in (7, 8, 9)},
     }
-    assert found["xla", 0] == {"value": 1} and found["xla", 5] == {"value": 6} and found["mosaic", 1] == {"value": 2}
-    assert (
-        found["mosaic", 2] == "was begun 2 times and never finished"
-        and found["mosaic", 4] == "ValueError: illegal address"
-    )
-    assert found["mosaic", 3] == found["mosaic", 5] == "mosaic ended the process 3 times"
-    assert found["mosaic", 6] == {"value": 7}
 
 
-def test_programs_are_compiled_ahead_by_other_threads_until_one_ends_a_process(tmp_path):
+def test_an_implementation_that_hung_with_one_op_or_failed_with_many_is_passed_over_in_every_part(tmp_path):
+    """One that hung has cost more than several that ended; another folder is another machine."""
+    later, lines = time.monotonic() + 60, [{"origin": Rows("values", tmp_path, 0.0).origin}]
+    hung, twice = {"error": "took longer than 40 s", "ended": True, "hung": True}, {"error": "no", "ended": True}
+    lines += [{"case": of("mosaic", "norm", 0).name, **hung}, {"case": of("mosaic", "put", 0).name, **hung}]
+    (tmp_path / "values.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    wanted = [of("mosaic", "norm", 1, 1), of("mosaic", "nag", 2, 2), of("composed", "norm", 3, 3)]
+    assert Rows("kernels", tmp_path, later).run(wanted) == 0
+    found = list(outcomes(tmp_path / "kernels.jsonl").values())
+    assert found == ["mosaic of norm hung, or ended the process 2 times", 2, 3]
+    for op in ("nag", "take"):
+        rows.append(tmp_path / "values.jsonl", {"case": of("mosaic", op, 0).name, **twice})
+    wanted = [of("mosaic", "nag", 4, 4), of("mosaic", "review", 5, 5), of("composed", "review", 6, 6)]
+    for part, folder, found in (
+        ("steps", tmp_path, ["mosaic hung or ended the process with several other ops"] * 2 + [6]),
+        ("steps", tmp_path / "other", [4, 5, 6]),
+    ):
+        assert Rows(part, folder, later).run(wanted) == 0
+        assert list(outcomes(folder / f"{part}.jsonl").values()) == found
+
+
+def test_programs_are_compiled_ahead_by_other_threads_until_compiling_ends_a_process(tmp_path):
     """Their errors are those of their cases, and what is finished is not compiled."""
     later, here = time.monotonic() + 60, threading.get_ident()
     both_began, threads = threading.Barrier(2, timeout=30), {}
@@ -139,11 +176,16 @@ def test_programs_are_compiled_ahead_by_other_threads_until_one_ends_a_process(t
     }
     assert found == {0: 0, "plain": "p", 1: 1, 2: 2, 3: "ValueError: no program", 4: 4}
     assert here not in threads.values() and 0 not in threads
-    with (tmp_path / "part.jsonl").open("a") as file:
-        file.write('{"case": {"case": "x"}, "begun": true}\n')
-    note_end(tmp_path / "part.jsonl", stopped=False)
-    assert Rows("part", tmp_path, later).run([compiling(5), compiling(6)]) == 0
-    assert threads[5] == threads[6] == here
+
+    def ends():
+        raise KeyboardInterrupt
+
+    for number, ending in ((5, {"measure": lambda made: ends()}), (7, {"compile": ends})):
+        with pytest.raises(KeyboardInterrupt):
+            Rows("part", tmp_path, later).run([compiling(number)._replace(**ending)])
+        note_end(tmp_path / "part.jsonl", stopped=False)
+        assert Rows("part", tmp_path, later).run([compiling(number), compiling(number + 1)]) == 0
+    assert here not in (threads[5], threads[6]) and threads[7] == threads[8] == here
 
 
 def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path, monkeypatch):
@@ -155,7 +197,7 @@ def test_a_case_that_hangs_ends_its_process_and_has_its_line(tmp_path, monkeypat
     hangs = Case({"case": "hangs"}, lambda: pytest.fail("begun again"))
     assert Rows("part", tmp_path, time.monotonic() + 60, 0.5).run([hangs, Case({"case": "after"}, dict)]) == 0
     hung, after = measured(tmp_path / "part.jsonl")
-    assert hung["error"] == "took longer than 0.5 s" and after["result"] == {}
+    assert hung["error"] == "took longer than 0.5 s" and hung["hung"] and hung["ended"] and after["result"] == {}
 
 
 HANGING = """
@@ -164,8 +206,10 @@ sys.path.insert(0, ".")
 from benchmarks.parts.rows import Case, Rows
 from pallas_kernels import origin
 origin.origin = lambda packages: {}
-cases = [Case({"case": "hangs"}, lambda: time.sleep(1000)), Case({"case": "after"}, dict)]
-Rows("part", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 0.5).run(cases)
+slow = Case({"case": "slow"}, lambda: time.sleep(0.2) or {}, limit=50.0)
+cases = [Case({"case": "hangs"}, lambda: time.sleep(1000), limit=0.5), Case({"case": "after"}, dict)]
+Rows("other", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 0.1).run([slow])
+Rows("part", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 50.0).run(cases)
 """
 
 
@@ -186,8 +230,9 @@ def test_what_failed_is_measured_again_with_other_sources(tmp_path, monkeypatch)
     lines += [{"case": of("e", 1).name, "begun": True}] * rows.TRIES
     text = "".join(json.dumps(line) + "\n" for line in lines)
     wanted = [of(name, 2) for name in "abcdef"]
+    given_up = ["was begun 2 times and never finished", "mosaic hung, or ended the process 2 times"]
     for where, expected in (
-        (now, [1, "no", "no", "no", "was begun 2 times and never finished", "mosaic ended the process 3 times"]),
+        (now, [1, "no", "no", "no", *given_up]),
         (now | {"commit": "c-dirty", "sources": "changed"}, [1, "no", "no", "no", 2, 2, 2, 2, 2]),
         (now | {"versions": {"jax": "2"}}, [1, "no", "no", "no", 2, 2, 2, 2, 2]),
     ):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.parts import values
+from benchmarks.parts.rows import Options
 from pallas_kernels.bench import with_gradients
 from pallas_kernels.dispatch import run
 from pallas_kernels.ops import all_ops
@@ -110,6 +111,18 @@ def test_a_sum_without_its_last_row_does_not_pass(name, place):
 def test_what_is_summed_over_rows_is_known_from_the_op_and_not_from_its_size(place, monkeypatch):
     monkeypatch.setattr(values, "_error", lambda value, true, rounded, of_rows, *shape: of_rows)
     assert errors_of("add_rms_norm", place, by("add_rms_norm", place)) == [True] * 4 + [False]
+
+
+def test_kernels_that_may_hang_come_behind_the_others_of_the_first_shapes_and_then_of_each(monkeypatch):
+    monkeypatch.setattr(values, "runs_here", lambda *_: True)
+    named = [case.name for case in values.cases(Options(False, None, 0.0))]
+    last = [name["implementation"] == "mosaic_gpu" for name in named]
+    shapes = [(name["rows"], name["width"], name["dtype"]) for name in named]
+    ends = [i for i in range(1, len(named) + 1) if last[i - 1] and (i == len(named) or not last[i])]
+    begins = [0, *ends[:-1]]
+    assert set(shapes[: ends[0]]) == set(values.FIRST)
+    assert all(len(set(shapes[a:b])) == 1 for a, b in zip(begins[1:], ends[1:], strict=True))
+    assert len({tuple(name.values()) for name in named}) == len(named) and len(ends) == len(set(shapes)) - 2
 
 
 def test_what_the_results_should_be_is_made_once_for_all_threads(monkeypatch):
