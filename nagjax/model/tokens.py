@@ -50,9 +50,9 @@ def checked(
 
 
 def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
-    """What a cache cannot hold. Raises UserError for a second document in a row; for a position without a slot, but
-    where only selected tokens have slots, by order; and, in the pass that begins the cache, for a row that does not
-    begin at position 0: queries would see the slots before it. Not where positions or documents are traced."""
+    """What a cache cannot hold. Raises UserError for a second document in a row; and, where slots go by position (those
+    of selected tokens go by order), for a position without one and, in the pass that begins the cache, for a row that
+    does not begin at position 0: queries would see the slots before it. Not where any of this is traced."""
     if cache is None or not _ends(where.segments) or not _ends(where.positions):
         return
     if (last := _ends(where.segments)[1]) > 1:
@@ -66,7 +66,7 @@ def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
             fix = f"the cache holds the positions 0 to {slots - 1}: begin one with a place for each token"
             raise UserError("where.positions", position, fix)
     first = np.min(positions, axis=1, where=real, initial=np.iinfo(positions.dtype).max)
-    for position in first[np.any(real, axis=1)] if begins else ():
+    for position in first[np.any(real, axis=1)] if begins and slots else ():
         if position > 0:
             raise UserError("where.positions", int(position), "a row of a cache begins at position 0")
 
