@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from nagjax.data.storage import HUB_PREFIX
 from nagjax.errors import UserError
@@ -21,7 +21,7 @@ class HubDataset:
     split: str = ""
 
     @classmethod
-    def of(cls, name: str) -> Self:
+    def of(cls, name: str) -> "HubDataset":
         rest, _, split = name.removeprefix(HUB_PREFIX).partition(":")
         rest, _, config = rest.partition("#")
         repository, _, revision = rest.partition("@")
@@ -37,10 +37,10 @@ class HubDataset:
         return self.revision if COMMIT.fullmatch(self.revision) else None
 
     @property
-    def unpinned(self) -> Self:
+    def unpinned(self) -> "HubDataset":
         return replace(self, revision="") if self.commit else self
 
-    def pinned(self) -> Self:
+    def pinned(self) -> "HubDataset":
         """At the commit at which it is now; as it is where the hub does not tell: reading it says why."""
         if self.commit:
             return self

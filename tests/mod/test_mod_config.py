@@ -101,7 +101,7 @@ def test_a_causal_pass_needs_thresholds():
     with pytest.raises(UserError, match="no thresholds.*nagjax calibrate"):
         model(batch.tokens, batch.where, causal=True)
     with pytest.raises(UserError, match="causal=True"):
-        model(batch.tokens, batch.where, cache=model.empty_cache(*batch.tokens.shape))
+        model(batch.tokens, cache=model.empty_cache(*batch.tokens.shape))
 
 
 def test_names_are_file_names():
