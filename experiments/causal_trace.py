@@ -53,6 +53,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness.figures import look, panels
 from experiments.harness.jobs import Record, Training, looked_at, seeded
+from experiments.harness.looks import MODELS, Look, looks, named_corpus, rounded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval
 from experiments.harness.verdicts import signed, within
@@ -61,14 +62,13 @@ from nagjax.data.pipeline import STDLIB
 from nagjax.errors import UserError
 from nagjax.generate.evaluate import run_text
 from nagjax.interop.load import load
-from nagjax.measure.causal_trace import handover, trace, trace_text
+from nagjax.measure.causal_trace import handover, last_logits, trace, trace_text
 from nagjax.measure.cuts import forward_options
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig
 from nagjax.runs.opening import OpenRun
 
-MODELS = ("plain-24", "lns-24", "review-24", "nag-24")  # of the folder models/
 READ = 64  # windows read at once
 ALONE = "one model of each scheme, one seed: intervals are over its prompts"
 
@@ -102,27 +102,6 @@ SIZES = {
     "cpu": Settings(12, 64, 64, 8, 1000, 3),
     "models": Settings(24, 64, 256, 4, 20_000, 1, runs=MODELS),
 }
-SEARCH = ("prompts", "each", "window", "gap", "sure", "drop", "noise", "draws")  # settings that are of the tracing
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """At a model that is there already."""
-
-    name: str
-    labels: dict
-    settings: Settings
-
-    def config(self) -> dict:
-        names = (*SEARCH, "data", "prompt", "subject", "answer")
-        return self.labels | {name: getattr(self.settings, name) for name in names}
-
-    def run(self, folder: Path) -> dict:
-        run, own = load(self.labels["run"]), self.settings
-        if own.prompt:
-            return _facts(run) | {"prompts": [_asked(run, own)]}
-        given = own.data if own.data != STDLIB else None
-        return searched(run, run_text(run, given), Search.of(own))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +119,7 @@ class Search:
 
     @classmethod
     def of(cls, settings: Settings) -> "Search":
-        return cls(**{name: getattr(settings, name) for name in SEARCH})
+        return cls(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(cls)})
 
     def __call__(self, folder: Path) -> dict:
         run = load(folder)
@@ -150,9 +129,10 @@ class Search:
 def plan(settings: Settings) -> list[Training | Look]:
     if settings.prompt and not settings.runs:
         raise UserError("prompt", settings.prompt, "name the models that are to read it with --runs")
-    if settings.runs:
-        return [Look(f"{i}-{Path(run).name}", {"run": run}, settings) for i, run in enumerate(settings.runs)]
     search = Search.of(settings)
+    if settings.runs:
+        own = {name: getattr(settings, name) for name in ("data", "prompt", "subject", "answer")}
+        return looks(settings.runs, dataclasses.asdict(search) | own, functools.partial(_given, settings))
     return [
         Training(f"{s}-s{seed}", {"scheme": s, "seed": seed}, seeded(_config(settings, s), seed), search)
         for seed in range(settings.seeds)
@@ -166,6 +146,13 @@ def _config(settings: Settings, scheme: str) -> RunConfig:
     return RunConfig(find_scheme(scheme)(), model, train=train, data=DataConfig(path=settings.data))
 
 
+def _given(settings: Settings, run: OpenRun) -> dict:
+    """What is measured of a model that is there already."""
+    if settings.prompt:
+        return _facts(run) | {"prompts": [_asked(run, settings)]}
+    return searched(run, run_text(run, named_corpus(settings.data)), Search.of(settings))
+
+
 def _facts(run: OpenRun) -> dict:
     return {"scheme": run.config.scheme.name, "depth": run.config.model.depth}
 
@@ -173,7 +160,7 @@ def _facts(run: OpenRun) -> dict:
 def _asked(run: OpenRun, own: Settings) -> dict:
     """The prompt of the settings, traced at every token."""
     found = trace_text(run, own.prompt, own.subject, own.answer or None, noise=own.noise, draws=own.draws)
-    return _told(run, found) | {"tokens": found.tokens, "effect": _rounded(found.effect)}
+    return _told(run, found) | {"tokens": found.tokens, "effect": rounded(found.effect, 5)}
 
 
 def searched(run: OpenRun, text: Dataset, search: Search) -> dict:
@@ -234,18 +221,17 @@ def _next(run: OpenRun, windows: Int[np.ndarray, "N T"], answers: Int[np.ndarray
 def _predicted(params, rows, progress, cuts, *, graph, causal) -> Float[jax.Array, "N V"]:
     model = nnx.merge(graph, params)
     output = model(jnp.asarray(rows), progress=progress, cuts=cuts, causal=causal)
-    last = output._replace(hidden=output.hidden[:, -1:], log_scale=output.log_scale[:, -1:])
-    return jax.nn.softmax(model.logits(last)[:, 0])
+    return jax.nn.softmax(last_logits(model, output))
 
 
 def _told(run: OpenRun, found) -> dict:
     answer = run.tokenizer.decode([found.answer])
-    seen = {"clean": _rounded(found.clean), "corrupted": _rounded(found.corrupted), "ends": _rounded(found.ends.T)}
+    seen = {
+        "clean": rounded(found.clean, 5),
+        "corrupted": rounded(found.corrupted, 5),
+        "ends": rounded(found.ends.T, 5),
+    }
     return {"answer": answer} | seen
-
-
-def _rounded(values) -> list:
-    return np.round(np.asarray(values, np.float64), 5).tolist()
 
 
 def halves(effect: Sequence[float]) -> float:

@@ -42,6 +42,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness.figures import look, panels, with_spread
 from experiments.harness.jobs import Record, Training, looked_at, seeded
+from experiments.harness.looks import MODELS, Look, looks, named_corpus, rounded
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, power_law
 from experiments.harness.turning import columns, draw_groups, grouped
@@ -68,9 +69,6 @@ RIGHT = (70.0, 110.0)  # degrees that count as a right angle
 NEAR_ONE = (0.75, 1.25)
 
 
-MODELS = ("plain-24", "lns-24", "review-24", "nag-24")  # of the folder models/
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     depths: tuple[int, ...]
@@ -94,25 +92,11 @@ SIZES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """At a model that is there already."""
-
-    name: str
-    labels: dict
-    settings: Settings
-
-    def config(self) -> dict:
-        return self.labels | {"eval_batches": self.settings.eval_batches, "data": self.settings.data}
-
-    def run(self, folder: Path) -> dict:
-        given = self.settings.data if self.settings.data != STDLIB else None
-        return inside(load(self.labels["run"]), self.settings.eval_batches, given)
-
-
 def plan(settings: Settings) -> list[Training | Look]:
     if settings.runs:
-        return [Look(f"{i}-{Path(run).name}", {"run": run}, settings) for i, run in enumerate(settings.runs)]
+        asked = {"eval_batches": settings.eval_batches, "data": settings.data}
+        data = named_corpus(settings.data)
+        return looks(settings.runs, asked, lambda run: inside(run, settings.eval_batches, data))
     return [
         Training(
             f"{scheme}-{depth}-s{seed}",
@@ -137,7 +121,7 @@ def trained(folder: Path) -> dict:
     run = load(folder)
     (batch,) = Evaluator(run.blueprint).batches(1)
     start = looking(run)(run.blueprint.create_params(), batch)
-    return inside(run, run.config.train.eval_batches) | {"start": _rounded(start["turn"])}
+    return inside(run, run.config.train.eval_batches) | {"start": rounded(start["turn"])}
 
 
 def inside(run: OpenRun, batches: int, data: str | None = None) -> dict:
@@ -152,9 +136,9 @@ def inside(run: OpenRun, batches: int, data: str | None = None) -> dict:
     return {
         "scheme": run.config.scheme.name,
         "depth": cutter.depth,
-        "turn": _rounded(by_batch["turn"]),
-        "between": _rounded(by_batch["between"]),
-        **{name: _rounded(by_batch[name].mean(axis=0)) for name in ("norm", "to_end", "progress")},
+        "turn": rounded(by_batch["turn"]),
+        "between": rounded(by_batch["between"]),
+        **{name: rounded(by_batch[name].mean(axis=0)) for name in ("norm", "to_end", "progress")},
         # The last block reads h_l: the blocks from l on have gone, but it.
         "exits": [[block, cutter.loss(text, range(block, cutter.depth - 1))] for block in at],
         "groups": grouped(run, text),
@@ -194,10 +178,6 @@ def profiles(h: Float[Array, "L+1 N D"]) -> dict[str, Float[Array, " _"]]:
         "progress": angles.progress_to_end(h),
     }
     return jax.tree.map(lambda own: jnp.mean(own, axis=-1), found)
-
-
-def _rounded(values) -> list:
-    return np.round(np.asarray(values, np.float64), 6).tolist()
 
 
 def middle(values: Sequence[float]) -> float:

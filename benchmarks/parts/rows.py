@@ -107,7 +107,7 @@ class Rows:
                 times[_kind(case.name)] = taken
             gc.collect()  # what an error's traceback keeps on the device
             works = usable()  # also behind figures: gradients may have failed alone
-            end = {} if works else {"ended": True, **_stage(self.path)}
+            end = {} if works else {"ended": True, **_stage(last(self.path))}
             self._append({"case": case.name, **outcome, "seconds": taken, **end})
             print(f"{self.path.stem}: {line(case.name)}: {line(outcome.get('result') or outcome)}", flush=True)
             if not works:
@@ -121,7 +121,7 @@ class Rows:
 
     def _end(self, case: Case, limit: float) -> None:
         error = f"took longer than {limit:g} s"
-        self._append({"case": case.name, "error": error, "ended": True, "hung": True, **_stage(self.path)})
+        self._append({"case": case.name, "error": error, "ended": True, "hung": True, **_stage(last(self.path))})
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
 
@@ -216,14 +216,19 @@ def _next() -> Callable:
 def note_end(path: Path, stopped: bool) -> None:
     """Notes in a part's file that the process which wrote it ended in the middle of a case: `stopped`, and the case
     goes on at the next start, or by itself. One that was killed from outside leaves a case that was begun."""
-    last = next(reversed(read(path)), {})
-    if "begun" in last or "compiled" in last:
-        append(path, {"case": last["case"], "paused" if stopped else "ended": True, **_stage(path)})
+    row = last(path)
+    if "begun" in row or "compiled" in row:
+        append(path, {"case": row["case"], "paused" if stopped else "ended": True, **_stage(row)})
 
 
-def _stage(path: Path) -> dict[str, bool]:
-    """COMPILED where the case that the file ends with was compiled."""
-    return COMPILED if "compiled" in next(reversed(read(path)), {}) else {}
+def last(path: Path) -> dict:
+    """The last row of a part's file; an empty one where there is none."""
+    return next(reversed(read(path)), {})
+
+
+def _stage(row: dict) -> dict[str, bool]:
+    """COMPILED where that is what the last row says of its case."""
+    return COMPILED if "compiled" in row else {}
 
 
 def append(path: Path, row: dict) -> None:

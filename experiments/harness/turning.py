@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 
 from experiments.harness.jobs import Record
+from experiments.harness.looks import rounded
 from nagjax.measure.angles import angle
 from nagjax.measure.clusters import clusters
 from nagjax.measure.cuts import forward_options
@@ -48,11 +49,11 @@ def grouped(run: OpenRun, batches: Sequence[Batch]) -> dict:
     own = [found.labels == group for group in range(GROUPS)]
     return {
         "tokens": len(turns),
-        "shares": _rounded(found.shares),
-        "centres": _rounded(found.centres),
-        "first": _rounded([np.mean(first[group]) for group in own]),
-        "of_first": _rounded([np.sum(first & group) / max(np.sum(first), 1) for group in own]),
-        "explained": _rounded(found.explained),
+        "shares": rounded(found.shares),
+        "centres": rounded(found.centres),
+        "first": rounded([np.mean(first[group]) for group in own]),
+        "of_first": rounded([np.sum(first & group) / max(np.sum(first), 1) for group in own]),
+        "explained": rounded(found.explained),
     }
 
 
@@ -76,7 +77,3 @@ def draw_groups(ax: Axes, records: Sequence[Record], **style) -> None:
     found = [record.metrics["groups"]["centres"] for record in records if "groups" in record.metrics]
     for centre, line in zip(np.degrees(np.mean(found, axis=0)) if found else (), ("-", "--"), strict=False):
         ax.plot((np.arange(len(centre)) + 0.5) / len(centre), centre, line, **style)
-
-
-def _rounded(values) -> list:
-    return np.round(np.asarray(values, np.float64), 6).tolist()

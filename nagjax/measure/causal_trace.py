@@ -22,7 +22,7 @@ from nagjax.generate.text import encodable
 from nagjax.layers.where import Where
 from nagjax.measure.cuts import forward_options
 from nagjax.measure.interventions import through
-from nagjax.model.transformer import BlockCall, Intervention, Transformer
+from nagjax.model.transformer import BlockCall, Intervention, Output, Transformer
 from nagjax.ranges import Count, Positive, Seed, check_value
 from nagjax.residual import Stream
 from nagjax.residual.sublayer import kept
@@ -181,6 +181,12 @@ def _following(run: OpenRun, prompt: str, ids: list[int], answer: str) -> int:
     return whole[len(ids)]
 
 
+def last_logits(model: Transformer, output: Output) -> Float[Array, "B V"]:
+    """Of what follows the last token of each row."""
+    last = output._replace(hidden=output.hidden[:, -1:], log_scale=output.log_scale[:, -1:])
+    return model.logits(last)[:, 0]
+
+
 class _Noised(nnx.Module):
     """An embedding with something added to it; all else is the embedding's own."""
 
@@ -224,8 +230,7 @@ def _pass(params, tokens, added, cells, answer, progress, cuts, *, graph, causal
     rows = jnp.broadcast_to(tokens, (len(cells), len(tokens)))
     restoring = _restoring(cells[:, 0], cells[:, 1])
     output = model(rows, intervene=restoring, progress=progress, cuts=cuts, causal=causal)
-    last = output._replace(hidden=output.hidden[:, -1:], log_scale=output.log_scale[:, -1:])
-    log_p = jax.nn.log_softmax(model.logits(last)[:, 0])
+    log_p = jax.nn.log_softmax(last_logits(model, output))
     answer = jnp.where(answer < 0, jnp.argmax(log_p[0]), answer)
     return log_p[0, answer], log_p[1:, answer], answer
 

@@ -61,14 +61,21 @@ def check_slots(where: Where, cache: tuple | None, begins: bool) -> None:
     real, positions = np.asarray(where.segments) > 0, np.asarray(where.positions)
     by_position = [own for group in cache for own in group if isinstance(own, KVCache | CompressedCache)]
     slots = min((n for own in by_position if (n := own.keys.shape[3])), default=0)
-    for position in _ends(positions[real]) if slots else ():
+    if not slots:
+        return
+    for position in _ends(positions[real]):
         if not 0 <= position < slots:
             fix = f"the cache holds the positions 0 to {slots - 1}: begin one with a place for each token"
             raise UserError("where.positions", position, fix)
-    first = np.min(positions, axis=1, where=real, initial=np.iinfo(positions.dtype).max)
-    for position in first[np.any(real, axis=1)] if begins and slots else ():
+    for position in _first(positions, real) if begins else ():
         if position > 0:
             raise UserError("where.positions", int(position), "a row of a cache begins at position 0")
+
+
+def _first(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """The lowest position of each row that has any token."""
+    lowest = np.min(positions, axis=1, where=real, initial=np.iinfo(positions.dtype).max)
+    return lowest[np.any(real, axis=1)]
 
 
 def _check_types(types: Any, shape: tuple[int, ...], config: ModelConfig) -> None:

@@ -281,8 +281,8 @@ class Transformer(nnx.Module):
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
         known), or more than the learned positions or the cache; for types, or learned positions in `where`, that the
         model does not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends
-        where its slots do), and for other shapes than the tokens'; for a
-        `progress` outside of [0, 1]; and if `causal` needs cuts and there are none, or another number of them.
+        where its slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; and if `causal`
+        needs cuts and there are none, or another number of them.
         """
         places = cache if isinstance(cache, int) else None
         tokens, where = checked(tokens, self.config, where, types, places)

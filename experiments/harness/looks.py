@@ -1,0 +1,44 @@
+"""Jobs that look at models which are there already: runs, and what `nagjax import` reads."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nagjax.data.pipeline import STDLIB
+from nagjax.interop.load import load
+from nagjax.runs.opening import OpenRun
+
+MODELS = ("plain-24", "lns-24", "review-24", "nag-24")  # of the folder models/
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """At one model. asked: the settings that what is measured depends on."""
+
+    name: str
+    labels: dict[str, Any]
+    asked: dict[str, Any]
+    measure: Callable[[OpenRun], dict[str, Any]]
+
+    def config(self) -> dict[str, Any]:
+        return self.labels | self.asked
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        return self.measure(load(self.labels["run"]))
+
+
+def looks(runs: Sequence[str], asked: dict[str, Any], measure: Callable[[OpenRun], dict[str, Any]]) -> list[Look]:
+    return [Look(f"{i}-{Path(run).name}", {"run": run}, asked, measure) for i, run in enumerate(runs)]
+
+
+def named_corpus(data: str) -> str | None:
+    """The corpus that settings name; None where it is the models' own."""
+    return None if data == STDLIB else data
+
+
+def rounded(values: Any, digits: int = 6) -> list:
+    """As JSON has it."""
+    return np.round(np.asarray(values, np.float64), digits).tolist()
