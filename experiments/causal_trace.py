@@ -8,8 +8,8 @@ Expected: the indirect effect of the subject's last token falls with depth and t
 Hardware: smoke and cpu: 2 CPU cores; models: 2 CPU cores
 Time: smoke 15 s; models 5 min; cpu not measured
 Command: python -m experiments.causal_trace --size models
-Known: models: a look at the same models and text with 8 windows of a document, which gave 12 to 16 prompts; 64 windows
-  and 24 prompts were chosen after it
+Known: models: a look at the same text and models, but for nag_harmonic-24, which was trained later, with 8 windows of a
+  document, which gave 12 to 16 prompts; 64 windows and 24 prompts were chosen after it
 
 Noise of three times the standard deviation of the embedding goes onto the embeddings of the subject's tokens; the
 indirect effect of a token in front of a block is how much likelier the answer is again where its stream is put back

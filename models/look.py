@@ -21,8 +21,8 @@ from nagjax.report.verdict_depth import USED, confidence_and_accuracy, surely_us
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "docs" / "diagnose", ROOT / "docs" / "looking_inside.md"
 SUMMARY = FOLDER / "summary.json"
-MODELS = ("plain-24", "lns-24", "review-24", "nag-24")
-CURVES = ("plain-24", "nag-24")  # of which figures are drawn
+MODELS = ("plain-24", "lns-24", "review-24", "nag-24", "nag_harmonic-24")
+CURVES = ("plain-24", "nag-24", "nag_harmonic-24")  # of which figures are drawn
 QUARTER = 6  # blocks of 24
 SMALL = 0.05  # of an update's length over the residual's
 EXITS = (12, 18)  # blocks after which the head reads

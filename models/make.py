@@ -1,6 +1,6 @@
 """The models of this folder, from nothing: nagjax's own commands, then each model's card and its log.
 
-`make models` trains what is not here, and goes on where it was stopped: on 2 CPU cores, a thread for each of two models
+`make models` trains them all again, and goes on where it was stopped: on 2 CPU cores, a thread for each of two models
 at a time, five hours. `MODELS="plain nag"` chooses schemes. The runs stay in models/runs, which git ignores.
 """
 
@@ -102,8 +102,9 @@ def make(scheme: str, cpu: int | None) -> None:
     _, train, evaluate, export = commands(scheme)
     run(train, cpu)
     found = json.loads(run(evaluate, cpu))
-    run(export, cpu)
     kept, bundle = RUNS / f"{scheme}-24", HERE / f"{scheme}-24"
+    shutil.rmtree(bundle, ignore_errors=True)  # the one before: an export writes into an empty folder
+    run(export, cpu)
     shutil.copyfile(kept / "info.json", bundle / "info.json")
     write_log(kept / "metrics.jsonl", bundle / "metrics.jsonl")
     write_card(scheme, found)

@@ -11,7 +11,7 @@ from nagjax.data.pipeline import STDLIB
 from nagjax.interop.load import load
 from nagjax.runs.opening import OpenRun
 
-MODELS = ("plain-24", "lns-24", "review-24", "nag-24")  # of the folder models/
+MODELS = ("plain-24", "lns-24", "review-24", "nag-24", "nag_harmonic-24")  # of the folder models/
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """The models that come with a clone: opened by name in Python and on the command line, and what their cards say."""
 
+import contextlib
 import dataclasses
+import io
 import platform
+import shlex
 from pathlib import Path
 
 import jax
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import nagjax
+from models import make
 from nagjax.cli import main
 from nagjax.data import DataConfig, stdlib, train_bpe
 from nagjax.errors import UserError
@@ -37,6 +41,13 @@ def shipped(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return run
+
+
+@pytest.fixture
+def few_documents(tmp_path, monkeypatch):
+    """In place of the standard library's sources."""
+    monkeypatch.setattr(stdlib, "stdlib_documents", lambda: [f"def f{i}():\n    return {i}\n" * 9 for i in range(60)])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def test_a_name_opens_it(shipped):
@@ -74,10 +85,8 @@ def test_commands_take_the_name_and_write_nothing_into_it(shipped, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
 
 
-def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(shipped, tmp_path, monkeypatch):
+def test_imported_it_is_a_run_of_its_own_with_its_own_tokenizer(shipped, few_documents, tmp_path):
     """The tokenizer.json that it was trained with lay in a folder that nobody has."""
-    monkeypatch.setattr(stdlib, "stdlib_documents", lambda: [f"def f{i}():\n    return {i}\n" * 9 for i in range(60)])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     learned = train_bpe(["stdlib"], shipped.config.model.vocab, tmp_path / "learned.json")
     data = DataConfig(tokenizer="gone.json")
     config = dataclasses.replace(shipped.config, data=data, train=TrainConfig(batch=2, steps=3))
@@ -105,9 +114,29 @@ of_each = pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.na
 
 @with_models
 def test_the_folder_s_page_is_what_make_models_would_write():
-    from models.make import index
+    assert (hub.SHIPPED / "README.md").read_text() == make.index()
 
-    assert (hub.SHIPPED / "README.md").read_text() == index()
+
+def test_a_model_is_made_again_in_place_of_the_one_before(few_documents, tmp_path, monkeypatch):
+    """As in a clone, which has them; a small one, by commands in this process."""
+    small = "--depth 1 --width 8 --context 16 --batch 8 --steps 2"
+    train = f"nagjax train --scheme {{scheme}} --lr {{lr}} {small} --out {{scheme}}-24"
+    runs, before = tmp_path / "runs", tmp_path / "nag-24" / "old.txt"
+    for folder in (runs, before.parent):
+        folder.mkdir()
+    before.touch()
+    for name, value in {"HERE": tmp_path, "RUNS": runs, "TRAIN": train, "run": in_process}.items():
+        monkeypatch.setattr(make, name, value)
+    monkeypatch.chdir(runs)
+    make.make("nag", None)
+    assert not before.exists() and "[nag-24](nag-24/README.md) | NAG |" in make.index()
+    assert nagjax.load(before.parent).step == 2 and nagjax.log(before.parent).last_eval.step == 2
+
+
+def in_process(command: str, cpu: int | None = None) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        assert main(shlex.split(command)[1:]) == 0
+    return told.getvalue()
 
 
 @with_models
