@@ -27,7 +27,8 @@ RUN = {"scheme", "model", "optimizer", "train", "data"}  # a run's config has ha
 
 
 class Job(Protocol):
-    """One piece of work. `labels` say what it stands for in the analysis; JSON values."""
+    """One piece of work. `labels` say what it stands for in the analysis; JSON values. `needs`, where there
+    is one: the jobs whose records it reads."""
 
     name: str  # of its folder, unique in the plan
     labels: dict[str, Any]

@@ -45,12 +45,16 @@ class Tuning:
     factors: tuple[float, ...]
     widest: float
 
+    @property
+    def needs(self) -> list[Training]:
+        return [self.trial(factor) for factor in self.factors]
+
     def config(self) -> dict[str, Any]:
         return {"factors": list(self.factors), "widest": self.widest, "at 1": self.trial(1.0).config()}
 
     def run(self, folder: Path) -> dict[str, Any]:
         """`losses` by factor, and in `widened` the metrics of the factors that are not of the first grid."""
-        found = {r.labels["factor"]: r.metrics for r in awaited([self.trial(f) for f in self.factors], folder.parent)}
+        found = {r.labels["factor"]: r.metrics for r in awaited(self.needs, folder.parent)}
         step = max(self.factors[1] / self.factors[0], 1.25) if len(self.factors) > 1 else 2.0
         while (factor := missing(_losses(found), step, self.widest)) is not None:
             (record,) = awaited([self.trial(factor)], folder.parent)
@@ -76,11 +80,15 @@ class AtBest:
     def run_config(self):
         return self.at(1.0).run_config
 
+    @property
+    def needs(self) -> list[Tuning]:
+        return [self.tuning]
+
     def config(self) -> dict[str, Any]:
         return self.at(1.0).config() | {"tuned": {"factors": list(self.tuning.factors), "widest": self.tuning.widest}}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        (record,) = awaited([self.tuning], folder.parent)
+        (record,) = awaited(self.needs, folder.parent)
         factor = best({f: loss for f, loss in record.metrics["losses"]})
         if factor is None:
             return {"diverged": "at every rate", "loss": None, "factor": None}

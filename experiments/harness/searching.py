@@ -45,11 +45,15 @@ class Confirmation:
     def run_config(self):
         return self.seeded[0].run_config
 
+    @property
+    def needs(self) -> tuple[Training, ...]:
+        return self.trials
+
     def config(self) -> dict[str, Any]:
         return {trial.name: trial.config() for trial in self.seeded}
 
     def run(self, folder: Path) -> dict[str, Any]:
-        records = awaited(self.trials, folder.parent)
+        records = awaited(self.needs, folder.parent)
         chosen = best(records)
         if chosen is None:
             return {"diverged": "every trial", "loss": None, "trial": None}

@@ -28,15 +28,26 @@ from nagjax.runs.lock import Held, WriterLock
 
 
 def work(jobs: Sequence[Job], folder: Path) -> None:
-    """Does all jobs that are neither finished nor held by another process."""
-    for number, job in enumerate(jobs, start=1):
-        if finished(job, folder) is not None:
-            continue
-        with _held(folder / job.name) as ours:
-            if ours and finished(job, folder) is None:
-                record = execute(job, folder)
-                print(f"[{number}/{len(jobs)}] {job.name}  {_brief(record)}", flush=True)
-                jax.clear_caches()
+    """Does all jobs that are neither finished nor held by another process: those that wait for such a one come last."""
+    for at_last in (False, True):
+        for number, job in enumerate(jobs, start=1):
+            if finished(job, folder) is not None or not at_last and _waits(job, folder):
+                continue
+            with _held(folder / job.name) as ours:
+                if ours and finished(job, folder) is None:
+                    record = execute(job, folder)
+                    print(f"[{number}/{len(jobs)}] {job.name}  {_brief(record)}", flush=True)
+                    jax.clear_caches()
+
+
+def _waits(job: Job, folder: Path) -> bool:
+    """Whether another process is at what the job needs."""
+    return any(_elsewhere(need, folder) for need in getattr(job, "needs", ()) if finished(need, folder) is None)
+
+
+def _elsewhere(job: Job, folder: Path) -> bool:
+    with _held(folder / job.name) as ours:
+        return not ours or _waits(job, folder)
 
 
 def collect(jobs: Sequence[Job], folder: Path) -> list[Record] | None:

@@ -1,14 +1,19 @@
 """The grid widens until its best is inside; fresh seeds go on at that rate."""
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from experiments.harness import rates
 from experiments.harness.jobs import Record
 from experiments.harness.rates import AtBest, Tried, Tuning, at_edge, best, missing
+from experiments.harness.sweep import work
+from nagjax.runs.lock import WriterLock
 
 
 def test_where_to_look_next():
@@ -67,6 +72,32 @@ def test_a_tuning_widens_its_grid_and_a_fresh_seed_takes_the_best(tmp_path):
     tried = Tried.of([tuned])
     assert (tried.factor, tried.edge) == (8.0, False) and len(tried.losses) == 6
     assert set(tuned.metrics["widened"]) == {"4", "8", "16"}
+
+
+def test_while_another_process_is_at_a_trial_other_jobs_are_done(tmp_path):
+    tuning = Tuning("rate", {}, Fake, (1.0, 2.0), 1.0)
+    fresh = [AtBest(f"s{seed}", {}, tuning, lambda factor, seed=seed: Fake(factor, seed)) for seed in (1, 2)]
+    with contextlib.ExitStack() as others:
+        others.enter_context(WriterLock(tmp_path / "x1-s0" / "held", "test"))
+        work([*fresh, tuning, Released("free", others.close)], tmp_path)
+    assert (tmp_path / "ran").read_text().split() == ["free", "x1-s0", "x2-s0", "x2-s1", "x2-s2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Released:
+    """The other process ends while this job is done."""
+
+    name: str
+    release: Callable[[], None]
+    labels: ClassVar[dict] = {}
+
+    def config(self):
+        return {}
+
+    def run(self, folder: Path) -> dict:
+        self.release()
+        (folder.parent / "ran").write_text(f"{self.name} ")
+        return {}
 
 
 @dataclasses.dataclass(frozen=True)
