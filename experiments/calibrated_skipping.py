@@ -83,7 +83,12 @@ class Settings:
     batch: int
     steps: int
     seeds: int
-    kinds: tuple[str, ...] = ("nag", "plain", "routed", "short")
+    kinds: tuple[str, ...] = (
+        "nag",
+        "plain",
+        "routed",
+        "short",
+    )  # of models: dense ones, trained with skipping, and with fewer blocks
     rate: float = 0.25  # of the routed runs' training
     fewer: tuple[float, ...] = (0.75,)  # shares of the blocks that short runs have
     eval_batches: int = 12

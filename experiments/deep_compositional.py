@@ -42,9 +42,12 @@ class Settings:
     steps: int
     seeds: int
     nodes: int = 16  # pointers: tokens of the permutation
-    hops: int = 8
+    hops: int = 8  # pointers: answers of a question, the h-th of them h hops from its start
     letters: int = 24  # S5 words
-    puzzles: tuple[str, ...] = (Pointers.name, Words.name)
+    puzzles: tuple[str, ...] = (
+        Pointers.name,
+        Words.name,
+    )  # pointers: follow a permutation; S5 words: multiply permutations
     schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
     lr: float | None = None  # None: each scheme's default
     test_batches: int = 16

@@ -42,10 +42,10 @@ STEADY = 0.25  # how far the exponent may move with the number of dropped points
 @dataclasses.dataclass(frozen=True)
 class Settings:
     csv: str = ""  # a table of runs, or "planted"
-    dropped: tuple[int, ...] = (1, 20, 40, 60, 80)
+    dropped: tuple[int, ...] = (1, 20, 40, 60, 80)  # points left out in the fits beside it
     main: int = 40  # points dropped in the main fit
-    offsets: tuple[int, ...] = (1, 2, 3)
-    bootstrap: int = 1000
+    offsets: tuple[int, ...] = (1, 2, 3)  # layers that do not count
+    bootstrap: int = 1000  # draws of the points
 
 
 SIZES = {

@@ -44,14 +44,17 @@ STAYS = 0.25
 @dataclasses.dataclass(frozen=True)
 class Settings:
     depths: tuple[int, ...]  # blocks of the students
-    teachers: int
+    teachers: int  # networks to learn, each with students of its own
     batch: int
     steps: int
     faster: float  # factor on the paper's learning rates
     factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # on top of it
     test_batches: int = 10
-    students: tuple[str, ...] = (ORDINARY, "lns", JUDGED)
-    regimes: tuple[str, ...] = (INDEPENDENT, "tied")
+    students: tuple[str, ...] = (ORDINARY, "lns", JUDGED)  # schemes
+    regimes: tuple[str, ...] = (
+        INDEPENDENT,
+        "tied",
+    )  # of the teachers' weights: from layer to layer others, or the same
 
 
 SIZES = {

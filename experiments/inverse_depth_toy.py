@@ -38,12 +38,12 @@ JUDGED = ("independent", "tied")  # regimes without logits, where nothing but th
 class Settings:
     depths: tuple[int, ...]  # blocks of the students, even for Runge-Kutta
     temperatures: tuple[float, ...]  # of the regimes with logits
-    teachers: int
+    teachers: int  # networks to learn, each with students of its own
     batch: int
     steps: int
     test_batches: int = 10
     faster: float = 1.0  # factor on the paper's learning rates
-    regimes: tuple[str, ...] = tuple(REGIMES)
+    regimes: tuple[str, ...] = tuple(REGIMES)  # which weights, loss and kind of student
 
 
 SIZES = {

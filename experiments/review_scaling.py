@@ -54,8 +54,8 @@ class Settings:
     batch: int = 64
     lr: float | None = 2e-4  # None: each scheme's default
     eval_batches: int = 64
-    baselines: tuple[str, ...] = ("highway", "plain")
-    matches: tuple[str, ...] = MATCHES
+    baselines: tuple[str, ...] = ("highway", "plain")  # schemes that Review is compared with
+    matches: tuple[str, ...] = MATCHES  # in what the two are equal
     data: str = "stdlib"  # or a folder made by nagjax data prepare; the paper's is TinyStories with GPT-2's BPE
     csv: str = ""  # analyse this table of runs instead of training
 

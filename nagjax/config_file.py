@@ -29,6 +29,7 @@ from nagjax.ranges import check_value
 SUFFIXES = (".yaml", ".yml")
 SHORT = {"data": "data.path", "scheme.name": "scheme"}  # what a file may call an option, and its name
 LARGEST_FILE = 2**20  # bytes
+NOT_AS_THEY_ARE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # YAML takes them for something else, or not
 
 
 class _Loader(yaml.SafeLoader):
@@ -160,4 +161,5 @@ def _scalar(value: Any) -> str:
     if isinstance(value, Path):
         value = str(value)
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    text = NOT_AS_THEY_ARE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     return text.encode(errors="backslashreplace").decode()  # a path's bytes that are no UTF-8: JSON's own escapes

@@ -12,6 +12,7 @@ from nagjax.declared import scheme_names
 from nagjax.errors import UserError
 from nagjax.options import options_of_run, read_options, run_options
 from nagjax.runs.config import to_dict
+from nagjax.runs.names import ORIGIN
 
 
 @pytest.fixture
@@ -147,6 +148,19 @@ def test_a_path_of_other_bytes_is_printed_and_read_again(file, capsys):
     path = b"caf\xe9".decode(errors="surrogateescape")
     assert main(["config", "--data.path", path]) == 0
     assert read_config_file(file(capsys.readouterr().out))["data.path"] == path
+
+
+@pytest.mark.parametrize("mark", "\x7f\x80\x85\xa0\u2028\u2029\ufeff\ufffe\uffff\n\t\x00\U0001f600")
+def test_every_character_is_printed_and_read_again(mark, file):
+    options = read_options({"data.path": f"a{mark}b {mark}"})
+    assert read_config_file(file(config_text(options, {"data.path"})))["data.path"] == f"a{mark}b {mark}"
+
+
+def test_an_imported_run_is_no_file_of_options(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(read_options(GIVEN).config())))
+    (tmp_path / ORIGIN).write_text(json.dumps({"tokenizer_vocab": 2048, "end_of_text": 0}))
+    assert main(["config", str(tmp_path)]) == 2
+    assert "was imported" in (told := capsys.readouterr().err) and "--start" in told
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,18 @@ from nagjax.options import taken
 from nagjax.sweep import taken as taken_by_shard
 
 SMOKE, DEFAULT = "smoke", "cpu"
+TEXTS = {  # of settings that many recipes have
+    "depth": "blocks",
+    "depths": "blocks",
+    "width": "of the residual stream",
+    "context": "tokens of a sequence",
+    "batch": "sequences per step",
+    "steps": "of training",
+    "seeds": "runs of each kind, each from other initial values and in another order of the data",
+    "schemes": "residual schemes, by name",
+    "eval_batches": "of held-out text, for each loss",
+    "test_batches": "of fresh examples, for each score",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +83,12 @@ def parse(recipe: Recipe, arguments: Sequence[str]) -> tuple[Options, Any]:
     settings = recipe.settings(taken("--size", arguments, DEFAULT))
     prog, parts = f"python -m experiments.{recipe.name}", (Options(), settings)
     known = [
-        [dataclasses.replace(option, default=getattr(part, option.name)) for option in options_of(type(part))]
+        [
+            dataclasses.replace(
+                option, default=getattr(part, option.name), text=option.text or TEXTS.get(option.name, "")
+            )
+            for option in options_of(type(part))
+        ]
         for part in parts
     ]
     if {"-h", "--help"} & {*arguments}:

@@ -57,7 +57,7 @@ class Settings:
     eval_batches: int = 24
     looks: int = 4  # evaluations and checkpoints on the way
     data: str = "stdlib"  # or a folder made by nagjax data prepare
-    first_seed: int = 1
+    first_seed: int = 1  # of the fresh ones
     tasks: tuple[str, ...] = ()  # scored at the end of every run: files of questions, names of lm-evaluation-harness
 
     def __post_init__(self):

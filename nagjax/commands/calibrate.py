@@ -38,6 +38,8 @@ def main(
         undo(run)
         print(DENSE)
         return
+    if choose is not None:
+        given.refuse(("rise",), "the point is chosen by --choose: leave one of the two out")
     tried = _numbers("rates", rates)
     say(f"calibrating {run}: {len(tried)} rates, {batches} validation batches each")
     from nagjax.files import write_bytes

@@ -25,11 +25,14 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
         return
     given.refuse(sorted(given.keys() - {"run"}), "a run has all its options already: give its folder alone")
     from nagjax.options import options_of_run
-    from nagjax.runs.opening import read_config
+    from nagjax.runs.opening import read_config, read_origin
 
     config = read_config(run)
     if config.model.kept:
         raise UserError("run", str(run), "was pruned, which no options say: train on from it with --start")
+    if read_origin(run) is not None:
+        fix = "was imported, and its weights and tokenizer are no options: train on from it with --start"
+        raise UserError("run", str(run), fix)
     config.model.check_causal("a training by options")
     found, names = options_of_run(config)
     print(config_text(found, names), end="")

@@ -75,5 +75,12 @@ def _read(messages: list[Message]) -> list[Message]:
 
 
 def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[int]:
+    """As the run was trained on it: behind the token that opens a document (see `nagjax.data.rows.Rows`). An imported
+    model that was not trained here is shown what its template writes, and nothing else, as in transformers."""
     refuse_special(messages, run.tokenizer)
-    return run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()
+    ids = run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()
+    if run.step == 0:
+        return ids
+    end = run.tokenizer.end_of_text
+    begins = [end, *run.beginning][-1]
+    return [end if ids[:1] == [begins] else begins, *ids]

@@ -202,7 +202,8 @@ def read_config(folder: Path) -> RunConfig:
     try:
         values = _read_object(folder / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        fix = f"there is no {CONFIG} in it: give a folder that nagjax train has written"
+        what = f"there is no {CONFIG} in it" if folder.is_dir() else "no such folder"
+        fix = f"{what}: give a folder that nagjax train has written; nagjax import MODEL --out RUN makes one of a model"
         raise UserError("run", str(folder), fix) from None
     except (OSError, ValueError) as error:
         raise UserError("run", str(folder), f"its {CONFIG} cannot be read ({error})") from None

@@ -19,6 +19,7 @@ from experiments.harness.pages import NOT_MEASURED, table
 from experiments.harness.recipe import FIELDS, HOME, KNOWN, judged, load, names, read_header
 from experiments.harness.results import read_result, result_file
 from experiments.harness.sweep import settings_from
+from nagjax.arguments import options_of
 from nagjax.errors import UserError
 from nagjax.runs.config import MeshConfig
 from nagjax.train.loop import train
@@ -32,7 +33,8 @@ def test_header_and_sizes_are_complete(name):
     known = recipe.header.get(KNOWN, "").partition(": ")[0]
     assert not known or {*known.split(", ")} <= {*recipe.sizes}
     kinds = {type(settings) for settings in recipe.sizes.values()}
-    assert len(kinds) == 1 and dataclasses.is_dataclass(kinds.pop())
+    assert len(kinds) == 1 and dataclasses.is_dataclass(kind := kinds.pop())
+    assert [option.name for option in options_of(kind) if not (option.text or command.TEXTS.get(option.name))] == []
 
 
 def stand_in(config):

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from nagjax.cli import main
+from nagjax.data import DataConfig, open_dataset
 from nagjax.data.chat_template import DEFAULT, ChatTemplate
-from nagjax.data.tokenizer import ByteTokenizer, load_tokenizer
+from nagjax.data.preparation import prepare
+from nagjax.data.tokenizer import ByteTokenizer, beginning_of, load_tokenizer
 from nagjax.errors import UserError
 from nagjax.generate import chat
 from nagjax.interop.tokenizer_files import byte_level_json
@@ -51,7 +53,7 @@ def scripted(monkeypatch, tmp_path):
 
         monkeypatch.setattr(chat, "generate", generate)
         opened = SimpleNamespace(folder=tmp_path, tokenizer=tokenizer, model=(), progress=1.0, mod={}, config=CONFIG)
-        opened.eos = ()
+        opened.eos, opened.step, opened.beginning = (), 0, beginning_of(tokenizer)
         return opened, seen
 
     return run
@@ -99,6 +101,32 @@ def test_an_answer_ends_where_the_users_turn_begins(scripted):
     run, seen = scripted(ByteTokenizer(), DEFAULT, [*b"4\n<|user|>\n3+3?"])
     assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == len("4\n<|user|>")
     assert bytes(seen.asked[0]).decode() == "<|user|>\n2+2?\n<|assistant|>\n"
+
+
+@pytest.mark.parametrize(("front", "template"), [("", DEFAULT), ("<s>", DEFAULT), ("<s>", "<s>" + DEFAULT)])
+def test_a_trained_run_is_asked_as_it_was_trained(front, template, scripted, tmp_path):
+    """Up to where the answer begins the tokens are those of the training's row; an import has its template's alone."""
+    spec = json.loads(byte_level_json())
+    if front:
+        spec["added_tokens"].append(spec["added_tokens"][0] | {"id": 257, "content": front})
+        own = {front: {"id": front, "ids": [257], "tokens": [front]}}
+        single = [{"SpecialToken": {"id": front, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        spec["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": own}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"prompt": "2+2?", "response": "4"}))
+    given = dict(tokenizer=str(tmp_path / "tokenizer.json"), validation=0.0, chat=ChatTemplate(template, name="own"))
+    prepare([str(tmp_path / "talks.jsonl")], str(tmp_path / "corpus"), **given)
+    dataset = open_dataset(DataConfig(path=str(tmp_path / "corpus"), rows="document"))
+    row = dataset.source(64)[0]
+    run, seen = scripted(dataset.tokenizer, template, [65])
+    run.step = 1
+    chat.answer(run, [ASKED])
+    (asked,) = seen.asked
+    assert asked == row["tokens"][: len(asked)].tolist()
+    assert row["weights"][len(asked) - 1] == 1.0 and not row["weights"][: len(asked) - 1].any(), "the answer comes next"
+    run.step = 0
+    chat.answer(run, [ASKED])
+    assert seen.asked == [asked[1:]]
 
 
 def test_what_is_refused(scripted, tmp_path):
