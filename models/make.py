@@ -68,7 +68,8 @@ CARD_FACTS = (r"^# [\w-]+: ([^,]+),", r"validation loss \| ([^,]+) nats", r"next
 INDEX = """# Models to look into
 
 Small models that have read the same text, each with another residual scheme, long enough to have learned something.
-`nagjax.load` and the commands that read models know them by name, if nagjax runs from a clone:
+`nagjax.load` and the commands that read models (`generate`, `chat`, `eval`, `map`, `diagnose`, `compare`, `info`,
+`import`) know them by name, if nagjax runs from a clone; the others take runs, which `import` makes of them:
 
 ```sh
 nagjax generate nag-24 --prompt 'def read(self'

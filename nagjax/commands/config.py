@@ -30,9 +30,9 @@ def main(options: RunOptions, given: Given, run: Annotated[Path | None, POSITION
     config = read_config(run)
     if config.model.kept:
         raise UserError("run", str(run), "was pruned, which no options say: train on from it with --start")
+    config.model.check_causal("a training by options")
     if read_origin(run) is not None:
         fix = "was imported, and its weights and tokenizer are no options: train on from it with --start"
         raise UserError("run", str(run), fix)
-    config.model.check_causal("a training by options")
     found, names = options_of_run(config)
     print(config_text(found, names), end="")

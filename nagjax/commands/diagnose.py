@@ -21,7 +21,8 @@ def main(
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        out: folder for the two files; the run's folder by default, which is refused while it trains.
+        out: folder for the two files; by default the run's folder, which is refused while it trains, or NAME-report for
+            a model that is no run.
         data: another corpus with the same tokenizer; the run's own by default.
         batches: batches (of the run's size) for statistics of one pass; of a mixture at least one of each corpus.
         skip_batches: batches for leaving out each block; each takes one pass of twice the length per block.

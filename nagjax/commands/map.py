@@ -23,7 +23,8 @@ def main(
         text: the text.
         file: a file with the text.
         top_k: choose the top k tokens of a sequence, as in training, instead of asking the causal decider.
-        out: where map.png and map.json go; the run's folder by default, which is refused while it trains.
+        out: where map.png and map.json go; by default the run's folder, which is refused while it trains, or
+            NAME-report for a model that is no run.
     """
     note(f"drawing the tokens' ways through {run}")
     from nagjax.files import check_writable

@@ -29,9 +29,10 @@ def answer(
 
     tokens: of an answer, at most; None: as many as fit the context behind the longest conversation, at most 256.
 
-    An answer ends where the template ends its turn, with the document, or at what an imported model names as its
-    `eos_token_id`. `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide. What is not UTF-8 in a
-    message is replaced.
+    A run that was trained here sees the token that opened each conversation in training; an imported one only what the
+    template writes. An answer ends where the template ends its turn, with the document, or at what an imported model
+    names as its `eos_token_id`. `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide. What is not
+    UTF-8 in a message is replaced.
 
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
     what `generate` raises.

@@ -8,7 +8,7 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.files import has_file
 from nagjax.interop.safetensors import all_there, pickles_in
-from nagjax.runs.names import CONFIG, TOKENIZER_FILES
+from nagjax.runs.names import CHECKPOINTS, CONFIG, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
 SHIPPED = Path(__file__).resolve().parents[2] / "models"  # in a clone; an installed package has none
@@ -66,9 +66,9 @@ def shipped() -> list[str]:
 
 
 def report_folder(source: str | Path, out: Path | None) -> Path:
-    """Where a page about a model goes: `out`; else the model's folder; of a model by name, NAME-report here."""
+    """Where a page about a model goes: `out`; else the run's folder; of a model that is no run, NAME-report here."""
     path = Path(source)
-    return out or (path if path.exists() else Path(f"{path.name}-report"))
+    return out or (path if (path / CHECKPOINTS).is_dir() else Path(f"{path.resolve().name}-report"))
 
 
 def cache_folder() -> Path:

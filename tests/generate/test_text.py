@@ -7,6 +7,7 @@ import pytest
 
 from nagjax.cli import main
 from nagjax.data.chat_template import DEFAULT
+from nagjax.data.tokenizer import ByteTokenizer
 from nagjax.generate import chat
 from nagjax.generate.sample import complete
 from nagjax.generate.text import encodable
@@ -49,7 +50,8 @@ def test_lines_of_a_conversation(run_folder, template, monkeypatch, capsys, erro
     said = ["--system", TEXT, "--template", template, "--tokens", "2", "--temperature", "0"]
     assert main(["chat", str(run_folder), *said]) == 0
     assert len(asked) == 2 and capsys.readouterr().out.count("\n") >= 2
-    first = bytes(asked[0]).decode()
+    assert asked[0][0] == ByteTokenizer.end_of_text
+    first = bytes(asked[0][1:]).decode()
     assert "caf? " in first and first.count("caf") == 2
 
 

@@ -80,7 +80,9 @@ def test_commands_take_the_name_and_write_nothing_into_it(shipped, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
     assert main(["generate", "tiny", "--prompt", "ab", "--tokens", "4"]) == 0
     assert main(["map", "tiny", "--text", "abc"]) == 0
+    assert main(["map", str(tmp_path / "models" / "tiny"), "--text", "ab"]) == 0
     assert main(["import", "tiny", "--out", "imported"]) == 0
+    assert main(["map", "imported", "--text", "abc"]) == 0 and Path("imported", "map.png").exists()
     assert sorted(path.name for path in Path().iterdir()) == ["imported", "tiny-report"]
     assert {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()} == before
 
