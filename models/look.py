@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nagjax
 from benchmarks import plan_tables as tables
+from experiments.harness.looks import MODELS
 from models.figures import distances, jacobians, lengths
 from nagjax.report.curve_plot import curve_plot
 from nagjax.report.depth_figures import draw_diagnosis
@@ -21,7 +22,6 @@ from nagjax.report.verdict_depth import USED, confidence_and_accuracy, surely_us
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, PAGE = ROOT / "docs" / "diagnose", ROOT / "docs" / "looking_inside.md"
 SUMMARY = FOLDER / "summary.json"
-MODELS = ("plain-24", "lns-24", "review-24", "nag-24", "nag_harmonic-24")
 CURVES = ("plain-24", "nag-24", "nag_harmonic-24")  # of which figures are drawn
 QUARTER = 6  # blocks of 24
 SMALL = 0.05  # of an update's length over the residual's

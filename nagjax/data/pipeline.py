@@ -16,7 +16,7 @@ from nagjax.data.stdlib import STDLIB, open_stdlib
 from nagjax.data.storage import storage_path
 from nagjax.data.store import ANEW, SPLITS, open_stream, open_tokenizer, read_manifest
 from nagjax.data.stream import TokenStream
-from nagjax.data.tokenizer import Tokenizer, beginning_of, load_tokenizer
+from nagjax.data.tokenizer import Tokenizer, load_tokenizer, opening_of
 from nagjax.data.workers import begin
 from nagjax.errors import UserError, renamed
 from nagjax.ranges import Range, Seed, check_fields
@@ -120,7 +120,7 @@ class Dataset:
         """Its rows, by number."""
         kinds = {"packed": Rows, "whole": WholeRows, "document": DocumentRows}
         end = self.tokenizer.end_of_text
-        return kinds[self.config.rows](self.stream, context, end, [end, *beginning_of(self.tokenizer)][-1])
+        return kinds[self.config.rows](self.stream, context, end, opening_of(self.tokenizer))
 
 
 @dataclass(frozen=True)

@@ -326,6 +326,11 @@ def beginning_of(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.in_front if isinstance(tokenizer, JsonTokenizer) else []
 
 
+def opening_of(tokenizer: Tokenizer) -> int:
+    """The token that rows have in front of a document: what the tokenizer puts before a text, else its end-of-text."""
+    return [tokenizer.end_of_text, *beginning_of(tokenizer)][-1]
+
+
 def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> list[int]:
     """Of those texts that are special tokens of a tokenizer.json."""
     return tokenizer.special_ids(texts) if isinstance(tokenizer, JsonTokenizer) else []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
-from nagjax.data.tokenizer import special_ids
+from nagjax.data.tokenizer import opening_of, special_ids
 from nagjax.errors import UserError
 from nagjax.generate.sample import cut, facts_of, generate, room_behind
 from nagjax.generate.text import encodable
@@ -82,6 +82,5 @@ def _asked(run: OpenRun, form: ChatTemplate, messages: list[Message]) -> list[in
     ids = run.tokenizer.encode_templated([form.render(messages, ask=True)[0]])[0].ids.tolist()
     if run.step == 0:
         return ids
-    end = run.tokenizer.end_of_text
-    begins = [end, *run.beginning][-1]
-    return [end if ids[:1] == [begins] else begins, *ids]
+    opens = opening_of(run.tokenizer)
+    return [run.tokenizer.end_of_text if ids[:1] == [opens] else opens, *ids]

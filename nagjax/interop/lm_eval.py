@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nagjax.console import note
-from nagjax.data.tokenizer import special_ids
+from nagjax.data.tokenizer import opening_of, special_ids
 from nagjax.errors import UserError
 from nagjax.generate.sample import cut, facts_of, generate
 from nagjax.runs.opening import OpenRun
@@ -43,7 +43,7 @@ class NagjaxLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """What a text without a context is conditioned on: what the model expects in front, or a document's end."""
-        return self.run.beginning[-1] if self.run.beginning else self.eot_token_id
+        return opening_of(self.run.tokenizer)
 
     @property
     def max_length(self) -> int:
