@@ -49,6 +49,11 @@ def inside(path: str | os.PathLike) -> Path:
     return found
 
 
+def what_lacks(folder: str | os.PathLike, name: str) -> str:
+    """How a message says that `folder` has no file `name`: whether there is such a folder at all."""
+    return f"there is no {name} in it" if Path(folder).is_dir() else "no such folder"
+
+
 def has_file(path: str | os.PathLike) -> bool:
     """Whether there is such a file to read. Raises UserError as `inside` does."""
     return inside(path).is_file()

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 
 from nagjax.errors import UserError
-from nagjax.files import has_file
+from nagjax.files import has_file, what_lacks
 from nagjax.interop.hub import find_model, shipped
 from nagjax.interop.source import MODEL_CONFIG, read_json, read_source, source_config
 from nagjax.ranges import check_value
@@ -42,7 +42,7 @@ def _folder(path: str | Path) -> tuple[Path, dict]:
     """A model's folder and its config.json. Raises UserError where there is none."""
     folder = find_model(path)
     if not has_file(folder / MODEL_CONFIG):
-        what = "there is no config.json in it" if folder.is_dir() else "no such folder"
+        what = what_lacks(folder, MODEL_CONFIG)
         names = shipped() or ["or, where nagjax runs from a clone, the name of one in its folder models/"]
         raise UserError("run", str(path), ", ".join([f"{what}: give the folder of a run or a model", *names]))
     return folder, read_json(folder)

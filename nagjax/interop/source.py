@@ -12,7 +12,7 @@ import numpy as np
 from nagjax.data import ByteTokenizer, Tokenizer, load_tokenizer
 from nagjax.data.tokenizer import JsonTokenizer, NoTokenizer
 from nagjax.errors import UserError
-from nagjax.files import has_file, inside
+from nagjax.files import has_file, inside, what_lacks
 from nagjax.files import read_json as read_as_json
 from nagjax.interop.families import family_of
 from nagjax.interop.families.common import LONGEST
@@ -85,7 +85,8 @@ def read_json(folder: Path) -> dict:
     try:
         values = read_as_json(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError("source", str(folder), "there is no config.json in it: give the folder of a model") from None
+        fix = f"{what_lacks(folder, MODEL_CONFIG)}: give the folder of a model"
+        raise UserError("source", str(folder), fix) from None
     except (OSError, ValueError) as error:
         raise UserError("source", str(folder), f"its config.json cannot be read ({error})") from None
     if not isinstance(values, dict):

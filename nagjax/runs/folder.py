@@ -19,6 +19,7 @@ from nagjax.files import (
     read_bytes,
     read_json,
     remove,
+    what_lacks,
     write_bytes,
     write_json,
     write_text,
@@ -202,7 +203,7 @@ def read_config(folder: Path) -> RunConfig:
     try:
         values = _read_object(folder / CONFIG)
     except (FileNotFoundError, NotADirectoryError):
-        what = f"there is no {CONFIG} in it" if folder.is_dir() else "no such folder"
+        what = what_lacks(folder, CONFIG)
         fix = f"{what}: give a folder that nagjax train has written; nagjax import MODEL --out RUN makes one of a model"
         raise UserError("run", str(folder), fix) from None
     except (OSError, ValueError) as error:

@@ -146,7 +146,7 @@ def test_bad_input(capsys):
     fails(capsys, ["--topology", "h200x8", "--tokens", "0"], "tokens", "above 0")
     fails(capsys, ["--topology", "h200x8", "--mfu", "1.5"], "mfu", "at most 1")
     fails(capsys, ["--topology", "h200x8", "--preset", "9T"], "preset", "7B")
-    fails(capsys, ["--topology", "h200x8", "--start", "nowhere"], "run = 'nowhere'", "config.json")
+    fails(capsys, ["--topology", "h200x8", "--start", "nowhere"], "run = 'nowhere'", "no such folder")
     fails(capsys, ["--topology", "v5e:2x2", "--mesh.fsdp", "3"], "mesh")
     fails(capsys, ["--topology", "v5e:2x2", "--batch", "6"], "batch = 6", "try 4")
     fails(capsys, ["--topology", "v5e:2x4", "--batch", "3", "--search"], "batch = 3", "try 8")

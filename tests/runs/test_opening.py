@@ -85,8 +85,8 @@ def test_complete_survives_what_is_not_utf8(run):
 
 
 def test_not_a_run_folder(tmp_path):
-    for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UserError, match="config.json") as error:
+    for folder, lacks in ((tmp_path, "there is no config.json in it"), (tmp_path / "absent", "no such folder")):
+        with pytest.raises(UserError, match=lacks) as error:
             open_run(folder)
         assert error.value.field == "run"
     assert not (tmp_path / "absent").exists()
