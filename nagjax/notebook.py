@@ -20,6 +20,7 @@ from nagjax.report.plots import FIGURES, Plot, draw_plots
 from nagjax.report.table import Table, comparison_table
 from nagjax.residual import Scheme
 from nagjax.residual.module import as_scheme
+from nagjax.runs.config import DEFAULT_SCHEME
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.names import CHECKPOINTS
 from nagjax.runs.opening import OpenRun, open_run
@@ -59,9 +60,8 @@ def fit(
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
     check_value("resume", resume, Literal["latest", "previous"])
-    read = read_options(
-        {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme), **options}, beside=ARGUMENTS
-    )
+    told = {} if scheme == DEFAULT_SCHEME else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
+    read = read_options({**told, **options}, beside=ARGUMENTS)
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
         skip, config = resume == "previous", read.config()

@@ -81,6 +81,7 @@ class RunOptions:
     parts: Mapping[str, Any]  # ModelConfig, OptimizerConfig, ... by the names they have in RunConfig
     start: str = ""
     file: str = ""  # the name, without its ending, of the file they are from
+    given: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # the names of those that were
 
     @property
     def model(self) -> ModelConfig:
@@ -130,7 +131,7 @@ class RunOptions:
             made = find_scheme(self.scheme)(**self.own)
         else:
             made = dataclasses.replace(self.scheme, **self.own)
-        return RunConfig(scheme=made, start=self.start, **self.parts)
+        return RunConfig(scheme=made, start=self.start, given=self.given, **self.parts)
 
 
 def read_options(given: Mapping[str, Any], file: str = "", beside: Iterable[str] = ()) -> RunOptions:
@@ -147,6 +148,7 @@ def read_options(given: Mapping[str, Any], file: str = "", beside: Iterable[str]
     if preset is not None:
         check_value("preset", preset, str)
         values = dataclasses.asdict(find_preset(preset)) | values
+    names = tuple(values)
     scheme, start = values.pop("scheme", DEFAULT_SCHEME), values.pop("start", None) or ""
     check_value("start", start, str)
     if not dataclasses.is_dataclass(scheme):
@@ -163,7 +165,7 @@ def read_options(given: Mapping[str, Any], file: str = "", beside: Iterable[str]
         values, {option.name for option in _options_of_every_scheme()}, [*beside, *(f"scheme.{name}" for name in hints)]
     )
     made = {part: _made(cls, values, prefixes[part]) for part, cls in parts.items()}
-    return RunOptions(scheme, own, made, str(start), file)
+    return RunOptions(scheme, own, made, str(start), file, names)
 
 
 def options_of_run(config: RunConfig) -> tuple[RunOptions, set[str]]:
@@ -193,7 +195,10 @@ def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             name, value = "data.path", str(value)
         if dataclasses.is_dataclass(value) and not hasattr(value, "advance"):
             value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        found = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        for twice in flat.keys() & found.keys():
+            raise UserError(twice, found[twice], f"was given as {flat[twice]!r}, too: give one of them")
+        flat |= found
     return flat
 
 
@@ -201,6 +206,9 @@ def _refuse_unknown(values: Mapping[str, Any], known: set[str], others: Iterable
     """others: what may have been meant, too."""
     for name, value in values.items():
         if name not in known:
+            if inner := [option for option in sorted(known) if option.startswith(f"{name}.")]:
+                fix = f"is a group: give a dict of its options, {name}={{...}}, or {', '.join(inner)} by name"
+                raise UserError(name, value, fix)
             meant = nearest(name, [*sorted(known), *others])
             every = "nagjax train --help-all lists every option"
             raise UserError(name, value, meant + every if meant else f"is no option; known: {', '.join(sorted(known))}")

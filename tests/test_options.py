@@ -233,6 +233,24 @@ def test_an_unknown_option_is_named(name):
         read_options({name: 3})
 
 
+def test_a_value_where_a_group_is_expected():
+    with pytest.raises(UserError, match=r"mod = 0.5: is a group: .*mod=\{\.\.\.\}, or .*mod.rate"):
+        read_options({"mod": 0.5})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data": "here", "data.path": "there"},
+        {"data.path": "there", "data": {"path": "here"}},
+        {"mod": ModConfig(rate=(0.5,)), "mod.rate": 0.25},
+    ],
+)
+def test_an_option_that_was_given_twice(given):
+    with pytest.raises(UserError, match="(data.path|mod.rate) = .*was given as .*, too"):
+        read_options(given)
+
+
 def test_none_is_a_value_where_it_is_allowed():
     assert parse(run_options(), ["--lr", "None", "--mod.mlp-rate", "1"], "nagjax train") == {
         "lr": None,

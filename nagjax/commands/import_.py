@@ -34,10 +34,16 @@ def main(
     files = [path for path in source.glob("*.safetensors") if not path.match(TWICE)]
     weights = sum(path.stat().st_size for path in files if path.is_file())
     say(f"importing {source}, {weights / 2**30:.2f} GiB of weights, into {out}")
+    from nagjax.data.tokenizer import NO_TOKENIZER, NoTokenizer
     from nagjax.interop.importing import import_model
     from nagjax.train.distributed.mesh import local_devices
 
     run = import_model(source, out, context=context, dtype=dtype, devices=local_devices(devices), say=say)
     name = shlex.quote(str(out))
-    use = f"generate {name} --prompt 'def '" if run.config.model.causal else f"map {name} --text 'a text'"
-    print(f"{run!r}\n  nagjax info {name}\n  nagjax {use}")
+    shown = [f"{run!r}", f"nagjax info {name}"]
+    if isinstance(run.tokenizer, NoTokenizer):
+        say(f"{NO_TOKENIZER}; without one it reads token ids only")
+    else:
+        causal = run.config.model.causal
+        shown.append(f"nagjax generate {name} --prompt 'def '" if causal else f"nagjax map {name} --text 'a text'")
+    print("\n  ".join(shown))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
+NO_TOKENIZER = "the model came without a tokenizer.json: put one beside its files, and if it was imported do so again"
 LARGEST = 1 << 28  # bytes of a tokenizer.json
 MOST_TOKENS = 1 << 24
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]", "<｜end▁of▁sentence｜>", "[EOS]")
@@ -230,7 +231,7 @@ class NoTokenizer:
         self.vocab_size, self.end_of_text = vocab_size, end_of_text
 
     def encode(self, *_: Any, **__: Any) -> NoReturn:
-        raise UserError("tokenizer", None, "the model came without a tokenizer.json: put it beside the model's files")
+        raise UserError("tokenizer", None, NO_TOKENIZER)
 
     encode_batch = encode_templated = decode = name_of = encode
 

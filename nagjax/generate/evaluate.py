@@ -6,6 +6,7 @@ import numpy as np
 
 from nagjax.data import DataConfig, Dataset, open_dataset
 from nagjax.data.stdlib import STDLIB
+from nagjax.data.tokenizer import NO_TOKENIZER, NoTokenizer
 from nagjax.errors import UserError, renamed
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.ranges import Count, check_value
@@ -58,8 +59,11 @@ def score(run: OpenRun, dataset: Dataset, batches: int | None, *, causal: bool) 
 def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -> Dataset:
     """A split of `"stdlib"` or of a prepared folder, of the run's own corpus unless given.
 
-    Raises UserError: no such corpus, one of another tokenizer, or a corpus of the run that has changed since.
+    Raises UserError: no such corpus, one of another tokenizer, a corpus of the run that has changed since, or a model
+    that came without a tokenizer.
     """
+    if isinstance(run.tokenizer, NoTokenizer):
+        raise UserError("tokenizer", None, NO_TOKENIZER)
     if data is None:
         given = run.tokenizer if run.config.data.path == STDLIB else None  # of a mixture path is that, too
         try:

@@ -174,7 +174,9 @@ def _check(rule: str, count: int | None, blocks: Sequence[int], heal_steps: int,
     pick("rule", rule, RULES, "rules")
     if heal_steps < 0:
         raise UserError("heal_steps", heal_steps, "give a number of steps of at least 0")
-    if bool(heal_steps) != (lr is not None):
-        raise UserError("lr", lr, "healing needs a learning rate: give --heal-steps and --lr together")
+    if heal_steps and lr is None:
+        raise UserError("lr", lr, "healing needs a learning rate: give --lr, too, or leave --heal-steps out")
+    if lr is not None and not heal_steps:
+        raise UserError("heal_steps", heal_steps, "--lr is for healing: give --heal-steps, too, or leave --lr out")
     if lr is not None and not lr > 0:
         raise UserError("lr", lr, "give a learning rate above 0")

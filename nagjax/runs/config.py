@@ -146,6 +146,8 @@ class RunConfig:
     data: DataConfig = DataConfig()
     mesh: MeshConfig = MeshConfig()
     start: str = ""  # folder of the run whose model, scheme and parameters this one begins with; "": it begins anew
+    # Options that were given, where a run starts from another: they stand though they equal their defaults. Not saved.
+    given: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self):
         Parametrization.of(self.model, self.scheme)  # raises its errors here
@@ -158,7 +160,7 @@ class RunConfig:
 def to_dict(config) -> dict:
     """Plain JSON values; a scheme carries its `name`."""
     values = {}
-    for field in dataclasses.fields(config):
+    for field in (field for field in dataclasses.fields(config) if field.compare):
         value = getattr(config, field.name)
         values[field.name] = to_dict(value) if dataclasses.is_dataclass(value) else _plain(value)
     name = getattr(config, "name", None)  # of a scheme: the class's, and no field

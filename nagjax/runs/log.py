@@ -272,6 +272,8 @@ def _json_object(file: Path, cls: type, part: Callable[[Any], Any] = lambda valu
     """That part of it, in which the fields of `cls` are as declared."""
     try:
         value = part(read_json(file))
+        if isinstance(value, dict) and "model_type" in value:
+            raise UserError("run", str(file.parent), "is a model, not a run: it has no log of a training")
         build(cls, value, others=(_Scheme, _Model, _Optimizer, _Train, _Config, _Rates, _Info))
     except FileNotFoundError:
         raise UserError("run", str(file.parent), f"has no {file.name}: was it ever started?") from None

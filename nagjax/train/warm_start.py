@@ -6,7 +6,7 @@ from pathlib import Path
 from nagjax.console import note
 from nagjax.data import Tokenizer
 from nagjax.data.stdlib import STDLIB
-from nagjax.data.tokenizer import NoTokenizer
+from nagjax.data.tokenizer import NO_TOKENIZER, NoTokenizer
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
@@ -34,11 +34,14 @@ def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = N
     before = read_config(folder)
     if tokenizer is not None:
         _check_tokenizer(config.start, folder, before, tokenizer)
-    defaults = ModelConfig()
-    asked = {name: value for name, value in vars(config.model).items() if value != getattr(defaults, name)}
+    defaults, named = ModelConfig(), {name.partition(".")[0] for name in config.given}
+    asked = {
+        name: value for name, value in vars(config.model).items() if name in named or value != getattr(defaults, name)
+    }
     given = {name: asked[name] for name in OF_THE_MACHINE if name in asked}
     vain = [name for name, value in asked.items() if name not in TAKEN and value != getattr(before.model, name)]
-    if config.scheme not in (before.scheme, before.scheme.trained(), find_scheme(DEFAULT_SCHEME)()):
+    untold = () if "scheme" in named else (find_scheme(DEFAULT_SCHEME)(),)
+    if config.scheme not in (before.scheme, before.scheme.trained(), *untold):
         vain.append("scheme")
     if vain:
         note(f"the model is that of {config.start}: not used of what is given: {', '.join(vain)}")
@@ -54,8 +57,7 @@ def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tok
     if its.fingerprint == tokenizer.fingerprint:
         return
     if isinstance(its, NoTokenizer):
-        fix = "came without a tokenizer.json, so no text can be made its tokens: import it with one"
-        raise UserError("start", start, fix)
+        raise UserError("start", start, NO_TOKENIZER)
     fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
     raise UserError("start", start, f"{fix}, or for stdlib give --data.tokenizer {path}")
 

@@ -8,7 +8,9 @@ import pytest
 
 import nagjax
 from nagjax.cli import main
+from nagjax.data.stdlib import STDLIB
 from nagjax.errors import UserError
+from nagjax.generate.evaluate import run_text
 from nagjax.interop import load_tensors as place
 from nagjax.interop.exporting import export
 from nagjax.interop.families import Inexpressible, families, family_of, read_only
@@ -196,8 +198,16 @@ def test_a_model_without_a_tokenizer_reads_ids_only(model, tmp_path):
     run = import_model(model, tmp_path / "imported")
     opened = nagjax.load(tmp_path / "imported")
     assert opened.tokenizer.vocab_size == 257 and run.tokenizer.end_of_text == opened.tokenizer.end_of_text
-    with pytest.raises(UserError, match="without a tokenizer.json"):
-        opened.tokenizer.encode("a")
+    for read in (lambda: opened.tokenizer.encode("a"), lambda: run_text(opened, STDLIB)):
+        with pytest.raises(UserError, match="without a tokenizer.json: put one beside its files, and if it was import"):
+            read()
+
+
+def test_an_import_does_not_advise_to_generate_without_a_tokenizer(model, tmp_path, capsys):
+    (model / "tokenizer.json").unlink()
+    assert main(["import", str(model), "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert "nagjax info" in said.out and "nagjax generate" not in said.out and "token ids only" in said.out
 
 
 def test_families_write_what_they_read():

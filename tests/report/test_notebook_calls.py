@@ -65,7 +65,7 @@ def test_a_map_of_an_open_run_is_a_picture(run_folder):
     assert nagjax.depth_map(run, "it was dark").png.startswith(b"\x89PNG")
 
 
-def test_what_is_no_run_is_refused_by_name(run_folder):
+def test_what_is_no_run_is_refused_by_name(run_folder, tmp_path):
     path, model = str(run_folder), nagjax.load(run_folder).model
     calls = [
         lambda run: nagjax.complete(run, "it was"),
@@ -81,6 +81,9 @@ def test_what_is_no_run_is_refused_by_name(run_folder):
     for call in (nagjax.log, nagjax.table, nagjax.plot, lambda run: nagjax.table([run])):
         with pytest.raises(UserError, match="run = 'Transformer': give a run's folder"):
             call(model)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match="is a model, not a run: it has no log"):
+        nagjax.table(tmp_path)
     for call in (nagjax.table, nagjax.plot):
         with pytest.raises(UserError, match=r"runs = \[\]: give at least one"):
             call([])

@@ -158,6 +158,7 @@ def test_without_its_routed_blocks_a_model_is_dense(mod):
         ("count", {"count": 4}),
         ("rule", {"count": 1, "rule": "best"}),
         ("lr", {"blocks": [1], "heal_steps": 5}),
+        ("heal_steps", {"blocks": [1], "lr": 0.1}),
     ],
 )
 def test_what_cannot_be_removed_is_refused(run_folder, tmp_path, field, options):

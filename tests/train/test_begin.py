@@ -11,14 +11,18 @@ import pytest
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
+from nagjax.options import read_options
+from nagjax.plan.order import started
 from nagjax.residual import find_scheme
-from nagjax.runs.config import DEFAULT_SCHEME, MeshConfig, RunConfig
+from nagjax.runs.config import DEFAULT_SCHEME, MeshConfig, RunConfig, to_dict
+from nagjax.runs.folder import read_config
 from nagjax.runs.metrics import comparable
 from nagjax.runs.names import CONFIG, IDENTITY, LOCK
 from nagjax.runs.opening import open_run
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train
+from nagjax.train.warm_start import OF_THE_MACHINE
 from tests.tolerance import close_to
 
 
@@ -154,6 +158,30 @@ def test_what_of_the_model_is_given_in_vain_is_told(first, tmp_path, capsys):
     kept = resolve(RunConfig(find_scheme(DEFAULT_SCHEME)(), start=str(first)))
     assert (kept.model.remat, kept.model.attention) == ("dots", "xla")
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", OF_THE_MACHINE)
+def test_an_option_given_as_its_default_stands_against_the_run_to_start_from(first, tmp_path, capsys, option):
+    first = shutil.copytree(first, tmp_path / "first")
+    values = json.loads((first / CONFIG).read_text())
+    default = getattr(ModelConfig(), option)
+    other = {"dtype": "bfloat16", "remat": "block", "attention": "xla", "kernels": "xla"}[option]
+    values["model"][option] = other
+    (first / CONFIG).write_text(json.dumps(values))
+    untold = read_options({"start": str(first)}).config()
+    assert getattr(resolve(untold).model, option) == other != default
+    told = read_options({"start": str(first), option: default}).config()
+    assert getattr(resolve(told).model, option) == getattr(started(told).model, option) == default
+    assert "given" not in to_dict(told)
+    assert not capsys.readouterr().err
+
+
+def test_what_is_given_in_vain_is_told_though_it_is_the_default(first, capsys):
+    default = ModelConfig()
+    resolve(read_options({"start": str(first), "depth": default.depth, "scheme": DEFAULT_SCHEME}).config())
+    schemes = [] if read_config(first).scheme.name == DEFAULT_SCHEME else ["scheme"]
+    assert read_config(first).model.depth != default.depth
+    assert capsys.readouterr().err.endswith(f"not used of what is given: {', '.join(['depth', *schemes])}\n")
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(first, tmp_path):
