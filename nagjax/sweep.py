@@ -56,7 +56,10 @@ class Varied:
             if not all(isinstance(end, int | float) for end in (low, high)) or not 0 < low < high:
                 raise UserError("vary", text, "give a range from a number above 0 to a larger one, as in lr=1e-4..1e-2")
             return cls(option, (), low, high)
-        return cls(option, tuple(read_values(values)))
+        try:
+            return cls(option, tuple(read_values(values)))
+        except UserError as error:
+            raise UserError("vary", text, error.fix) from None
 
     def draw(self, noise: np.random.Generator) -> Any:
         """One of the values, each as likely as the others; of a range so that each factor is as likely as another, a
@@ -84,7 +87,8 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
         drawn = (np.random.default_rng((seed, number)) for number in range(draws))
         found = [{one.option: one.draw(noise) for one in varied} for noise in drawn]
         first = [number for number, own in enumerate(found) if own not in found[:number]]
-        return [_trial(f"draw-{number:03d}", found[number], base) for number in first]
+        ranges = {one.option: text for text, one in zip(vary, varied, strict=True) if not one.values}
+        return [_trial(f"draw-{number:03d}", found[number], base, ranges) for number in first]
     if ranges := [text for text, one in zip(vary, varied, strict=True) if not one.values]:
         raise UserError("vary", ranges[0], "a range has no grid: list its values, or give --draws")
     grid = [dict(zip(names, own, strict=True)) for own in itertools.product(*(one.values for one in varied))]
@@ -94,9 +98,17 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
     return trials
 
 
-def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any]) -> Trial:
+def _trial(
+    name: str, varied: dict[str, Any], base: Mapping[str, Any], ranges: Mapping[str, str] | None = None
+) -> Trial:
+    """ranges: the texts of those that values were drawn from, by their options."""
     given = {SHORT.get(option, option): value for option, value in varied.items()}
-    return Trial(name, varied, read_options(overridden(base, given)))
+    try:
+        return Trial(name, varied, read_options(overridden(base, given)))
+    except UserError as error:
+        if not ranges or error.field not in ranges:
+            raise
+        raise UserError("vary", ranges[error.field], f"{error.value} was drawn from it: {error.fix}") from None
 
 
 def _name(varied: dict[str, Any]) -> str:
@@ -130,7 +142,8 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
 
 def check(trials: Sequence[Trial], out: Path) -> None:
     """Raises UserError where a run's folder has checkpoints of other options or of another corpus: the results of
-    another sweep; and where two runs that start from another one would be the same, whatever was varied."""
+    another sweep; where two runs that start from another one would be the same, whatever was varied; and where the text
+    of a run that is to be trained cannot be read."""
     from nagjax.data import open_dataset
     from nagjax.runs.folder import refuse_other_run
     from nagjax.runs.identity import corpus_identity
@@ -141,11 +154,11 @@ def check(trials: Sequence[Trial], out: Path) -> None:
     corpora, starting = {}, {}
     for trial in trials:
         begun = steps_saved(out / trial.name / CHECKPOINTS)
-        if not (begun or trial.options.start):
-            continue
         config = trial.options.config()
         if config.data not in corpora:
             corpora[config.data] = open_dataset(config.data)
+        if not (begun or config.start):
+            continue
         corpus = corpora[config.data]
         whole = resolved(config, corpus.tokenizer, out / trial.name)
         if begun:

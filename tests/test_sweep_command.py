@@ -100,7 +100,8 @@ def test_a_shard_without_runs_has_results_too(tmp_path, capsys):
         (["lr=0.1", "lr=0.2"], "each option once"),
         (["data=a,b", "data.path=c"], "each option once"),
         (["lr=0.1,0.1"], "same name"),
-        (["lr=[0.1"], "no list of values"),
+        (["lr=[0.1"], r"vary = 'lr=\[0.1': is no list of values"),
+        (["lr=0.1,,0.2"], "vary = 'lr=0.1,,0.2': is no list of values"),
         (["leaning_rate=0.1"], "leaning_rate"),
         (["lr=-1"], "lr = -1"),
         (["scheme=1,2"], "scheme = 1"),
@@ -123,6 +124,17 @@ def test_runs_that_start_from_another_cannot_vary_what_is_that_ones(trained, tmp
 def test_ranges_that_are_none(text):
     with pytest.raises(UserError, match="range|list of values"):
         Varied.parse(text)
+
+
+def test_a_value_that_was_drawn_is_named_with_its_range():
+    with pytest.raises(UserError, match=r"vary = 'depth=2..8.5': [\d.]+ was drawn from it: give a whole number"):
+        plan({}, ["depth=2..8.5"], draws=1)
+
+
+def test_a_text_that_is_not_there_is_told_before_any_run_is_trained(tmp_path):
+    with pytest.raises(UserError, match="data.path = 'nope'"):
+        work(plan(TINY, ["data=stdlib,nope"]), tmp_path, print)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_shards():
