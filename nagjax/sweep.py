@@ -83,30 +83,28 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
         raise UserError("vary", list(vary), "give each option once, with all its values")
     if draws and not varied:
         raise UserError("draws", draws, "there is nothing to draw: give --vary, or leave it out")
+    ranges = {one.option: text for text, one in zip(vary, varied, strict=True) if not one.values}
     if draws:
         drawn = (np.random.default_rng((seed, number)) for number in range(draws))
         found = [{one.option: one.draw(noise) for one in varied} for noise in drawn]
         first = [number for number, own in enumerate(found) if own not in found[:number]]
-        ranges = {one.option: text for text, one in zip(vary, varied, strict=True) if not one.values}
         return [_trial(f"draw-{number:03d}", found[number], base, ranges) for number in first]
-    if ranges := [text for text, one in zip(vary, varied, strict=True) if not one.values]:
-        raise UserError("vary", ranges[0], "a range has no grid: list its values, or give --draws")
+    if ranges:
+        raise UserError("vary", [*ranges.values()][0], "a range has no grid: list its values, or give --draws")
     grid = [dict(zip(names, own, strict=True)) for own in itertools.product(*(one.values for one in varied))]
-    trials = [_trial(_name(own), own, base) for own in grid]
+    trials = [_trial(_name(own), own, base, ranges) for own in grid]
     if len({trial.name for trial in trials}) < len(trials):
         raise UserError("vary", list(vary), "two runs would have the same name: give different values")
     return trials
 
 
-def _trial(
-    name: str, varied: dict[str, Any], base: Mapping[str, Any], ranges: Mapping[str, str] | None = None
-) -> Trial:
+def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any], ranges: Mapping[str, str]) -> Trial:
     """ranges: the texts of those that values were drawn from, by their options."""
     given = {SHORT.get(option, option): value for option, value in varied.items()}
     try:
         return Trial(name, varied, read_options(overridden(base, given)))
     except UserError as error:
-        if not ranges or error.field not in ranges:
+        if error.field not in ranges:
             raise
         raise UserError("vary", ranges[error.field], f"{error.value} was drawn from it: {error.fix}") from None
 

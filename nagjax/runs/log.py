@@ -233,7 +233,7 @@ def load_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir() or not has_file(path / CONFIG):
         raise UserError("run", str(path), f"is not a run folder: give the folder that holds its {CONFIG}")
-    config = _json_object(path / CONFIG, _Config, _of_bundle)
+    config = _json_object(path / CONFIG, _Config, lambda value: _of_run(value, path))
     info = _json_object(path / INFO, _Info)
     logs, events = read_metrics(path / METRICS)
     sample = inside(path / SAMPLE)
@@ -262,18 +262,19 @@ def _scores(line: dict) -> dict[str, float | None]:
     return {name: value for name, value in line.items() if name not in ("kind", "step", "tokens")}
 
 
-def _of_bundle(value: Any) -> Any:
-    """The run's config in a bundle's; others as they are."""
+def _of_run(value: Any, folder: Path) -> Any:
+    """The run's config in a bundle's; others as they are. Raises UserError for that of another model."""
     own = value.get(BUNDLE) if isinstance(value, dict) else None
-    return own.get("config") if isinstance(own, dict) else value
+    found = own.get("config") if isinstance(own, dict) else value
+    if isinstance(found, dict) and "model_type" in found:
+        raise UserError("run", str(folder), "is a model, not a run: it has no log of a training")
+    return found
 
 
 def _json_object(file: Path, cls: type, part: Callable[[Any], Any] = lambda value: value) -> dict[str, Any]:
     """That part of it, in which the fields of `cls` are as declared."""
     try:
         value = part(read_json(file))
-        if isinstance(value, dict) and "model_type" in value:
-            raise UserError("run", str(file.parent), "is a model, not a run: it has no log of a training")
         build(cls, value, others=(_Scheme, _Model, _Optimizer, _Train, _Config, _Rates, _Info))
     except FileNotFoundError:
         raise UserError("run", str(file.parent), f"has no {file.name}: was it ever started?") from None
