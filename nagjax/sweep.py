@@ -116,15 +116,19 @@ def _name(varied: dict[str, Any]) -> str:
 
 def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> None:
     """Trains every run that is neither finished nor in the hands of another process, one after the other. A run that
-    breaks down is told and left; the others go on. Raises UserError, before any is trained, as `check` does."""
+    breaks down is told and left; the others go on. Raises UserError, before any is trained, as `check` does, and for
+    what the training of any of them refuses."""
     import jax
 
     from nagjax.runs.lock import Held
-    from nagjax.train.loop import BROKEN_DOWN, train
+    from nagjax.train.loop import BROKEN_DOWN, checked, train
 
     check(trials, out)
-    for number, trial in enumerate(trials, 1):
-        if finished(trial, out):
+    due = [(number, trial) for number, trial in enumerate(trials, 1) if not finished(trial, out)]
+    for _, trial in due:
+        checked(trial.options.config(), out / trial.name)[0].batches.close()
+    for number, trial in due:
+        if finished(trial, out):  # by another process, meanwhile
             continue
         try:
             train(trial.options.config(), out / trial.name, label=trial.name)
@@ -140,8 +144,7 @@ def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> Non
 
 def check(trials: Sequence[Trial], out: Path) -> None:
     """Raises UserError where a run's folder has checkpoints of other options or of another corpus: the results of
-    another sweep; where two runs that start from another one would be the same, whatever was varied; and where the text
-    of a run that is to be trained cannot be read."""
+    another sweep; and where two runs that start from another one would be the same, whatever was varied."""
     from nagjax.data import open_dataset
     from nagjax.runs.folder import refuse_other_run
     from nagjax.runs.identity import corpus_identity
@@ -153,10 +156,10 @@ def check(trials: Sequence[Trial], out: Path) -> None:
     for trial in trials:
         begun = steps_saved(out / trial.name / CHECKPOINTS)
         config = trial.options.config()
-        if config.data not in corpora:
-            corpora[config.data] = open_dataset(config.data)
         if not (begun or config.start):
             continue
+        if config.data not in corpora:
+            corpora[config.data] = open_dataset(config.data)
         corpus = corpora[config.data]
         whole = resolved(config, corpus.tokenizer, out / trial.name)
         if begun:

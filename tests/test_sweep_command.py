@@ -131,9 +131,18 @@ def test_a_value_that_was_drawn_is_named_with_its_range():
         plan({}, ["depth=2..8.5"], draws=1)
 
 
-def test_a_text_that_is_not_there_is_told_before_any_run_is_trained(tmp_path):
-    with pytest.raises(UserError, match="data.path = 'nope'"):
-        work(plan(TINY, ["data=stdlib,nope"]), tmp_path, print)
+@pytest.mark.parametrize(
+    "vary, message",
+    [
+        ("data=stdlib,nope", "data.path = 'nope'"),
+        ("mesh.data=1,99", "mesh = "),
+        ("tasks=[],[nope.jsonl]", "tasks = 'nope.jsonl'"),
+        ("kernels=auto,mosaic_gpu", "kernels = 'mosaic_gpu'"),
+    ],
+)
+def test_what_one_run_refuses_is_told_before_any_is_trained(tmp_path, vary, message):
+    with pytest.raises(UserError, match=message):
+        work(plan(TINY, [vary]), tmp_path, print)
     assert not [*tmp_path.iterdir()]
 
 
