@@ -47,6 +47,8 @@ class Rows:
         positions[:n] = np.arange(n) - np.repeat(borders[:-1] - start, lengths)
         if self.begins != self.end_of_text:
             opens = (segment_ids > 0) & (positions == 0) & (tokens == self.end_of_text) & (targets != self.begins)
+            if start and self.stream.borders(start - 1, start + 1).size == 2:
+                opens[0] = False  # of a document that goes on: an end-of-text token in front is its own, as of a turn
             tokens[opens] = self.begins
         return dict(tokens=tokens, targets=targets, segment_ids=segment_ids, positions=positions, weights=weights)
 

@@ -61,7 +61,9 @@ def average(
         last = dataclasses.replace(run, step=found.step, params=found.params, mod=found.mod)
         held_out = text_batches(run, data, "validation", batches)
         blueprint = Blueprint.of(without_average(run.config), mesh)
-        made = dataclasses.replace(last, blueprint=blueprint, params=blueprint.constrained(mean))
+        if not config.model.lora.rank:  # merged matrices are as adapters made them: no scheme constrains those
+            mean = blueprint.with_trained(mean, blueprint.constrained(blueprint.trained(mean)))
+        made = dataclasses.replace(last, blueprint=blueprint, params=mean)
         loss = {name: finite(Cutter(own).loss(held_out)) for name, own in (("newest", last), ("average", made))}
         record = {"source": str(folder), "steps": chosen, "loss": loss, "batches": len(held_out)}
         write_derived(made, fresh_state(made), building, folder, {AVERAGED: record}, loss["average"])

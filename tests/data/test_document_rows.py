@@ -9,6 +9,8 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from nagjax.data import DataConfig, batches, load_tokenizer, open_dataset
+from nagjax.data.rows import Rows
+from nagjax.data.stream import TokenStream
 from tests.data.test_batches import documents_of, joined, take
 
 
@@ -81,3 +83,14 @@ def test_what_a_tokenizer_puts_in_front_of_a_text_begins_each_document(kind, bpe
         assert all((after[key] == before[key]).all() for key in before.keys() - {"tokens"})
         seen |= {*zip(opens.tolist(), own.tolist(), strict=True)}
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("begins", [None, 1])
+def test_a_turn_that_ends_as_a_text_does_begins_none(begins):
+    """The token in front of a row is that of a document which goes on, even where its last turn ended there."""
+    end = 9
+    documents = [[3, 4, 5, end, 6, 7, 8, end], [2, end, 2, end]]
+    stream = TokenStream([(np.array(sum(documents, []), np.int32), np.array([[8, 8], [12, 4]]))], exact=True)
+    rows = Rows(stream, 4, end, begins)
+    front = end if begins is None else begins
+    assert [rows[i]["tokens"].tolist() for i in range(3)] == [[front, 3, 4, 5], [end, 6, 7, 8], [front, 2, end, 2]]

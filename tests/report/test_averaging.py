@@ -16,7 +16,7 @@ from nagjax.layers.config import LoRAConfig
 from nagjax.layers.lora import merged
 from nagjax.report.averaging import average
 from nagjax.residual import find_scheme
-from nagjax.runs.config import RunConfig, TrainConfig, to_dict
+from nagjax.runs.config import OptimizerConfig, RunConfig, TrainConfig, to_dict
 from nagjax.runs.opening import open_run
 from nagjax.train.checkpoint.store import Checkpoints
 from tests import tiny
@@ -31,7 +31,7 @@ def three(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("three"))
 
 
-def saved(folder, scheme: str = "nag", **model):
+def saved(folder, scheme: str = "nag", freeze: tuple[str, ...] = (), **model):
     """A run with three checkpoints, each with parameters of its own, and these parameters."""
     (folder / "train.txt").write_text("it was a dark and stormy night; " * 30)
     (folder / "held.txt").write_text("the rain fell in torrents, " * 12)
@@ -39,7 +39,8 @@ def saved(folder, scheme: str = "nag", **model):
     prepare([str(folder / "train.txt")], corpus, validation=0.0, held_out=[str(folder / "held.txt")])
     sizes = tiny.model_config(depth=2, vocab=257, context=16, **model)
     train = TrainConfig(steps=40, batch=2)
-    config = RunConfig(find_scheme(scheme)(), sizes, train=train, data=DataConfig(path=str(corpus)))
+    data, optimizer = DataConfig(path=str(corpus)), OptimizerConfig(freeze=freeze)
+    config = RunConfig(find_scheme(scheme)(), sizes, optimizer=optimizer, train=train, data=data)
     state, made = tiny.blueprint(config).init(0), []
     with Checkpoints(run / "checkpoints", every=10) as checkpoints:
         for step in STEPS:
@@ -72,16 +73,18 @@ def test_checkpoints_are_chosen(three, given, tmp_path):
     assert_close(jax.device_get(open_run(tmp_path / "mean").params), mean(made[1:]), **tiny.FORWARD)
 
 
-def test_adapters_are_averaged_merged(tmp_path):
-    """The mean of products is not the product of means."""
+@pytest.mark.parametrize("scheme", ["plain", "ngpt"])
+def test_adapters_are_averaged_merged(tmp_path, scheme):
+    """The mean of products is not the product of means, and no scheme's norm holds for what adapters add."""
     lora = LoRAConfig(rank=2)
-    run, made = saved(tmp_path, "plain", lora=lora)
+    run, made = saved(tmp_path, scheme, lora=lora)
     average(run, tmp_path / "mean", batches=1)
     assert_close(jax.device_get(open_run(tmp_path / "mean").params), mean([merged(p, lora) for p in made]), **tiny.STEP)
 
 
-def test_rows_of_unit_norm_stay_so(tmp_path):
-    run, _ = saved(tmp_path, "ngpt")
+@pytest.mark.parametrize("freeze", [(), ("head", "blocks.mlp.*")])
+def test_rows_of_unit_norm_stay_so(tmp_path, freeze):
+    run, _ = saved(tmp_path, "ngpt", freeze)
     average(run, tmp_path / "mean", batches=1)
     norms = np.linalg.norm(np.asarray(open_run(tmp_path / "mean").params["embedding"]["tokens"]), axis=-1)
     np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
