@@ -6,6 +6,7 @@ started with the same command.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import re
@@ -23,6 +24,7 @@ from nagjax.options import RunOptions, read_options
 from nagjax.processes import as_worker
 
 Draw = Callable[[np.random.Generator], Any]
+LONGEST_NAME = 255  # bytes, of a folder in a file system
 _NUMBER = r"-?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 
 
@@ -61,19 +63,30 @@ class Varied:
         except UserError as error:
             raise UserError("vary", text, error.fix) from None
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is a range of whole numbers."""
+        return not self.values and isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def count(self) -> float:
+        """How many values it has."""
+        if self.values:
+            return len([value for i, value in enumerate(self.values) if value not in self.values[:i]])
+        return self.high - self.low + 1 if self.whole else math.inf
+
     def draw(self, noise: np.random.Generator) -> Any:
         """One of the values, each as likely as the others; of a range so that each factor is as likely as another, a
         whole number where both ends are, else of four digits."""
         if self.values:
             return self.values[int(noise.integers(len(self.values)))]
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
         drawn = math.exp(noise.uniform(math.log(self.low), math.log(self.high)))
-        return round(drawn) if whole else float(f"{drawn:.4g}")
+        return round(drawn) if self.whole else float(f"{drawn:.4g}")
 
 
 def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int = 0) -> list[Trial]:
     """The runs of a sweep: `base`, options by name, with every combination of the values in `vary`; or `draws` random
-    ones, of which the first are the same however many there are, and a combination that was drawn before is left out.
+    ones, all if there are fewer, of which the first are the same however many are drawn.
 
     Raises UserError for options or values that a run cannot have, a range without `draws`, and an option given twice.
     """
@@ -85,10 +98,14 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
         raise UserError("draws", draws, "there is nothing to draw: give --vary, or leave it out")
     ranges = {one.option: text for text, one in zip(vary, varied, strict=True) if not one.values}
     if draws:
-        drawn = (np.random.default_rng((seed, number)) for number in range(draws))
-        found = [{one.option: one.draw(noise) for one in varied} for noise in drawn]
-        first = [number for number, own in enumerate(found) if own not in found[:number]]
-        return [_trial(f"draw-{number:03d}", found[number], base, ranges) for number in first]
+        found, count = {}, min(draws, math.prod(one.count for one in varied))
+        for number in itertools.count():
+            noise = np.random.default_rng((seed, number))
+            own = {one.option: one.draw(noise) for one in varied}
+            if own not in found.values():
+                found[number] = own
+            if len(found) == count:
+                return [_trial(f"draw-{number:03d}", own, base, ranges) for number, own in found.items()]
     if ranges:
         raise UserError("vary", [*ranges.values()][0], "a range has no grid: list its values, or give --draws")
     grid = [dict(zip(names, own, strict=True)) for own in itertools.product(*(one.values for one in varied))]
@@ -111,7 +128,11 @@ def _trial(name: str, varied: dict[str, Any], base: Mapping[str, Any], ranges: M
 
 def _name(varied: dict[str, Any]) -> str:
     shown = ",".join(f"{option}={value}" for option, value in varied.items()) or "run"
-    return re.sub(r"[^\w.,=+-]+", "_", shown)
+    name = re.sub(r"[^\w.,=+-]+", "_", shown)
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    start = name.encode()[: LONGEST_NAME - 9].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
 
 
 def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> None:
@@ -209,10 +230,12 @@ def results(trials: Sequence[Trial], out: Path) -> list[dict]:
 
 def on_one_text(found: Sequence[dict], out: Path) -> bool:
     """Whether what `results` returns was scored on one text, so that its order says something."""
-    from nagjax.report.verdict import same_text
+    from nagjax.report.verdict import same_text, scored_parts
     from nagjax.runs.log import load_run
 
-    return not found or same_text([load_run(out / own["name"]) for own in found])
+    runs = [load_run(out / own["name"]) for own in found]
+    evaluated = [run for run in runs if run.evals.step.size]
+    return not runs or (same_text(runs) and not (evaluated and scored_parts(evaluated)))
 
 
 def of_others(trials: Sequence[Trial], out: Path) -> list[str]:

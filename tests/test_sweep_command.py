@@ -76,18 +76,33 @@ def test_draws_are_the_same_however_many_there_are():
     assert {trial.varied["scheme"] for trial in many} == {"plain", "nag"}
 
 
-def test_what_was_drawn_before_is_left_out():
-    every = plan({}, ["scheme=plain,nag"], draws=20)
-    assert sorted(trial.varied["scheme"] for trial in every) == ["nag", "plain"]
-    assert every[0].name == "draw-000" and plan({}, ["scheme=plain,nag"], draws=1)[0] == every[0]
+@pytest.mark.parametrize("vary, there", [(["scheme=plain,nag,lns,plain"], 3), (["depth=2..3", "lr=0.1,0.2"], 4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_draws_differ_and_are_as_many_as_were_asked_for_or_all(vary, there, seed):
+    found = [plan({}, vary, draws=count, seed=seed) for count in (1, 2, there, 20)]
+    assert [len(trials) for trials in found] == [1, 2, there, there]
+    assert all(trials == found[-1][: len(trials)] for trials in found)
+    assert len({json.dumps(trial.varied) for trial in found[-1]}) == len({trial.name for trial in found[-1]}) == there
+
+
+def test_nothing_to_draw():
     with pytest.raises(UserError, match="nothing to draw"):
         plan({}, [], draws=3)
+
+
+def test_names_that_no_file_system_takes_are_cut(tmp_path):
+    trials = plan({}, [f"data.path={'ä' * 200},{'ä' * 199}b", "lr=0.1"])
+    for trial in trials:
+        (tmp_path / trial.name).mkdir()
+        assert trial.name.startswith("data.path=ää")
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_a_shard_without_runs_has_results_too(tmp_path, capsys):
     (tmp_path / "one.yaml").write_text("depth: 2\n")
     command = ["sweep", str(tmp_path / "one.yaml"), "--out", str(tmp_path / "out"), "--vary", "lr=0.1"]
     assert main([*command, "--shard", "1/2"]) == 0
+    assert "1 of 1 runs are not finished: the same command goes on" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == []
 
 

@@ -33,11 +33,12 @@ def step(
     """
     if out:
         check_writable_file(out)
-    say(f"timing steps of {', '.join(schemes)}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     keep_freed_memory()
     from nagjax.measure.step_times import StepTimes, step_times
 
-    step_times(StepTimes(schemes, depth, width, batch, context, rounds, steps, out))
+    bench = StepTimes(schemes, depth, width, batch, context, rounds, steps, out)
+    say(f"timing steps of {', '.join(schemes)}: {depth} blocks x {width}, {batch} x {context} tokens; compiling")
+    step_times(bench)
 
 
 def compile(
@@ -64,10 +65,11 @@ def compile(
     """
     if out:
         check_writable_file(out)
-    say(f"timing the compilation of {', '.join(schemes)}: {shallow} and {deep} blocks x {width}")
     from nagjax.measure.step_times import CompileTimes, compile_times
 
-    compile_times(CompileTimes(schemes, shallow, deep, width, batch, context, rounds, out))
+    bench = CompileTimes(schemes, shallow, deep, width, batch, context, rounds, out)
+    say(f"timing the compilation of {', '.join(schemes)}: {shallow} and {deep} blocks x {width}")
+    compile_times(bench)
 
 
 def mod(

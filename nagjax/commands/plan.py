@@ -68,7 +68,7 @@ def main(
     config = filled(config, machine, vocab, batch_given, mesh_given)
     if not search:
         mesh_shape(config, machine)  # what is wrong with it is told before a compiler is asked for
-    require(machine.chip)
+    require(machine)
     if json:
         check_writable_file(json, "json")
     planned = dataclasses.replace(options, parts={**options.parts, "train": config.train})

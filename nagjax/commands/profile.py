@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from nagjax.console import say
+from nagjax.files import check_writable
 from nagjax.memory import keep_freed_memory
 from nagjax.options import RunOptions
 from nagjax.ranges import Count
@@ -16,6 +17,7 @@ def main(options: RunOptions, traced: Count = 5, out: Path = Path("runs/profile"
         traced: number of steps in the trace.
         out: folder for the trace, which TensorBoard or XProf can open.
     """
+    check_writable(out)
     say(f"{options}: compiling, then {traced} traced steps")
     keep_freed_memory()
     from nagjax.measure.profile import profile, report

@@ -29,7 +29,7 @@ def main(
         out: the folder of the runs' folders and of sweep.json.
         vary: options and their values, by their names in the file: lr=0.001,0.002 scheme=plain,nag; or, with --draws,
             a range: lr=1e-4..1e-2, in which each factor is as likely as another.
-        draws: so many random combinations; 0: all of them.
+        draws: so many different random combinations, or all if there are fewer; 0: the whole grid.
         draw_seed: random seed of the draws.
         processes: runs at once on this machine, which share its cores. Accelerators are not shared: give each its own
             by --shard.
@@ -53,10 +53,14 @@ def main(
     else:
         told = {"plan": given, "shard": shard, "out": str(out)}
         in_processes("nagjax.sweep", told, min(processes, len(mine)))
-    found = results(trials, out)
+    found = None
+    while found != (now := results(trials, out)):  # other processes write the file, too, and the last has to know all
+        found = now
+        write_text(out / "sweep.json", json.dumps(found, indent=1))
     if gone := of_others(trials, out):
         say(f"runs of another sweep in {out}, no longer in its sweep.json: {', '.join(gone)}")
-    write_text(out / "sweep.json", json.dumps(found, indent=1))
+    if left := len(trials) - sum(own["finished"] for own in found):
+        say(f"{left} of {len(trials)} runs are not finished: the same command goes on with them, and lists all")
     print(table(found))
     if not on_one_text(found, out):
-        say("the runs have validation texts of their own: their order does not say which is better")
+        say("the runs were scored on validation texts of their own: their order does not say which is better")

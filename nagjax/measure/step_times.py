@@ -11,7 +11,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from nagjax.data import batches, open_dataset
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.files import json_text, write_text
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
@@ -53,8 +53,11 @@ def check_batch(batch: int) -> None:
 
 
 def _check_schemes(schemes: Sequence[str]) -> None:
-    if not schemes:
-        raise UserError("schemes", schemes, "name at least one scheme")
+    if not schemes or len({*schemes}) < len(schemes):
+        raise UserError("schemes", schemes, "name at least one scheme, and no scheme twice")
+    with renamed("scheme", "schemes"):
+        for scheme in schemes:
+            find_scheme(scheme)
 
 
 class Racer:
@@ -106,6 +109,7 @@ def step_times(bench: StepTimes) -> dict:
     print(f"{bench.depth} blocks x {bench.width}, {bench.batch} x {bench.context} tokens, {facts['device']}")
     for name, row in rows.items():
         print(f"{name:16} {row['milliseconds']:9.1f} ms  {row['ratio']:.3f} x {bench.schemes[0]}")
+    print(f"medians over {bench.rounds} rounds; a ratio is of two times of the same round")
     return record("step", bench, rows, facts)
 
 

@@ -93,7 +93,8 @@ class ModelConfig:
             causes |= {} if self.block.head_width is None else {"block.head_width": self.block.head_width}
             causes |= {"width": self.width} if self.width % 2 else {"heads": heads}
             field = next(iter(causes))
-            fix = f"rotary needs an even head width, not {self.rotated_width}"
+            way = f"; try {self.width + 1}" if field == "width" else ""
+            fix = f"rotary needs an even head width, not {self.rotated_width}{way}"
             raise UserError(field, causes[field], fix)
         others = self.block.others
         own = "rope_base", self.rope_base, "block.rope", self.block.rope

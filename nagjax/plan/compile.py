@@ -37,7 +37,7 @@ def plan(
     run that does not fit is no error: its result has advice.
     """
     shape = mesh_shape(config, topology)
-    require(topology.chip)
+    require(topology)
     explicit, choices = choose(config, topology)
     found = run_worker(json.dumps({"topology": topology.name, "config": to_dict(explicit)}), seconds)
     chip, tokens = topology.chip, config.train.batch * config.model.context
@@ -96,9 +96,7 @@ def run_worker(order: str, seconds: float, worker: Sequence[str] | None = None) 
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            raise UserError(
-                "plan", f"{seconds:g} s", "the compiler was stopped at its time limit: raise it with --minutes"
-            ) from None
+            raise UserError("minutes", seconds / 60, "the compiler was stopped at this time limit: give more") from None
         if not answer.exists():
             raise UserError(
                 "plan", _ending(done.returncode), f"the compiler's process ended: {_last_line(done.stderr)}"

@@ -110,7 +110,12 @@ def _bill(result: dict) -> dict[str, str]:
 
 def _cost(cost: dict) -> str:
     dollars = "" if cost["dollars"] is None else f", {cost['dollars']:,.2f} $"
-    return f"{cost['hours']:,.1f} hours, {cost['chip_hours']:,.0f} chip-hours{dollars}"
+    return f"{_amount(cost['hours'])} hours, {_amount(cost['chip_hours'])} chip-hours{dollars}"
+
+
+def _amount(value: float) -> str:
+    """To three digits or more, so that one follows from the other as they are printed."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _trained(result: dict) -> str:

@@ -94,10 +94,10 @@ def missing(chip: Chip) -> str | None:
     return None
 
 
-def require(chip: Chip) -> None:
+def require(topology: Topology) -> None:
     """Raises UserError with the command that installs what is missing."""
-    if absent := missing(chip):
-        raise UserError("topology", chip.name, f"{absent} is not installed: {INSTALL}")
+    if absent := missing(topology.chip):
+        raise UserError("topology", topology.name, f"{absent} is not installed: {INSTALL}")
 
 
 def _installed(module: str) -> bool:

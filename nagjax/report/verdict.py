@@ -14,6 +14,7 @@ from nagjax.runs.identity import known_text, read_id, start_of
 from nagjax.runs.log import Evaluation, Run
 
 _TEXT_FIELDS = ("data.path", "data.mix", "data.tokenizer")
+PARTS = "By their tokenizers each was scored on another part of that text; nagjax eval RUN scores a run on all of it."
 _TRAIN_FIELDS = ("seed", "steps", "batch", "z_loss", "ema", "eval_batches")
 
 
@@ -72,7 +73,18 @@ def verdict(runs: Sequence[Run]) -> str:
         head = f"{after} {labels[first]} is ahead with {score(first)} on the validation text"
         told = rest[:1] + [i for i in rest[1:] if runs[i].scheme == "plain"]
     sentence = head + (": " + listing([behind(i) for i in told]) if told else "") + "."
-    return sentence + lost + _spread(runs)
+    parts = f" {PARTS}" if scored_parts(runs) else ""
+    return sentence + parts + lost + _spread(runs)
+
+
+def scored_parts(runs: Sequence[Run]) -> bool:
+    """Whether runs of several tokenizers were scored on different parts of one text, by the bytes: an evaluation ends
+    after `eval_batches`, and these are rows of tokens. Where the bytes are not known it is taken for the same."""
+    if not same_text(runs) or one_text(runs):
+        return False
+    nats = [run.last_eval.loss * float(run.evals.targets[-1]) for run in runs]
+    scored = [own / (run.last_eval.bits_per_byte or math.nan) for own, run in zip(nats, runs, strict=True)]
+    return all(map(math.isfinite, scored)) and max(scored) > 1.001 * min(scored)
 
 
 def one_text(runs: Sequence[Run]) -> bool:

@@ -15,7 +15,7 @@ from nagjax.errors import UserError
 from nagjax.files import inside, json_text, naming, open_to_change
 from nagjax.json_reader import LONGEST_LINE, damaged_line, parse_json, read_lines
 
-_OPTIONAL = {"mfu", "accuracy", "top_k_loss"}
+_OPTIONAL = {"mfu", "accuracy", "targets", "top_k_loss"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,8 @@ class EvalLog:
     """Nats per token."""
     bits_per_byte: Float[np.ndarray, "N"]
     accuracy: Float[np.ndarray, "N"]
+    targets: Float[np.ndarray, "N"]
+    """Counted targets. NaN where an earlier version did not tell them."""
     top_k_loss: Float[np.ndarray, "N"]
     """Nats per token when tokens are chosen by top-k, as in training: it looks at later tokens. NaN without routing."""
 

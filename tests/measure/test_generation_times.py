@@ -104,6 +104,8 @@ def test_nobody_skips_where_every_cut_is_below_every_score(run):
     ("field", "make"),
     [
         ("schemes", lambda: StepTimes(schemes=())),
+        ("schemes", lambda: StepTimes(schemes=("plain", "nag", "plain"))),
+        ("schemes", lambda: CompileTimes(schemes=("plain", "nga"))),
         ("batch", lambda: StepTimes(batch=3)),
         ("batch", lambda: CompileTimes(batch=3)),
         ("schemes", lambda: CompileTimes(schemes=())),

@@ -91,7 +91,7 @@ def test_a_bill_of_a_whole_training(capsys):
     hours = 3e9 * 1e9 / (0.25 * 16 * 197e12) / 3600  # the stand-in's model has 1e9 FLOPs per token
     assert (
         "a training of 3,000,000,000 tokens" in text
-        and f"{hours:,.1f} hours" in text
+        and f"{hours:.3g} hours, {16 * hours:.3g} chip-hours" in text
         and f"{16 * 1.2 * hours:,.2f} $" in text
     )
 

@@ -41,7 +41,7 @@ def test_a_crash_is_an_error_message(code, words):
 
 
 def test_a_compiler_that_hangs_is_stopped():
-    with pytest.raises(UserError, match="time limit.*--minutes"):
+    with pytest.raises(UserError, match="^minutes = 0.00833.*time limit: give more"):
         run_worker("{}", 0.5, worker("time.sleep(60)"))
 
 

@@ -68,8 +68,8 @@ def test_every_chip_names_its_source():
         assert ("gpu_device_info" in chip.description) == (chip.platform == "cuda")
 
 
-@pytest.mark.parametrize("name", ["v5e", "h200"])
+@pytest.mark.parametrize("name", ["v5e:2x2", "h200x8"])
 def test_a_missing_compiler_names_the_command(name, monkeypatch):
     monkeypatch.setattr("nagjax.plan.topology._installed", lambda module: False)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[aot\]'"):
-        require(CHIPS[name])
+    with pytest.raises(UserError, match=rf"topology = '{name}': .*pip install -e '\.\[aot\]'"):
+        require(parse(name))

@@ -5,7 +5,7 @@ import pytest
 
 from nagjax.errors import UserError
 from nagjax.report.table import comparison_table
-from nagjax.report.verdict import differences, learning_rates, one_text, same_text, verdict
+from nagjax.report.verdict import differences, learning_rates, one_text, same_text, scored_parts, verdict
 from nagjax.runs.log import load_run
 from tests.run_folders import eval_line, final_lines
 
@@ -130,6 +130,20 @@ def test_runs_on_other_texts_are_not_ranked_wherever_these_lie(on_text):
     assert "Review Residuals is ahead" in verdict([one, other])
     assert differences([one, other]) == ['text: plain pre-norm "d1", Review Residuals "tokens"']
     assert not same_text([one, other, two])
+
+
+@pytest.mark.parametrize("targets, told", [(256, True), (512, False)])
+def test_parts_of_a_text_by_two_tokenizers_are_told(make_run, targets, told):
+    """A target of the second stands for two bytes: a quarter of as many, and it saw half of the text."""
+    runs = []
+    for name, bits, own in (("plain", 2.0, 512), ("nag", 4.0, targets // 2)):
+        line = eval_line(10, bits * math.log(2)) | {"bits_per_byte": 2.0, "targets": own}
+        folder = make_run(name, [line], scheme=name)
+        noted = {"path": name, "content": name, "tokenizer": name, "documents": 5, "tokens": own, "bytes": 512}
+        (folder / "corpus.json").write_text(json.dumps(noted))
+        runs.append(load_run(folder))
+    assert same_text(runs) and scored_parts(runs) == told
+    assert ("another part of that text" in verdict(runs)) == told
 
 
 def changed(load, *names, scheme="nag", **values):
