@@ -7,6 +7,7 @@ from typing import Annotated
 from nagjax.console import say
 from nagjax.demo import demo_runs, train_all
 from nagjax.errors import UserError
+from nagjax.files import check_writable
 from nagjax.ranges import Count, Natural, Range, Seed
 
 
@@ -47,6 +48,7 @@ def main(
     shared |= {"eval_every": max(steps // 4, 1), "eval_batches": 24, "save_every": 50, "keep": 1}
     shared |= {"data.path": data, "data.seed": seed}
     demo_runs(schemes, shared)
+    check_writable(out)
     tokens = steps * batch * context
     say(f"{len(schemes)} schemes, {depth} blocks x {width}, {tokens:,} tokens each of {data}, in {out}")
     began = time.monotonic()

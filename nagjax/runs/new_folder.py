@@ -6,7 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import PARTIAL, refuse_link, remove, sync_folder
+from nagjax.files import PARTIAL, naming_folder, refuse_link, remove, sync_folder
 from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import LOCK
 
@@ -25,13 +25,15 @@ def new_folder(out: str | os.PathLike, doing: str) -> Generator[Path]:
     """Gives a folder beside `out` to write into, which is renamed to `out` when the `with` block ends. If the block
     fails, the folder is removed; if the process is killed, the next attempt removes it.
 
-    Raises UserError if `out` is in use, or another process is writing it.
+    Raises UserError if `out` is in use or cannot be made, or another process is writing it.
     """
     check_free(out)
     place = Path(out).resolve()
     building = place.with_name(f".{place.name}{PARTIAL}")
     refuse_link(building)
     try:
+        with naming_folder(Path(out), "out"):
+            building.mkdir(parents=True, exist_ok=True)
         with WriterLock(building, doing):
             _empty(building)
             try:

@@ -254,3 +254,22 @@ def test_a_run_whose_text_lies_elsewhere_now(tmp_path, capsys, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     fails(capsys, ["eval", "../run"], "data.path = 'text'", "does not exist", "go there, or give --data")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "average {run} --out file/a", "bench step --out file/b.json", "compare {run} other --out file",
+        "data prepare t.txt --out file", "demo --out file", "diagnose {run} --out file",
+        "export {run} --format bundle --out file/e", "map {run} --text a --out file", "profile --out file",
+        "prune {run} --curve --out file", "prune {run} --blocks 1 --out file/p", "train --out file",
+        "tokenizer train t.txt --vocab 300 --out file/t.json",
+    ],
+)  # fmt: skip
+def test_a_place_that_cannot_be_is_refused_before_the_work(command, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "t.txt").write_text("a text")
+    shutil.copytree(run, "other")
+    fails(capsys, command.format(run=run).split(), "out = 'file", "choose another")
+    assert (tmp_path / "file").read_text() == "mine"
