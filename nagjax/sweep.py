@@ -25,6 +25,7 @@ from nagjax.processes import as_worker
 
 Draw = Callable[[np.random.Generator], Any]
 LONGEST_NAME = 255  # bytes, of a folder in a file system
+REPEATS = 1000  # draws of nothing new, one behind the other, after which all there is was drawn
 _NUMBER = r"-?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 
 
@@ -63,25 +64,14 @@ class Varied:
         except UserError as error:
             raise UserError("vary", text, error.fix) from None
 
-    @property
-    def whole(self) -> bool:
-        """Whether it is a range of whole numbers."""
-        return not self.values and isinstance(self.low, int) and isinstance(self.high, int)
-
-    @property
-    def count(self) -> float:
-        """How many values it has."""
-        if self.values:
-            return len([value for i, value in enumerate(self.values) if value not in self.values[:i]])
-        return self.high - self.low + 1 if self.whole else math.inf
-
     def draw(self, noise: np.random.Generator) -> Any:
         """One of the values, each as likely as the others; of a range so that each factor is as likely as another, a
         whole number where both ends are, else of four digits."""
         if self.values:
             return self.values[int(noise.integers(len(self.values)))]
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
         drawn = math.exp(noise.uniform(math.log(self.low), math.log(self.high)))
-        return round(drawn) if self.whole else float(f"{drawn:.4g}")
+        return round(drawn) if whole else float(f"{drawn:.4g}")
 
 
 def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int = 0) -> list[Trial]:
@@ -98,14 +88,14 @@ def plan(base: Mapping[str, Any], vary: Sequence[str], draws: int = 0, seed: int
         raise UserError("draws", draws, "there is nothing to draw: give --vary, or leave it out")
     ranges = {one.option: text for text, one in zip(vary, varied, strict=True) if not one.values}
     if draws:
-        found, count = {}, min(draws, math.prod(one.count for one in varied))
-        for number in itertools.count():
+        found, number = {}, 0
+        while len(found) < draws and number - max(found, default=0) <= REPEATS:
             noise = np.random.default_rng((seed, number))
             own = {one.option: one.draw(noise) for one in varied}
             if own not in found.values():
                 found[number] = own
-            if len(found) == count:
-                return [_trial(f"draw-{number:03d}", own, base, ranges) for number, own in found.items()]
+            number += 1
+        return [_trial(f"draw-{number:03d}", own, base, ranges) for number, own in found.items()]
     if ranges:
         raise UserError("vary", [*ranges.values()][0], "a range has no grid: list its values, or give --draws")
     grid = [dict(zip(names, own, strict=True)) for own in itertools.product(*(one.values for one in varied))]
