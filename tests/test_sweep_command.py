@@ -76,7 +76,9 @@ def test_draws_are_the_same_however_many_there_are():
     assert {trial.varied["scheme"] for trial in many} == {"plain", "nag"}
 
 
-@pytest.mark.parametrize("vary, there", [(["scheme=plain,nag,lns,plain"], 3), (["depth=2..3", "lr=0.1,0.2"], 4), (["lr=0.1..0.1001"], 2)])
+@pytest.mark.parametrize(
+    "vary, there", [(["scheme=plain,nag,lns,plain"], 3), (["depth=2..3", "lr=0.1,0.2"], 4), (["lr=0.1..0.1001"], 2)]
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_draws_differ_and_are_as_many_as_were_asked_for_or_all(vary, there, seed):
     found = [plan({}, vary, draws=count, seed=seed) for count in (1, 2, there, 20)]
