@@ -1,6 +1,6 @@
 """Does what NAG gains from its start at 1/l last as tokens grow?
 
-Claim: At 64 blocks NAG from 1/l has a lower loss than from 1/sqrt(l) and than plain, at 1M, 2.1M and 4.2M tokens.
+Claim: At 64 blocks and 1M to 4.2M tokens NAG from 1/l is ahead of NAG from 1/sqrt(l) and plain.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112, whose step size of sublayer l starts at l ** -1/2; this project's
   sixty_four_blocks and tokens_and_depth, whose runs of the other arms these are
 Expected: at 64 blocks x 64 from 1/l 1.438 and 1.305 after 1M and 2.1M tokens, from 1/sqrt(l) 1.474 and 1.335, plain
