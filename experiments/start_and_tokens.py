@@ -23,7 +23,7 @@ JUDGED, RIVALS = "nag-1", ("nag", "plain")
 SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4, 8), 1, (JUDGED, "nag"), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings(crossed((64,), 64, 128, 4, 2048, 4096, 8192), 5, eval_batches=128),
-    "h200": Settings(crossed((64,), 256, 512, 16, 512, 1024), 5),
+    "h200": Settings(crossed((64,), 256, 512, 16, 384, 768), 5),
     "paper": Settings(crossed((64,), 512, 1024, 64, 8192, 16_384), 5, eval_batches=80),
 }
 COMPARISON = Comparison(

@@ -53,11 +53,11 @@ def main(
     else:
         told = {"plan": given, "shard": shard, "out": str(out)}
         in_processes("nagjax.sweep", told, min(processes, len(mine)))
-    found = None
+    gone, found = of_others(trials, out), None
     while found != (now := results(trials, out)):  # other processes write the file, too, and the last has to know all
         found = now
         write_text(out / "sweep.json", json.dumps(found, indent=1))
-    if gone := of_others(trials, out):
+    if gone:
         say(f"runs of another sweep in {out}, no longer in its sweep.json: {', '.join(gone)}")
     if left := len(trials) - sum(own["finished"] for own in found):
         say(f"{left} of {len(trials)} runs are not finished: the same command goes on with them, and lists all")
