@@ -5,6 +5,7 @@ import math
 import numbers
 import types
 import typing
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -76,6 +77,12 @@ def check_value(field: str, value: Any, hint: Any, fix: str = "") -> None:
         for item in value:
             if wrong := _wrong(item, *unwrapped(typing.get_args(kind)[0])[::2]):
                 raise UserError(field, value, f"{wrong} each{f'; {fix}' if fix else ''}")
+
+
+def check_each_once(field: str, names: Sequence[str], what: str) -> None:
+    """Raises UserError unless there are names, and none twice. `what`: what one names."""
+    if not names or len({*names}) < len(names):
+        raise UserError(field, names, f"name at least one {what}, and no {what} twice")
 
 
 def _wrong(value: Any, kind: Any, limits: Range | None) -> str:

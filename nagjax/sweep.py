@@ -225,7 +225,7 @@ def on_one_text(found: Sequence[dict], out: Path) -> bool:
 
     runs = [load_run(out / own["name"]) for own in found]
     evaluated = [run for run in runs if run.evals.step.size]
-    return not runs or (same_text(runs) and not (evaluated and scored_parts(evaluated)))
+    return not runs or (same_text(runs) and not scored_parts(evaluated))
 
 
 def of_others(trials: Sequence[Trial], out: Path) -> list[str]:

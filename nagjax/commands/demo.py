@@ -6,9 +6,8 @@ from typing import Annotated
 
 from nagjax.console import say
 from nagjax.demo import demo_runs, train_all
-from nagjax.errors import UserError
 from nagjax.files import check_writable
-from nagjax.ranges import Count, Natural, Range, Seed
+from nagjax.ranges import Count, Natural, Range, Seed, check_each_once
 
 
 def main(
@@ -42,8 +41,7 @@ def main(
         processes: schemes trained at once, which share the cores; 0: as many as there are cores, but one on an
             accelerator.
     """
-    if not schemes or len(set(schemes)) < len(schemes):
-        raise UserError("schemes", schemes, "name at least one scheme, and no scheme twice")
+    check_each_once("schemes", schemes, "scheme")
     shared = {"depth": depth, "width": width, "context": context, "steps": steps, "batch": batch, "seed": seed}
     shared |= {"eval_every": max(steps // 4, 1), "eval_batches": 24, "save_every": 50, "keep": 1}
     shared |= {"data.path": data, "data.seed": seed}

@@ -53,7 +53,8 @@ def main(
     else:
         told = {"plan": given, "shard": shard, "out": str(out)}
         in_processes("nagjax.sweep", told, min(processes, len(mine)))
-    gone, found = of_others(trials, out), None
+    gone = of_others(trials, out)  # by the list that is written anew
+    found = None
     while found != (now := results(trials, out)):  # other processes write the file, too, and the last has to know all
         found = now
         write_text(out / "sweep.json", json.dumps(found, indent=1))

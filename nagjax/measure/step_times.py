@@ -15,6 +15,7 @@ from nagjax.errors import UserError, renamed
 from nagjax.files import json_text, write_text
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
+from nagjax.ranges import check_each_once
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.runs.facts import run_facts
@@ -53,8 +54,7 @@ def check_batch(batch: int) -> None:
 
 
 def _check_schemes(schemes: Sequence[str]) -> None:
-    if not schemes or len({*schemes}) < len(schemes):
-        raise UserError("schemes", schemes, "name at least one scheme, and no scheme twice")
+    check_each_once("schemes", schemes, "scheme")
     with renamed("scheme", "schemes"):
         for scheme in schemes:
             find_scheme(scheme)

@@ -14,7 +14,6 @@ from nagjax.runs.identity import known_text, read_id, start_of
 from nagjax.runs.log import Evaluation, Run
 
 _TEXT_FIELDS = ("data.path", "data.mix", "data.tokenizer")
-PARTS = "By their tokenizers each was scored on another part of that text; nagjax eval RUN scores a run on all of it."
 _TRAIN_FIELDS = ("seed", "steps", "batch", "z_loss", "ema", "eval_batches")
 
 
@@ -73,8 +72,10 @@ def verdict(runs: Sequence[Run]) -> str:
         head = f"{after} {labels[first]} is ahead with {score(first)} on the validation text"
         told = rest[:1] + [i for i in rest[1:] if runs[i].scheme == "plain"]
     sentence = head + (": " + listing([behind(i) for i in told]) if told else "") + "."
-    parts = f" {PARTS}" if scored_parts(runs) else ""
-    return sentence + parts + lost + _spread(runs)
+    if scored_parts(runs):
+        sentence += " By their tokenizers each was scored on another part of that text;"
+        sentence += " nagjax eval RUN scores a run on all of it."
+    return sentence + lost + _spread(runs)
 
 
 def scored_parts(runs: Sequence[Run]) -> bool:
