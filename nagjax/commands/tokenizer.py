@@ -6,7 +6,6 @@ from typing import Annotated
 
 from nagjax.arguments import POSITIONAL
 from nagjax.console import Progress, say
-from nagjax.files import check_writable_file
 from nagjax.ranges import Count, Range
 
 
@@ -26,7 +25,6 @@ def train(
         field: where JSON lines and table rows keep their text.
         longest: characters that one such line or row may have.
     """
-    check_writable_file(out)
     say(f"learning a tokenizer of {vocab:,} tokens from {', '.join(inputs)}, into {out}")
     from nagjax.data import train_bpe
     from nagjax.data.stdlib import STDLIB

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -10,25 +9,25 @@ from nagjax.data.documents import LONGEST, Inputs, as_names, read_documents
 from nagjax.data.stdlib import STDLIB, training_documents
 from nagjax.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from nagjax.errors import UserError
-from nagjax.files import try_writing, write_bytes
+from nagjax.files import check_writable_file, naming_folder, write_bytes
 
 
 def train_bpe(
     inputs: Inputs,
     vocab_size: int,
-    path: str | os.PathLike,
+    out: str | os.PathLike,
     *,
     field: str = "text",
     longest: int = LONGEST,
     progress: Callable[[int], None] = lambda documents: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tokenizer:
-    """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `path`.
+    """Learn a byte-level BPE (GPT-2's pre-tokenisation) from documents and write it to `out`.
 
     `inputs` are files, folders or `hub:` datasets, as for `prepare`, or `"stdlib"`: what is trained on of this Python's
     standard library. `vocab_size` counts the 256 bytes and the end-of-text token. `progress` is called with the number
     of documents read, `say` told of what follows. Raises UserError when there is no room for those tokens, the inputs
-    hold no text, or `path` cannot be written, which shows before anything is read.
+    hold no text, or `out` cannot be written, which shows before anything is read.
     """
     from tokenizers import Tokenizer as Engine
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -36,15 +35,12 @@ def train_bpe(
     inputs = as_names(inputs)
     if vocab_size < 257:
         raise UserError("vocab_size", vocab_size, "needs at least 257: every byte and the end-of-text token")
-    if Path(path).is_dir():
-        raise UserError("path", str(path), "is a folder: give the file to write, such as tokenizer.json in it")
-    if os.path.lexists(path):
+    check_writable_file(out)
+    if os.path.lexists(out):
         try:
-            load_tokenizer(str(path))  # which a new one may replace
+            load_tokenizer(str(out))  # which a new one may replace
         except UserError:
-            raise UserError("path", str(path), "is there already, and no tokenizer: give another file") from None
-    with _writing(path):
-        try_writing(Path(path).parent)
+            raise UserError("out", str(out), "is there already, and no tokenizer: give another file") from None
     count = 0
     engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -71,14 +67,6 @@ def train_bpe(
     engine.train_from_iterator(read(), trainer)
     if not count:
         raise UserError("inputs", inputs, "there is no text in them")
-    with _writing(path):
-        write_bytes(path, engine.to_str().encode())
-    return load_tokenizer(str(path))
-
-
-@contextmanager
-def _writing(path: str | os.PathLike) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError("path", str(path), f"cannot be written: {error.strerror}") from None
+    with naming_folder(Path(out).parent, "out"):
+        write_bytes(out, engine.to_str().encode())
+    return load_tokenizer(str(out))

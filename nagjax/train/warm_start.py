@@ -1,7 +1,12 @@
 """Beginning with the parameters of another run: one that was trained, pruned or imported."""
 
 import dataclasses
+import functools
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
 
 from nagjax.console import note
 from nagjax.data import Tokenizer
@@ -10,6 +15,7 @@ from nagjax.data.tokenizer import NO_TOKENIZER, NoTokenizer
 from nagjax.errors import UserError
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
+from nagjax.runs.blueprint import Tree
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig
 from nagjax.runs.folder import read_config
 from nagjax.runs.names import CHECKPOINTS, TOKENIZER
@@ -20,6 +26,7 @@ from nagjax.train.optimizer import check_schedule
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
+TOLD = 0.01  # share of the parameters' norm that a projection changes
 TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # of the options of a model, beside those of the run to start from
 
 
@@ -81,10 +88,27 @@ def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:
 
 
 def begin(blueprint: Blueprint) -> TrainState:
-    """The state before the first step: initial values, or the parameters of the run in `config.start`."""
+    """The state before the first step: initial values, or the parameters of the run in `config.start`. Tells where the
+    scheme's `constrain` will change them much at the first step: merged adapters have taken nGPT's matrices from the
+    hypersphere."""
     if not blueprint.config.start:
         return blueprint.create()
     folder = Path(blueprint.config.start)
     config = dataclasses.replace(read_config(folder), mesh=blueprint.config.mesh)
     _, params, _, mod = read_weights(folder, config, blueprint.mesh)
-    return blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own
+    state = blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own
+    if blueprint.config.scheme.constrains:
+        share = float(jax.jit(functools.partial(_projected_away, blueprint))(state.params))
+        if share > TOLD and jax.process_index() == 0:
+            title = blueprint.config.scheme.title
+            note(
+                f"{title} projects its parameters after every step: the first changes those of {folder} by {share:.1%}"
+            )
+    return state
+
+
+def _projected_away(blueprint: Blueprint, params: Tree) -> jax.Array:
+    """How much `constrain` changes what is trained of the parameters, as a share of their norm."""
+    part = blueprint.trained(params)
+    change = jax.tree.map(jnp.subtract, blueprint.constrained(part), part)
+    return optax.tree.norm(change) / optax.tree.norm(part)

@@ -7,6 +7,7 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from nagjax.errors import UserError
@@ -122,6 +123,23 @@ def test_what_is_given_beside_a_start_in_vain_is_told(run_of, base, capsys):
     for scheme in ("highway", own, DEFAULT_SCHEME):
         set_up(dataclasses.replace(run_of(), start=str(base), scheme=find_scheme(scheme)()))
         assert ("not used of what is given: scheme" in capsys.readouterr().err) == (scheme == "highway")
+
+
+def test_that_the_first_step_will_normalise_merged_matrices_is_told(run_of, tmp_path, capsys):
+    """Of nGPT, whose matrices have unit length until adapters are added to them."""
+    config = run_of(lr=0.1, scheme="ngpt")
+    base = train(config, tmp_path / "base")
+    with_adapters = dataclasses.replace(config.model, lora=LoRAConfig(rank=2))
+    adapted = train(dataclasses.replace(config, model=with_adapters, start=str(base)), tmp_path / "adapted")
+    assert "projects its parameters" not in capsys.readouterr().err
+    for start, told in ((base, False), (adapted, True)):
+        blueprint = set_up(dataclasses.replace(config, start=str(start))).blueprint
+        params = begin(blueprint).params
+        said = capsys.readouterr().err
+        assert ("nGPT projects its parameters" in said and str(start) in said) == told
+    change = jax.tree.map(np.subtract, blueprint.constrained(params), params)
+    share = float(optax.tree.norm(change) / optax.tree.norm(params))
+    assert f"by {share:.1%}" in said and share > 0.01
 
 
 def test_a_start_that_is_refused_deletes_nothing(base, whole, adapted_config, tmp_path):
