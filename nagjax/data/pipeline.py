@@ -180,8 +180,8 @@ def _open_one(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Da
         tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
         template, tokens = str(manifest.source.get("template") or ""), manifest.source.get("template_tokens") or {}
     if not len(stream):
-        fix = "holds no documents: prepare it again with more of them or files, another --validation, or --held-out"
-        raise UserError("split", f"{config.path}/{split}", fix)
+        fix = "prepare it again with more of them or files, another --validation, or --held-out"
+        raise UserError("path", config.path, f"its {split} split holds no documents: {fix}")
     return Dataset(config, split, tokenizer, stream, content, template, tokens)
 
 

@@ -50,7 +50,7 @@ def express(run: OpenRun) -> Expressed:
     model, scheme, params = run.config.model, run.config.scheme, flat(run.params)
     instead = other_way(scheme, model)
     if model.mod.active:
-        raise UserError("mod.rate", model.mod.rate, f"plain formats run every sublayer on every token: {instead}")
+        raise UserError(*model.mod.named(), f"plain formats run every sublayer on every token: {instead}")
     if model.block.cca:
         raise UserError("block.cca", True, f"plain formats cannot say its convolutions; {instead}")
     model, scheme, params = _as_plain(model, scheme, params)

@@ -94,6 +94,15 @@ class ModConfig:
         """Whether any sublayer skips anything."""
         return any(map(any, self._by_kind().values()))
 
+    def named(self) -> tuple[str, tuple[float, ...]]:
+        """The first option by which an active one skips tokens, with its rates."""
+        kind, rates = next((kind, rates) for kind, rates in self._by_kind().items() if any(rates))
+        return self._option(kind), rates
+
+    def _option(self, kind: str) -> str:
+        """The one by which its rates were given."""
+        return f"mod.{kind}_rate" if getattr(self, f"{kind}_rate") else "mod.rate"
+
     def routes(self, kind: Literal["attention", "mlp"]) -> bool:
         """Whether a sublayer of this kind has to choose among its tokens anywhere."""
         return any(0.0 < rate < 1.0 for rate in self._by_kind()[kind])
@@ -108,8 +117,9 @@ class ModConfig:
         kinds = self._by_kind()
         for kind, stages in kinds.items():
             if len(stages) > depth:
-                field = f"mod.{kind}_rate" if getattr(self, f"{kind}_rate") else "mod.rate"
-                raise UserError(field, stages, f"{len(stages)} stages for {depth} blocks: give at most one per block")
+                raise UserError(
+                    self._option(kind), stages, f"{len(stages)} stages for {depth} blocks: give at most one per block"
+                )
         routed = lambda block: (block + 1) % self.every == 0  # noqa: E731
         stage = lambda stages, block: stages[block * len(stages) // depth]  # noqa: E731
         rate = lambda stages, block: stage(stages, block) if routed(block) else 0.0  # noqa: E731

@@ -16,6 +16,8 @@ from nagjax.train.distributed.mesh import batch_sharding, batch_share, check_dev
 from nagjax.train.loss import Batch
 from nagjax.train.step import jit_eval_step
 
+ROUNDING = 1e-6  # of a mean of shares in float32: what is as near to 1 is all
+
 
 class PartBatch(Batch):
     """A batch of one corpus of a mixture: of which."""
@@ -86,6 +88,7 @@ class Evaluator:
         if results[0].routing is not None:
             for name in sorted({"executed", "agreement", "computed"} & results[0].routing.keys()):
                 depth[name] = mean([r.routing[name] for r in results])
+            depth["executed"] = np.where(depth["executed"] > 1.0 - ROUNDING, 1.0, depth["executed"])
             skipped = 1.0 - depth["executed"]
             parts = {"": skipped, "_attention": skipped[::2], "_mlp": skipped[1::2]}
             scores |= {f"mod_rate{part}": float(np.mean(rates)) for part, rates in parts.items()}

@@ -364,7 +364,7 @@ def test_held_out_inputs_go_to_validation_whole(jsonl, texts, tmp_path):
     assert [(len(ids), size) for ids, size in raw_documents(tmp_path / "out", "validation")] == [(9, 8)]
     assert len(list(raw_documents(tmp_path / "out", "train"))) == len(texts)
     prepare([jsonl], tmp_path / "none", validation=0)
-    with pytest.raises(UserError, match="validation.*holds no documents.*--validation"):
+    with pytest.raises(UserError, match="path = .*its validation split holds no documents.*--validation"):
         open_dataset(DataConfig(path=str(tmp_path / "none")), split="validation")
 
 

@@ -236,6 +236,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
         ("post_layer_norm", {}, "causal = True: the nearest plain format cannot say it.*nor can a bundle"),
         ("plain", {"mlp": "gelu"}, "mlp = 'gelu'.*gated"),
         ("plain", {"mod": ModConfig(rate=(0.5,))}, "mod.rate = .*--format bundle, which nagjax.load reads;"),
+        ("plain", {"mod": ModConfig(mlp_rate=(1.0,))}, r"mod.mlp_rate = \(1.0,\): plain formats run every sublayer"),
         ("plain", {"token_types": 2}, "token_types = 2: the nearest plain format.*nor can a bundle"),
         ("plain", {"head_epsilon": 1e-5}, "head_epsilon = 1e-05: the nearest plain format.*nor can a bundle"),
         ("plain", {"block": BlockConfig(cca=True)}, "block.cca = True: plain formats.*nor can a bundle"),
@@ -245,7 +246,7 @@ def test_the_adapter_of_a_bundle_has_the_same_logits(reference, tmp_path, case):
             "block.biases",
         ),
     ],
-    ids=["nag", "review", "built_on_plain", "post_norm", "gelu", "mod", "token_types", "head", "cca", "no_biases"],
+    ids=["nag", "review", "built_on_plain", "post_norm", "gelu", "mod", "mlp", "types", "head", "cca", "no_biases"],
 )
 def test_what_plain_formats_cannot_say_is_refused(tmp_path, scheme, changes, named):
     run = run_of(find_scheme(scheme)(), tmp_path, **changes)

@@ -9,11 +9,11 @@ import pytest
 
 from nagjax.mod import ModConfig, kept
 from nagjax.residual import find_scheme
-from nagjax.train.evaluator import Evaluator
-from nagjax.train.loss import Batch
+from nagjax.train.evaluator import Evaluator, with_causal
+from nagjax.train.loss import Batch, Sums
 from nagjax.train.safety.guard import new_guard
 from nagjax.train.state import TrainState
-from nagjax.train.step import Cuts, _averaged, jit_eval_step, train_step
+from nagjax.train.step import Cuts, EvalSums, _averaged, jit_eval_step, train_step
 from tests import tiny
 from tests.mod.routing_models import make, masked_reference, run
 from tests.tolerance import assert_close, close_to
@@ -129,6 +129,24 @@ def test_an_evaluation_weighs_its_batches_by_tokens(rule):
     assert counts == [35, 3] and 0.05 < ran[1::2].mean() < 0.95
     if rule == "top-k":
         assert abs(np.mean([s[0] for s in seen]) - ran.mean()) > 0.05
+
+
+@pytest.mark.parametrize("last", [0.99999994, 1.0])
+def test_agreement_is_of_routed_sublayers_alone_however_their_shares_are_rounded(last):
+    """Blocks 1 and 3 run all tokens, which a mean over batches of 256 and 11 tokens may tell as a little less."""
+
+    def step(*_):
+        share = np.float32([last, last, 0.5, 0.5, last, last])
+        routing = {"executed": share, "agreement": np.where(share < 0.9, np.float32(0.75), np.float32(1.0))}
+        return EvalSums(Sums(*np.ones(4)), 1.0, next(tokens), {"log_norm": zero, "growth": zero}, routing)
+
+    zero = np.zeros(6)
+    evaluator = object.__new__(Evaluator)
+    evaluator.token_bytes, evaluator.step, evaluator.names, evaluator.shares = [jnp.ones(1)], step, ("",), (1.0,)
+    tokens = iter([256.0, 256.0, 256.0, 11.0] * 2)
+    scores, depth = with_causal(*(evaluator({}, {}, 1, [ragged()] * 4) for _ in range(2)))
+    assert scores["agreement"] == pytest.approx(0.75) and scores["mod_rate"] == pytest.approx(1 / 6)
+    assert depth["executed"][0] == 1.0 == depth["causal_executed"][-1]
 
 
 def test_a_threshold_outlives_short_rows():
