@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nagjax.errors import renamed
 from nagjax.memory import keep_freed_memory
 from nagjax.options import RunOptions, read_options
 from nagjax.processes import as_worker, cores, in_processes
@@ -13,7 +14,8 @@ PROMPT = "def "
 
 def demo_runs(schemes: Sequence[str], shared: dict[str, Any]) -> list[RunOptions]:
     """A run for each scheme, all with the shared options."""
-    return [read_options(shared | {"scheme": name}) for name in schemes]
+    with renamed("scheme", "schemes"):
+        return [read_options(shared | {"scheme": name}) for name in schemes]
 
 
 def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: bool, processes: int) -> list[Path]:
@@ -30,7 +32,8 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
     folders = [out / run.folder.name for run in runs]
     if fresh:
         for run, folder in zip(runs, folders, strict=True):
-            checked(run.config(), folder, fresh)
+            with renamed("data.path", "data"):
+                checked(run.config(), folder, fresh)
         for folder in folders:
             with WriterLock(folder, "demo"):
                 clear(folder)
@@ -55,7 +58,8 @@ def _train(runs: Sequence[RunOptions], out: Path) -> None:
     longest = max(len(config.scheme.title) for config in configs)
     for config, run in zip(configs, runs, strict=True):
         try:
-            folder = train(config, out / run.folder.name, label=f"{config.scheme.title:{longest}}")
+            with renamed("data.path", "data"):
+                folder = train(config, out / run.folder.name, label=f"{config.scheme.title:{longest}}")
             if has_file(folder / SAMPLE):
                 continue
             length = min(96, config.model.context - 8)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FLAT = ("model", "optimizer", "train")  # parts of a config whose options have no prefix
 PREFIXED = ("data", "mesh")
-SIZES = ("heads", "kv_heads", "hidden", "moe.hidden")  # that a model fills in where they are not given
 COMMON = (  # what `--help` shows; `--help-all` shows the rest
     *("scheme", "preset", "depth", "width", "context", "steps", "batch", "lr", "seed", "data.path", "data.mix"),
     *("out", "fresh", "resume", "start", "eval_every", "save_every", "schedule", "warmup", "dtype", "remat"),
@@ -175,16 +174,7 @@ def options_of_run(config: RunConfig) -> tuple[RunOptions, set[str]]:
     own = {field.name: getattr(config.scheme, field.name) for field in dataclasses.fields(config.scheme)}
     found = RunOptions(config.scheme.name, own, parts, config.start)
     changed = {o.name for o in run_options(found.name) if o.name != "preset" and found.value(o.name) != o.default}
-    return found, {name for name in changed if name not in SIZES or not _follows(config.model, name)}
-
-
-def _follows(model: ModelConfig, size: str) -> bool:
-    """Whether the model has this size without being told."""
-    try:
-        untold = {"moe": dataclasses.replace(model.moe, hidden=None)} if size == "moe.hidden" else {size: None}
-        return dataclasses.replace(model, **untold) == model
-    except UserError:  # what it would be does not fit the rest
-        return False
+    return found, {name for name in changed if not config.model.follows(name)}
 
 
 def _flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from nagjax.arguments import Given
 from nagjax.console import say
 from nagjax.files import check_writable_file
 from nagjax.memory import keep_freed_memory
@@ -85,6 +86,8 @@ def mod(
     rounds: Count = 5,
     steps: Count | None = None,
     out: Path | None = None,
+    *,
+    given: Given,
 ) -> None:
     """Time a routed model against the dense one, and compare the time saved with the FLOPs saved.
 
@@ -99,9 +102,12 @@ def mod(
         batch: sequences per step, or texts at a time.
         context: tokens of a sequence; of decode, those before the new ones.
         rounds: each round times both once, so that noise affects both.
-        steps: training steps in a row per round, 1 by default; or new tokens of each text per round, 16 by default.
+        steps: training steps in a row per round, 1 by default; of decode, new tokens of each text per round, 16 by
+            default; not for prefill.
         out: also write the result to this file, as JSON.
     """
+    if phase == "prefill":
+        given.refuse(("steps",), "a round of --phase prefill reads every prompt once: leave it out")
     if out:
         check_writable_file(out)
     say(f"timing {phase}, routed and dense: {scheme}, {depth} blocks x {width}, {batch} x {context} tokens; compiling")

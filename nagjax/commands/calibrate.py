@@ -9,6 +9,7 @@ from nagjax.errors import UserError
 from nagjax.ranges import Count, NonNegative, Range
 
 DENSE = "the dense model is used"
+USERS = "eval, generate, chat, map and diagnose"
 
 
 def main(
@@ -20,7 +21,8 @@ def main(
     *,
     given: Given,
 ) -> None:
-    """Sweep one threshold on the angle of a dense NAG run; the chosen point is used by eval, generate and map.
+    """Sweep one threshold on the angle of a dense NAG run; the chosen point is used by eval, generate, chat,
+    map and diagnose.
 
     Writes skip_curve.json, skip_curve.png and, beside the checkpoints, calibration.json.
 
@@ -61,10 +63,16 @@ def main(
         tokens = f"{p['loss']:.4f}        {p['tokens_loss']:.4f}     {p['random_loss']:.4f}"
         whole = f"{len(p['late_blocks'])} ({p['late_flops'] / dense['flops']:.3f}): {p['influence_loss']:.4f}"
         print(
-            f"{mark} {p['rate']:.2f}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
+            f"{mark} {_rate(p['rate']):4}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
             f"{p['flops'] / dense['flops']:.3f}  {tokens}  {whole}, {p['late_loss']:.4f}"
         )
-    print(f"rate {found['chosen']:g} is used by eval, generate and map" if found["chosen"] else DENSE)
+    print(f"rate {found['chosen']:g} is used by {USERS}" if found["chosen"] else DENSE)
+
+
+def _rate(rate: float) -> str:
+    """With two decimals, or with as many as tell it from its neighbours."""
+    short = f"{rate:.2f}"
+    return short if float(short) == rate else f"{rate:g}"
 
 
 def _numbers(field: str, text: str) -> list[float]:

@@ -63,6 +63,7 @@ def main(
     batch_given, mesh_given = "batch" in given, any(name.startswith("mesh.") for name in given)
     config = options.config()
     if config.start:
+        given.refuse(("vocab",), "with --start the vocabulary is that run's: leave it out")
         config = started(config)
         vocab = config.model.vocab
     config = filled(config, machine, vocab, batch_given, mesh_given)

@@ -4,6 +4,7 @@ One threshold on the rotation angle holds for the whole network, so that sublaye
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -139,6 +140,8 @@ class Sweep:
 
     def dense(self) -> dict:
         scores, executed = self._score(self.by_angle, -np.inf, self.held_out)
+        if not math.isfinite(scores["loss"]):
+            raise UserError("run", str(self.run.folder), f"its loss is {scores['loss']}: nothing can be chosen by it")
         return {"loss": scores["loss"], "flops": self._flops(executed, scored=False)}
 
     def threshold(self, rate: float) -> float:

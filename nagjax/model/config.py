@@ -170,6 +170,16 @@ class ModelConfig:
             fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, or --moe.skips 0"
             raise UserError("moe.skips", self.moe.skips, fix)
 
+    def follows(self, field: str) -> bool:
+        """Whether it is a size, such as `hidden` or `moe.hidden`, that the model has without being told."""
+        if field not in ("heads", "kv_heads", "hidden", "moe.hidden"):
+            return False
+        try:
+            untold = {"moe": dataclasses.replace(self.moe, hidden=None)} if field == "moe.hidden" else {field: None}
+            return dataclasses.replace(self, **untold) == self
+        except UserError:  # what it would be does not fit the rest
+            return False
+
     @property
     def gated(self) -> bool:
         return self.mlp in GATED

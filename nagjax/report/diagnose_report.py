@@ -26,7 +26,7 @@ def diagnosis_page(record: dict, plots: list[Plot]) -> str:
     skips, curve = record["skips"], record["curve"]
     title = f"Inside {record['title']}, {record['depth']} blocks x {record['width']}"
     told = (
-        f"{escape(record['run'])}, after {record['step']:,} steps; measured on {record['tokens']:,} validation tokens, "
+        f"{escape(record['run'])}{_trained(record)}; measured on {record['tokens']:,} validation tokens, "
         f"loss {record['loss']:.4f} nats per token; without single blocks on {skips['tokens']:,}, where that of the "
         f"whole model is {skips['loss']:.4f}; without several on {curve['batches']} batches, where it is "
         f"{curve['loss']:.4f}. Blocks count from 1{_left(record)}. A block is used if its absence alone costs "
@@ -38,6 +38,11 @@ def diagnosis_page(record: dict, plots: list[Plot]) -> str:
     parts += ["<h2>Block by block</h2>", _table(record)]
     parts.append(f'<p class="quiet">All numbers, with their matrices, are in {DIAGNOSIS_DATA} beside this page.</p>')
     return document(title, parts)
+
+
+def _trained(record: dict) -> str:
+    """Of a model that was trained elsewhere it is not known."""
+    return f", after {record['step']:,} steps" if record["step"] else ""
 
 
 def _left(record: dict) -> str:

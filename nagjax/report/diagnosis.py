@@ -78,7 +78,7 @@ def diagnose(
     record = {
         "run": str(run.folder),
         "scheme": config.scheme.name,
-        "title": config.scheme.title if config.model.causal else f"{config.scheme.title}, asked for masked tokens",
+        "title": _title(run),
         "depth": config.model.depth,
         "width": config.model.width,
         "kept": list(config.model.kept),
@@ -96,6 +96,13 @@ def diagnose(
     }
     record = _plain(record)
     return record | {"verdict": depth_verdict(record)}
+
+
+def _title(run: OpenRun) -> str:
+    scheme, model = run.config.scheme.title, run.config.model
+    if not model.causal:
+        return f"{scheme}, asked for masked tokens"
+    return f"{scheme}, skipping by angle at the calibrated rate {model.mod.rate[0]:g}" if run.calibrated else scheme
 
 
 class Text(NamedTuple):

@@ -12,7 +12,7 @@ from nagjax.console import note
 from nagjax.data import Tokenizer
 from nagjax.data.stdlib import STDLIB
 from nagjax.data.tokenizer import NO_TOKENIZER, NoTokenizer
-from nagjax.errors import UserError
+from nagjax.errors import UserError, renamed
 from nagjax.model.config import ModelConfig
 from nagjax.residual import find_scheme
 from nagjax.runs.blueprint import Tree
@@ -38,13 +38,13 @@ def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = N
     Raises UserError: no run there, or one of another tokenizer, of none, or whose tokenizer is lost.
     """
     folder = own if own and steps_saved(own / CHECKPOINTS) else Path(config.start)
-    before = read_config(folder)
+    with renamed("run", "start" if folder == Path(config.start) else "out"):
+        before = read_config(folder)
     if tokenizer is not None:
         _check_tokenizer(config.start, folder, before, tokenizer)
     defaults, named = ModelConfig(), {name.partition(".")[0] for name in config.given}
-    asked = {
-        name: value for name, value in vars(config.model).items() if name in named or value != getattr(defaults, name)
-    }
+    told = lambda name, value: value != getattr(defaults, name) and not config.model.follows(name)  # noqa: E731
+    asked = {name: value for name, value in vars(config.model).items() if name in named or told(name, value)}
     given = {name: asked[name] for name in OF_THE_MACHINE if name in asked}
     vain = [name for name, value in asked.items() if name not in TAKEN and value != getattr(before.model, name)]
     untold = () if "scheme" in named else (find_scheme(DEFAULT_SCHEME)(),)

@@ -97,16 +97,17 @@ def test_a_map_tells_what_the_context_leaves_out(runs, tmp_path, capsys):
 
 def test_generate_times_both(runs, capsys):
     out = printed(capsys, "generate", runs / "routed", "--prompt", "a", "--tokens", 4, "--speed")
-    assert out.count("tokens/s") == 2 and "of the FLOPs saved is time saved" in out
+    assert out.count("tokens/s") == 2 and " x dense: " in out
 
 
-def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path, capsys):
+def test_calibrate_is_used_by_eval_map_and_diagnose_until_it_is_taken_back(runs, tmp_path, capsys, monkeypatch):
     run = shutil.copytree(runs / "dense", tmp_path / "dense")
     before = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
-    table = printed(capsys, "calibrate", run, "--rates", "0,0.3,0.6", "--choose", 0.6, "--batches", 2)
+    table = printed(capsys, "calibrate", run, "--rates", "0,0.305,0.6", "--choose", 0.6, "--batches", 2)
     found = json.loads((run / "skip_curve.json").read_text())
     lines = [line for line in table.splitlines() if not line.startswith("rates done:")]  # said where it takes long
     assert len(lines) == 7 and "rate 0.6 is used" in table and found["chosen"] == 0.6
+    assert [line[2:7].strip() for line in lines[-4:-1]] == ["0.00", "0.305", "0.60"]
     assert found["dense"]["loss"] == pytest.approx(before["loss"], rel=1e-4)
     one, two = found["points"]
     assert one["threshold"] < two["threshold"] and one["flops"] > two["flops"]
@@ -122,6 +123,9 @@ def test_calibrate_is_used_by_eval_and_map_until_it_is_taken_back(runs, tmp_path
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)
     assert after["loss"] == close_to(two["loss"], terms=64, chain=24)
     assert "skipped" in printed(capsys, "map", run, "--text", "def f(x): return x")
+    monkeypatch.setattr("nagjax.report.diagnose_report.draw_diagnosis", lambda record: [])
+    printed(capsys, "diagnose", run, "--batches", 1, "--skip-batches", 1, "--curve-batches", 1)
+    assert "Inside NAG, skipping by angle at the calibrated rate 0.6, 3 blocks" in (run / "diagnosis.html").read_text()
     drawn = json.loads((run / "map.json").read_text())
     assert len(drawn["ran"]) == 6 and len(drawn["ran"][0]) == len(drawn["tokens"]) == 18
     assert all((ran == 1) or degrees == 0 for r, d in zip(drawn["ran"], drawn["degrees"], strict=True)
@@ -147,7 +151,7 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys, monkeypa
     small = "--scheme plain --depth 2 --width 32 --context 64 --batch 8 --rounds 2 --out".split()
     out = printed(capsys, "bench", "mod", *small, tmp_path / "mod.json")
     result = json.loads((tmp_path / "mod.json").read_text())["results"]
-    assert "of the FLOPs saved is time saved" in out
+    assert " x dense: " in out
     saved = (1 - result["time_ratio"]) / (1 - result["flops_ratio"])
     assert result["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < result["flops_ratio"] < 0.9
     assert result["flops_ratio"] == pytest.approx(result["closed_form_ratio"])
@@ -176,6 +180,12 @@ def test_bench_mod_prints_time_saved_over_flops_saved(tmp_path, capsys, monkeypa
         ("train --mod.rate 1.0", "at least 0 and below 1"),
         ("train --scheme plain --mod.rate 0.5 --mod.router nag", "the router linear"),
         ("bench mod --rate 0", "rate"),
+        ("bench mod --phase prefill --steps 4", "steps = 4: a round of --phase prefill reads every prompt once"),
+        ("bench mod --batch 8 --router foo", "error: router = 'foo'"),
+        ("bench mod --batch 8 --scheme plain --router nag", "error: router = 'nag'"),
+        ("bench mod --phase decode --kv foo", "error: kv = 'foo'"),
+        ("demo --schemes plain foo", "error: schemes = 'foo'"),
+        ("demo --schemes plain --out {dense}/demo --data nothere", "error: data = 'nothere'"),
     ],
 )
 def test_bad_input_is_one_line(runs, capsys, args, message):

@@ -1,11 +1,15 @@
 """The controls of calibrated skipping leave out what they are named after."""
 
+import dataclasses
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from nagjax.cli import main
+from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter
 from nagjax.measure.skip_curve import Sweep
 from nagjax.runs.lock import WriterLock
@@ -70,3 +74,10 @@ def test_every_control_leaves_out_what_it_says(run, monkeypatch):
     turns = 1 - np.diagonal(cosine, 1)
     assert gone and turns[gone].max() <= turns[kept].min()
     assert point["influence_loss"] == pytest.approx(without.loss(swept.held_out, gone), rel=1e-4)
+
+
+def test_a_model_whose_loss_is_not_finite_is_refused(run):
+    """No threshold skips tokens whose angles are not numbers: the search for one would not end."""
+    broken = dataclasses.replace(run, params=jax.tree.map(lambda leaf: jnp.nan * leaf, run.params))
+    with pytest.raises(UserError, match="run = .*its loss is nan"):
+        Sweep(broken, batches=1, search_batches=1).dense()

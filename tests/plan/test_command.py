@@ -120,6 +120,7 @@ def test_adapters_of_a_run(tmp_path, capsys):
     said = next(line for line in capsys.readouterr().out.splitlines() if "nagjax train" in line)
     want = {"--batch", "--start", "--lora.rank", "--mesh.data", "--dtype"}  # the run's own is float32
     assert {word for word in said.split() if word.startswith("--")} == want and f"--start {folder}" in said
+    fails(capsys, f"--start {folder} --vocab 300 --topology v5e:2x2".split(), "vocab = 300", "that run's: leave it out")
 
 
 def test_an_average_is_four_bytes_a_parameter(tmp_path):
@@ -146,7 +147,7 @@ def test_bad_input(capsys):
     fails(capsys, ["--topology", "h200x8", "--tokens", "0"], "tokens", "above 0")
     fails(capsys, ["--topology", "h200x8", "--mfu", "1.5"], "mfu", "at most 1")
     fails(capsys, ["--topology", "h200x8", "--preset", "9T"], "preset", "7B")
-    fails(capsys, ["--topology", "h200x8", "--start", "nowhere"], "run = 'nowhere'", "no such folder")
+    fails(capsys, ["--topology", "h200x8", "--start", "nowhere"], "start = 'nowhere'", "no such folder")
     fails(capsys, ["--topology", "v5e:2x2", "--mesh.fsdp", "3"], "mesh")
     fails(capsys, ["--topology", "v5e:2x2", "--batch", "6"], "batch = 6", "try 4")
     fails(capsys, ["--topology", "v5e:2x4", "--batch", "3", "--search"], "batch = 3", "try 8")

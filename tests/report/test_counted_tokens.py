@@ -135,8 +135,10 @@ def test_a_diagnosis_of_such_a_model_has_the_rest(mixture):
     assert record["loss"] == pytest.approx(Cutter(run).loss(text), rel=1e-4)
     drawn = draw_diagnosis(record)
     assert "gradients" in {plot.name for plot in drawn} and "jacobian" not in {plot.name for plot in drawn}
-    page = diagnosis_page(record, drawn)
-    assert "Jacobian" not in page and "to the residual in front of it" not in page and "earlier removal" not in page
+    assert "after 1,000 steps" in diagnosis_page(record | {"step": 1000}, drawn)
+    page = diagnosis_page(record | {"step": 0}, drawn)  # as of a model that was imported
+    assert "after 0 steps" not in page and "earlier removal" not in page
+    assert "Jacobian" not in page and "to the residual in front of it" not in page
 
 
 @pytest.mark.parametrize("scheme", [name for name in one_per_stream() if find_scheme(name).rebuilds])

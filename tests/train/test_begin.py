@@ -93,7 +93,7 @@ def test_a_run_that_has_begun_goes_on_without_the_one_it_started_from(begun, tmp
     shutil.rmtree(tmp_path / "half" / "checkpoints" / "6")
     train(config, tmp_path / "half")
     assert comparable(tmp_path / "half" / "metrics.jsonl") == comparable(run / "metrics.jsonl")
-    with pytest.raises(UserError, match="run = .*base"):
+    with pytest.raises(UserError, match="start = .*base"):
         train(config, tmp_path / "half", fresh=True)
 
 
@@ -178,10 +178,12 @@ def test_an_option_given_as_its_default_stands_against_the_run_to_start_from(fir
 
 def test_what_is_given_in_vain_is_told_though_it_is_the_default(first, capsys):
     default = ModelConfig()
-    resolve(read_options({"start": str(first), "depth": default.depth, "scheme": DEFAULT_SCHEME}).config())
+    resolve(read_options({"start": str(first), "depth": default.depth, "scheme": DEFAULT_SCHEME, "width": 96}).config())
     schemes = [] if read_config(first).scheme.name == DEFAULT_SCHEME else ["scheme"]
     assert read_config(first).model.depth != default.depth
-    assert capsys.readouterr().err.endswith(f"not used of what is given: {', '.join(['depth', *schemes])}\n")
+    assert capsys.readouterr().err.endswith(
+        f"not used of what is given: {', '.join(['depth', 'width', *schemes])}\n"
+    ), "no size that follows"
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(first, tmp_path):
