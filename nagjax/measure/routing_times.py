@@ -112,7 +112,8 @@ def _unrolled(blueprint: Blueprint) -> float:
 def routing_times(bench: RoutingTimes) -> dict:
     """Prints, and returns, the ratios of FLOPs and step time, and the time saved as a share of the FLOPs saved."""
     mods = {"dense": ModConfig(), "routed": bench.mod}
-    racers = {name: Racer(bench.blueprint(mod), bench.batch, bench.context) for name, mod in mods.items()}
+    blueprints = {name: bench.blueprint(mod) for name, mod in mods.items()}  # refused before one is compiled
+    racers = {name: Racer(blueprint, bench.batch, bench.context) for name, blueprint in blueprints.items()}
     times = race(racers, bench.rounds, bench.steps)
     flops = {name: compiled_flops(bench, mod) for name, mod in mods.items()}
     closed = {name: model_costs(racer.blueprint).train for name, racer in racers.items()}
