@@ -10,6 +10,7 @@ from nagjax.options import RunOptions, read_options
 from nagjax.processes import as_worker, cores, in_processes
 
 PROMPT = "def "
+AS_GIVEN = renamed("data.path", "data")  # errors name the command's option
 
 
 def demo_runs(schemes: Sequence[str], shared: dict[str, Any]) -> list[RunOptions]:
@@ -18,6 +19,7 @@ def demo_runs(schemes: Sequence[str], shared: dict[str, Any]) -> list[RunOptions
         return [read_options(shared | {"scheme": name}) for name in schemes]
 
 
+@AS_GIVEN
 def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: bool, processes: int) -> list[Path]:
     """Trains what is not trained yet, and returns the runs' folders. processes: at once, each with its share of the
     cores; 0: as many as there are runs and cores, but one on an accelerator."""
@@ -32,8 +34,7 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
     folders = [out / run.folder.name for run in runs]
     if fresh:
         for run, folder in zip(runs, folders, strict=True):
-            with renamed("data.path", "data"):
-                checked(run.config(), folder, fresh)
+            checked(run.config(), folder, fresh)
         for folder in folders:
             with WriterLock(folder, "demo"):
                 clear(folder)
@@ -58,8 +59,7 @@ def _train(runs: Sequence[RunOptions], out: Path) -> None:
     longest = max(len(config.scheme.title) for config in configs)
     for config, run in zip(configs, runs, strict=True):
         try:
-            with renamed("data.path", "data"):
-                folder = train(config, out / run.folder.name, label=f"{config.scheme.title:{longest}}")
+            folder = train(config, out / run.folder.name, label=f"{config.scheme.title:{longest}}")
             if has_file(folder / SAMPLE):
                 continue
             length = min(96, config.model.context - 8)
@@ -70,6 +70,7 @@ def _train(runs: Sequence[RunOptions], out: Path) -> None:
             continue
 
 
+@AS_GIVEN
 def _main(given: Any) -> None:
     keep_freed_memory()
     _train(demo_runs(given["schemes"], given["shared"]), Path(given["out"]))

@@ -5,6 +5,7 @@ from typing import Literal
 
 from nagjax.arguments import Given
 from nagjax.console import say
+from nagjax.errors import renamed
 from nagjax.files import check_writable_file
 from nagjax.memory import keep_freed_memory
 from nagjax.ranges import Count, Fraction
@@ -113,14 +114,15 @@ def mod(
     say(f"timing {phase}, routed and dense: {scheme}, {depth} blocks x {width}, {batch} x {context} tokens; compiling")
     keep_freed_memory()
     shape = (scheme, rate, router, kv, depth, width, batch, context, rounds)
-    if phase == "train":
-        from nagjax.measure.routing_times import RoutingTimes, routing_times
+    with renamed("mod.router", "router"), renamed("mod.kv", "kv"):
+        if phase == "train":
+            from nagjax.measure.routing_times import RoutingTimes, routing_times
 
-        routing_times(RoutingTimes(*shape, steps or 1, out))
-    else:
-        from nagjax.measure.sampling_times import SamplingTimes, sampling_times
+            routing_times(RoutingTimes(*shape, steps or 1, out))
+        else:
+            from nagjax.measure.sampling_times import SamplingTimes, sampling_times
 
-        sampling_times(SamplingTimes(*shape, steps or 16, out, phase))
+            sampling_times(SamplingTimes(*shape, steps or 16, out, phase))
 
 
 SUBCOMMANDS = (step, compile, mod)

@@ -9,7 +9,6 @@ from nagjax.errors import UserError
 from nagjax.ranges import Count, NonNegative, Range
 
 DENSE = "the dense model is used"
-USERS = "eval, generate, chat, map and diagnose"
 
 
 def main(
@@ -66,7 +65,8 @@ def main(
             f"{mark} {_rate(p['rate']):4}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
             f"{p['flops'] / dense['flops']:.3f}  {tokens}  {whole}, {p['late_loss']:.4f}"
         )
-    print(f"rate {found['chosen']:g} is used by {USERS}" if found["chosen"] else DENSE)
+    used = f"rate {found['chosen']:g} is used by eval, generate, chat, map and diagnose"
+    print(used if found["chosen"] else DENSE)
 
 
 def _rate(rate: float) -> str:

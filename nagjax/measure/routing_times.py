@@ -1,15 +1,12 @@
 """What Mixture-of-Depths saves, in time and in FLOPs counted by the compiler."""
 
-import contextlib
 import dataclasses
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
-from nagjax.errors import renamed
 from nagjax.measure.step_times import Racer, blueprint_of, check_batch, race, record
 from nagjax.mod import ModConfig
 from nagjax.ranges import Fraction, check_fields
@@ -17,13 +14,6 @@ from nagjax.runs.facts import model_costs, run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.state import Blueprint
 from nagjax.train.step import train_step
-
-
-@contextlib.contextmanager
-def _as_options() -> Iterator[None]:
-    """Errors inside name the options of `nagjax bench mod`."""
-    with renamed("mod.router", "router"), renamed("mod.kv", "kv"):
-        yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +40,10 @@ class Routed:
         """Tokens of each row that the model has room for."""
         return self.context
 
-    @_as_options()
     def blueprint(self, mod: ModConfig, depth: int | None = None) -> Blueprint:
         return blueprint_of(self.scheme, depth or self.depth, self.width, self.batch, self.slots, mod)
 
     @property
-    @_as_options()
     def mod(self) -> ModConfig:
         return ModConfig(rate=(self.rate,), router=self.router, kv=self.kv)
 
@@ -85,9 +73,10 @@ def compared(times: dict[str, list[float]], flops: dict[str, float]) -> dict:
 def told(result: dict) -> str:
     """What `compared` found, in words."""
     share = result["time_saved_over_flops_saved"]
-    saved = "no FLOPs are saved" if share is None else "no time is saved"
-    if share and share > 0.0:
-        saved = f"{share:.0%} of the FLOPs saved is time saved"
+    if share is None:
+        saved = "no FLOPs are saved"
+    else:
+        saved = f"{share:.0%} of the FLOPs saved is time saved" if share > 0.0 else "no time is saved"
     return f"FLOPs {result['flops_ratio']:.3f} x, time {result['time_ratio']:.3f} x dense: {saved}"
 
 

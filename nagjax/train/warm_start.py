@@ -26,8 +26,8 @@ from nagjax.train.optimizer import check_schedule
 from nagjax.train.state import Blueprint, TrainState
 
 OF_THE_MACHINE = ("dtype", "remat", "attention", "kernels")  # how a model is computed, not which one it is
-TOLD = 0.01  # share of the parameters' norm that a projection changes
 TAKEN = ("lora", "vocab", *OF_THE_MACHINE)  # of the options of a model, beside those of the run to start from
+MUCH = 0.01  # of the parameters' norm, for a projection to change
 
 
 def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = None) -> RunConfig:
@@ -99,7 +99,7 @@ def begin(blueprint: Blueprint) -> TrainState:
     state = blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own
     if blueprint.config.scheme.constrains:
         share = float(jax.jit(functools.partial(_projected_away, blueprint))(state.params))
-        if share > TOLD and jax.process_index() == 0:
+        if share > MUCH and jax.process_index() == 0:
             title = blueprint.config.scheme.title
             note(
                 f"{title} projects its parameters after every step: the first changes those of {folder} by {share:.1%}"
