@@ -100,7 +100,7 @@ BEFORE = {
 
 
 def run_block(code, known):
-    """Statement by statement, with the shapes that comments behind values tell: `found.effect  # [blocks + 1, tokens]`."""
+    """Statement by statement, with the shapes that comments behind values tell: `found.effect  # [blocks, tokens]`."""
     for node in ast.parse(code).body:
         lines, target = code.splitlines()[node.lineno - 1 : node.end_lineno], getattr(node, "targets", [None])[0]
         if isinstance(node, ast.Expr):
