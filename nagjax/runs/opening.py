@@ -88,7 +88,7 @@ class OpenRun:
             f"context {model.context:,}",
             f"vocabulary {model.vocab:,} ({self.tokenizer.name})",
             f"computes in {model.compute_dtype.name}",
-            f"{self.step} steps trained",
+            f"step {self.step}",
         ]
         facts += ["Mixture-of-Depths"] if model.mod.active else []
         return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
