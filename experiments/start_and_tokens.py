@@ -6,7 +6,7 @@ Source: Figliolia & Millidge 2026, arXiv:2606.16112, whose step size of sublayer
 Expected: at 64 blocks x 64 from 1/l 1.438 and 1.305 after 1M and 2.1M tokens, from 1/sqrt(l) 1.474 and 1.335, plain
   1.479 and 1.338; after 4.2M tokens plain and NAG from 1/sqrt(l) are known, from 1/l nothing is; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
-Time: smoke 30 s; cpu seven hours with --processes 2 and --reuse (estimated); resumable; h200 and paper not measured
+Time: smoke 30 s; cpu four hours with --processes 2 and --reuse; resumable; h200 and paper not measured
 Command: nice python -m experiments.start_and_tokens --reuse sixty_four_blocks.longer tokens_and_depth.cpu64
 Known: cpu: all runs but those from 1/l with 4.2M tokens
 

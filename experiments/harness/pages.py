@@ -38,7 +38,7 @@ COLUMN = {
 NOT_MEASURED = "not measured"
 SEEN_BEFORE = "partly known before"
 # In the main README while undecided: what is below the 4-gram table.
-SHOWN = ("tokens_and_depth", "five_schemes", "sixty_four_blocks", "nag_start", "rezero_factors")
+SHOWN = ("tokens_and_depth", "start_and_tokens", "five_schemes", "sixty_four_blocks", "nag_start", "rezero_factors")
 DECIDED = ("supported", "not supported")
 VERDICTS = (*DECIDED, "undecided")
 EDGES = 3  # named in a reason; of more only the number is

@@ -19,9 +19,10 @@ class NAGHarmonic(NAG):
     This project's choice: at the training FLOPs that Review takes for 1M and 2.1M tokens it is ahead of plain, Review
     and pre-norm ReZero, at 16 and 64 blocks x 64 (experiments/pages/equal_flops.md, equal_flops_rezero.md); more blocks
     were not compared, and at 64 most of its sublayers end with small updates, more than of plain's. At equal tokens it
-    gains nothing over 1/sqrt(l) at 16 blocks (experiments/pages/nag_start.md), and 0.03 nats at 64, where it is level
-    with Review or ahead (experiments/pages/sixty_four_blocks.md). The default learning rate is within a factor of 1.6
-    of the best ones found at 16, 32 and 64 blocks x 64, on one seed.
+    gains nothing over 1/sqrt(l) at 16 blocks (experiments/pages/nag_start.md). At 64 it gains 0.03 nats after 1M and
+    2.1M tokens, where it is level with Review or ahead (experiments/pages/sixty_four_blocks.md); after 4.2M it is still
+    ahead of plain, but not told apart from 1/sqrt(l) (experiments/pages/start_and_tokens.md). The default learning rate
+    is within a factor of 1.6 of the best ones found at 16, 32 and 64 blocks x 64, on one seed.
     """
 
     name: ClassVar[str] = "nag_harmonic"
