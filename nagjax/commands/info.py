@@ -25,7 +25,9 @@ def main(
     note(f"reading {run}" if run else f"describing {options}")
     from rich.console import Console
 
+    from nagjax.interop.hub import find_model
     from nagjax.interop.load import config_of
+    from nagjax.runs.opening import read_calibration
     from nagjax.train.facts import describe, resolve
 
     config = resolve(options.config()) if run is None else config_of(run)
@@ -34,4 +36,7 @@ def main(
 
         print(table(width=config.model.width, dtype=config.model.dtype.replace("auto", "bfloat16")))
     else:
+        point = read_calibration(find_model(run)) if run else None
         Console().print(describe(config))
+        if point:
+            print(f"These are the figures of the dense model. It is opened at the calibrated rate {point.rate:g}.")

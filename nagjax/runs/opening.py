@@ -90,7 +90,10 @@ class OpenRun:
             f"computes in {model.compute_dtype.name}",
             f"step {self.step}",
         ]
-        facts += ["Mixture-of-Depths"] if model.mod.active else []
+        if self.calibrated:
+            facts.append(f"skips by angle at the calibrated rate {model.mod.rate[0]:g}")
+        elif model.mod.active:
+            facts.append("Mixture-of-Depths")
         return f"OpenRun({str(self.folder)!r}: {'; '.join(facts)})"
 
     def encode(self, text: str) -> list[int]:

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+import nagjax
 from nagjax.cli import main
 from nagjax.measure.routing_times import told
 from nagjax.runs.facts import model_costs
@@ -122,6 +123,8 @@ def test_calibrate_is_used_by_eval_map_and_diagnose_until_it_is_taken_back(runs,
         assert point["late_blocks"] == [1, 2, 3][3 - len(point["influence_blocks"]) :]
         assert all(np.isfinite(point[f"{way}_loss"]) for way in ("tokens", "random", "influence", "late"))
     assert json.loads((run / "calibration.json").read_text())["step"] == 12
+    assert "opened at the calibrated rate 0.6" in printed(capsys, "info", run)
+    assert "skips by angle at the calibrated rate 0.6" in repr(nagjax.load(run))
     after = json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))
     assert after["mod_rate"] == pytest.approx(two["mod_rate"], abs=1e-6)
     assert after["loss"] == close_to(two["loss"], terms=64, chain=24)
@@ -136,6 +139,7 @@ def test_calibrate_is_used_by_eval_map_and_diagnose_until_it_is_taken_back(runs,
     assert (run / "map.png").read_bytes().startswith(b"\x89PNG") and (run / "skip_curve.png").exists()
     printed(capsys, "calibrate", run, "--rates", "0,0.3", "--choose", 0, "--batches", 2)
     assert not (run / "calibration.json").exists()
+    assert "calibrated" not in printed(capsys, "info", run) + repr(nagjax.load(run))
     assert json.loads(printed(capsys, "eval", run, "--batches", 2, "--as-json"))["loss"] == before["loss"]
 
 
