@@ -19,7 +19,8 @@ class Chosen(NamedTuple):
 
 
 def top_tokens(scores: Float[Array, "B T"], where: Where, k: int) -> Chosen:
-    """The k highest scores of each sequence, exactly k: of equal scores the earlier token goes first.
+    """The k highest scores of each sequence, exactly k: of equal scores the earlier token goes first. Copies of a token
+    whose scores differ by rounding alone are ranked by it, so that another mesh may choose another of them.
 
     Padding is chosen only when nothing else is left. Indices int32, sorted; nothing here has a gradient. Sequences
     are ranked where they live: XLA's GPU partitioner would gather all scores for a top-k.

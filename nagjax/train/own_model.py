@@ -72,7 +72,8 @@ def optimizer(
     A `nagjax.Transformer` with a parametrization (muP, CompleteP) has learning rates by role, width and depth, as AdamW
     wants them: a chain's updates are multiplied by them. Its decay and epsilon stay the chain's own, which a warning
     says; an OptimizerConfig follows the parametrization in all. Of one with LoRA only the adapters learn; of any model
-    nothing that a config's `freeze` names does. What is not trained has no optimizer state.
+    nothing that a config's `freeze` names does. What is not trained has no optimizer state. Balancing biases of experts
+    (`moe.bias_rate`) have no gradient: `nagjax.layers.balance.moved_biases` moves them after a step.
 
     Muon orthogonalises the last two axes of a matrix, of Flax's attention the heads together.
 
