@@ -14,6 +14,8 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
+NOT_RETURNED = ("output_hidden_states", "output_attentions")
+
 
 class NagjaxConfig(PretrainedConfig):
     """config.json of a bundle; `nagjax` holds the run's settings and the shapes of its parameters."""
@@ -278,16 +280,27 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         position_ids: Tensor | None = None,
-        **_,
+        return_dict: bool | None = None,
+        **others,
     ):
         """num_items_in_batch: what the loss' sum over targets is divided by, as transformers' Trainer gives it to
         models whose forward takes any keywords; None: the number of targets here. Raises ValueError for `position_ids`
-        of several texts in a row: they would see each other."""
+        of several texts in a row: they would see each other; for a mask that is not [B, T]; and for what is not
+        computed here: hidden states, attentions, and embeddings in the place of tokens."""
+        for name in NOT_RETURNED:
+            asked = others.get(name)
+            if getattr(self.config, name, False) if asked is None else asked:
+                raise ValueError(f"{name}: the adapter returns logits alone; nagjax.load opens what is inside")
+        if input_ids is None:
+            raise ValueError("input_ids: give the tokens; the adapter takes no embeddings in their place")
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            shapes = f"{list(attention_mask.shape)}, the tokens are {list(input_ids.shape)}"
+            raise ValueError(f"attention_mask is {shapes}: give one of their shape, 1 for text and 0 for padding")
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         real = real.bool()
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
@@ -328,10 +341,16 @@ class NagjaxForCausalLM(PreTrainedModel, GenerationMixin):
             reduction = "mean" if count is None else "sum"
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets, ignore_index=-100, reduction=reduction)
             loss = loss if count is None else loss / torch.as_tensor(count, device=loss.device)
-        return CausalLMOutput(loss=loss, logits=logits)
+        output = CausalLMOutput(loss=loss, logits=logits)
+        wanted = self.config.return_dict if return_dict is None else return_dict
+        return output if wanted else output.to_tuple()
 
     def get_input_embeddings(self):
         return None
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **_):
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+    def resize_token_embeddings(self, *_, **__):
+        raise ValueError("the adapter's vocabulary is that of the bundle: export a tokenizer with the tokens you need")
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **others):
+        asked = {name: others[name] for name in NOT_RETURNED if name in others}
+        return {"input_ids": input_ids, "attention_mask": attention_mask} | asked

@@ -58,13 +58,18 @@ def sort(results: list[dict]) -> list[dict]:
 
 def _memory(memory: dict) -> dict[str, str]:
     rows = {name: gigabytes(memory[name]) for name in ("parameters", "optimizer", "batch")}
-    rows["saved for the backward pass"] = gigabytes(memory["saved"])
+    saved, workspace = "saved for the backward pass", "gradients and workspace"
     if "peak" in memory:
-        known = sum(memory[name] for name in ("parameters", "optimizer", "batch", "saved"))
-        rows["gradients and workspace"] = gigabytes(max(memory["peak"] - known, 0))
+        rest = memory["peak"] - sum(memory[name] for name in ("parameters", "optimizer", "batch"))
+        if rest > memory["saved"]:
+            rows |= {saved: gigabytes(memory["saved"]), workspace: gigabytes(rest - memory["saved"])}
+        else:  # the compiler keeps less than was traced
+            rows[f"{saved}, {workspace}"] = gigabytes(rest)
         rows["peak"] = f"{gigabytes(memory['peak'])}, {memory['peak'] / memory['capacity']:.0%} of"
-    elif memory.get("needed"):
-        rows["needed"] = f"{gigabytes(memory['needed'])}, by the compiler's refusal, of"
+    else:
+        rows[saved] = gigabytes(memory["saved"])
+        if memory.get("needed"):
+            rows["needed"] = f"{gigabytes(memory['needed'])}, by the compiler's refusal, of"
     return rows | {"capacity": gigabytes(memory["capacity"])}
 
 

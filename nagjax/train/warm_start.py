@@ -53,7 +53,7 @@ def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = N
     if vain:
         note(f"the model is that of {config.start}: not used of what is given: {', '.join(vain)}")
     reads, read = ([*data.mix] or data.path for data in (config.data, before.data))
-    if folder == Path(config.start) and reads == STDLIB != read:
+    if tokenizer is not None and folder == Path(config.start) and reads == STDLIB != read:
         note(f"the text is {STDLIB}, the default: {config.start} was trained on {read} (--data.path or --data.mix)")
     model = dataclasses.replace(before.model, lora=config.model.lora, **given)
     return dataclasses.replace(config, model=model, scheme=before.scheme.trained())

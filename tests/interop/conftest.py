@@ -60,10 +60,11 @@ class Reference:
         default). others: further arguments of the model."""
         return self.answers(model, tokens, dtype, **others)["logits"]
 
-    def answers(self, model: Path, tokens: np.ndarray, dtype: str = "float32", **others: np.ndarray) -> dict:
-        """`load`'s logits; beside them `loss`, where labels are given, and `wide`, names of its float32 parameters."""
+    def answers(self, model: Path, tokens: np.ndarray | None, dtype: str = "float32", **others: np.ndarray) -> dict:
+        """`load`'s logits; beside them `loss`, where labels are given, and `wide`, names of its float32 parameters;
+        and `tuple`, of how many parts, where the model returned one. tokens: None leaves them out."""
         asked, out = self.folder / "tokens.npz", self.folder / "out.npz"
-        np.savez(asked, input_ids=tokens, **others)
+        np.savez(asked, **({} if tokens is None else {"input_ids": tokens}), **others)
         self.process.stdin.write(f"{model}\t{asked}\t{out}\t{dtype}\n")
         self.process.stdin.flush()
         self._expect("done")

@@ -32,8 +32,12 @@ def randomise(model: torch.nn.Module) -> None:
 def answers(model: torch.nn.Module, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     found = model.eval()(**{name: torch.from_numpy(own) for name, own in given.items()})
     wide = [name for name, value in model.named_parameters() if value.dtype == torch.float32]
+    kind = {}
+    if isinstance(found, tuple):
+        kind = {"tuple": np.array(len(found))}
+        found = transformers.modeling_outputs.CausalLMOutput(loss=found[0], logits=found[-1])
     loss = {"loss": found.loss.numpy()} if "labels" in given else {}
-    return {"logits": found.logits.float().numpy(), "wide": np.array(wide, str)} | loss
+    return {"logits": found.logits.float().numpy(), "wide": np.array(wide, str)} | loss | kind
 
 
 def auto(config: transformers.PretrainedConfig) -> type:

@@ -98,6 +98,30 @@ def test_the_loss_is_that_of_transformers(reference, tmp_path):
         answers(position_ids=in_a_row % 5)
 
 
+def test_what_the_adapter_does_not_compute_is_refused(reference, tmp_path):
+    run = run_of(find_scheme("plain")(), tmp_path)
+    export(run, tmp_path / "out", format="bundle")
+    answers = functools.partial(reference.answers, tmp_path / "out")
+    for name in ("output_hidden_states", "output_attentions"):
+        with pytest.raises(RuntimeError, match=f"{name}: .*nagjax.load"):
+            answers(TOKENS, **{name: np.array(True)})
+        answers(TOKENS, **{name: np.array(False)})
+    square = np.ones((len(TOKENS), 1, TOKENS.shape[1], TOKENS.shape[1]))
+    with pytest.raises(RuntimeError, match=r"attention_mask is \[\d+, 1, .*1 for text and 0 for padding"):
+        answers(TOKENS, attention_mask=square)
+    with pytest.raises(RuntimeError, match="input_ids: give the tokens"):
+        answers(None, inputs_embeds=np.zeros((1, 2, 3)))
+
+
+def test_a_tuple_is_returned_where_one_is_asked_for(reference, tmp_path):
+    export(run_of(find_scheme("plain")(), tmp_path), tmp_path / "out", format="bundle")
+    want = reference.answers(tmp_path / "out", TOKENS, labels=TOKENS)
+    got = reference.answers(tmp_path / "out", TOKENS, labels=TOKENS, return_dict=np.array(False))
+    assert set(got) == {"logits", "loss", "wide", "tuple"} == {*want, "tuple"}
+    for name in want:
+        np.testing.assert_array_equal(got[name], want[name])
+
+
 LLAMA3 = dict(factor=4.0, low=0.5, high=3.0, original=20)
 OWN_ROPE = RopeConfig("llama3", 2.0, 0.5, 3.0, 7, 1.1, (2.0,))
 EXPERTS = MoEConfig(4, 1, 1, 24, "sigmoid", "score", "capacity", 2.0, 0.1, 0.1, 0.1, 1)

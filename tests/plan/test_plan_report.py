@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ def test_a_fitting_plan_shows_everything(fitting):
 def test_a_plan_that_does_not_fit_says_what_to_do(result):
     text = report(result)
     assert "does not fit" in text and "--remat block" in text and "60.00 GiB" in text and "It fits" not in text
+
+
+@pytest.mark.parametrize("saved, rows", [(2, 7), (3, 6), (40, 6)])
+def test_the_parts_of_the_memory_add_up_to_the_peak(fitting, saved, rows):
+    fitting["memory"] |= {"batch": 0, "saved": saved * 2**30}
+    table = report(fitting).partition("memory of each device\n")[2].partition("\n\n")[0].splitlines()
+    assert len(table) == rows
+    *parts, peak, _ = [float(re.search(r"([\d.]+) [GM]iB", row)[1]) for row in table]
+    assert sum(parts) == peak == 15.0 and min(part for part in parts if part) > 0
 
 
 def test_units():

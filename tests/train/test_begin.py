@@ -84,6 +84,8 @@ def test_the_default_text_in_place_of_the_other_runs_is_told(first, run_of, tmp_
         config = RunConfig(find_scheme(DEFAULT_SCHEME)(), start=str(start), data=data)
         resolve(config)
         assert (note + f"{start} was trained on" in capsys.readouterr().err) == told
+        started(config)  # a plan reads no text
+        assert note not in capsys.readouterr().err
 
 
 def test_a_run_that_has_begun_goes_on_without_the_one_it_started_from(begun, tmp_path, monkeypatch):
