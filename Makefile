@@ -32,11 +32,14 @@ demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)
 
 # The first thing to run after a change: a minute and a half on two idle cores. Structure of the code, options and help,
-# configs and run folders, layers and equations of the schemes against float64, one scheme's contracts, kernels' dispatch.
+# configs and run folders, layers and equations of the schemes against float64, one scheme's contracts, kernels' dispatch,
+# and whether what is generated is as it would be written now: pages, tables, stubs.
 QUICK = tests/test_imports.py tests/test_options.py tests/test_named_paths.py tests/cli/test_help.py tests/runs \
   tests/layers/test_attention.py tests/layers/test_mlp_and_embedding.py tests/residual/test_equations.py \
   tests/residual/test_nag_invariants.py tests/mod/test_selection.py tests/mod/test_mod_config.py tests/train/test_guard.py \
-  tests/data/test_documents.py tests/contracts/test_scheme_protocol.py tests/pallas_kernels/test_add_rms_norm.py
+  tests/data/test_documents.py tests/contracts/test_scheme_protocol.py tests/pallas_kernels/test_add_rms_norm.py \
+  tests/residual/test_every_equation.py tests/residual/test_scheme_page.py tests/cli/test_command_page.py \
+  tests/test_public_names.py tests/experiments/test_pages.py tests/experiments/test_front_page.py
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -k "not contracts or nag" $(QUICK)
 

@@ -19,9 +19,10 @@ HEAD = """<!-- Written by docs/scheme_page.py: edit the schemes' docstrings and 
 # Residual schemes
 
 One section for each file of `nagjax/residual/schemes/`, from its class: what its docstring says, the options that the
-command line has for it (`--scheme NAME --scheme.OPTION VALUE`), the parameters it adds to a model, and what it sets at
-the start. `h` is the residual, `f_l` the branch of sublayer l = 1, 2, ... (an attention, then an MLP, in turn). How to
-add one: [Write a scheme](write_a_scheme.md).
+command line has for it (`--scheme NAME --scheme.OPTION VALUE`, with `-` for `_`; of one that is True or False
+`--scheme.OPTION` or `--scheme.no-OPTION`), the parameters it adds to a model, and what it sets at the start. `h` is
+the residual, `f_l` the branch of sublayer l = 1, 2, ... (an attention, then an MLP, in turn). How to add one:
+[Write a scheme](write_a_scheme.md).
 
 | scheme | | equation | source |
 |---|---|---|---|

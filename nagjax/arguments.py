@@ -168,6 +168,7 @@ def parse(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str
         if option.positional and option.default is not REQUIRED and not option.several:
             count = "?"
         parser.add_argument(*names, type=_reader(option), nargs=count, **settings)
+    _refuse_values_of_switches(options, args)
     given, unknown = parser.parse_known_args(list(args))
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()}
     for wrong in unknown:
@@ -182,6 +183,15 @@ def parse(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str
         elif option.default is REQUIRED:
             raise UserError(option.name, None, f"is missing: give {option.signature}")
     return values
+
+
+def _refuse_values_of_switches(options: Sequence[Option], args: Sequence[str]) -> None:
+    switches = {flag: option for option in options if option.kind is bool for flag in option.flags}
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        flag, equals, value = arg.partition("=")
+        value = value if equals else following if following.lower() in ("true", "false") else None
+        if flag in switches and value is not None:
+            raise UserError(flag, value, f"takes no value: give {' or '.join(switches[flag].flags)} alone")
 
 
 def _reader(option: Option) -> Callable[[str], Any]:

@@ -34,7 +34,8 @@ def test_names():
     for name in ("NAG", "Review", "LNS", "Plain", "ReZero"):
         assert issubclass(getattr(nagjax, name), Residual)
     own = [scheme for scheme in schemes().values() if scheme.__module__.startswith("nagjax.")]  # others register theirs
-    assert len(own) > 20 and {scheme.__name__ for scheme in own} <= set(dir(nagjax))
+    missing = {scheme.__name__ for scheme in own} - set(dir(nagjax))
+    assert len(own) > 20 and not missing, f"run: python -m nagjax.stubs, which adds {missing}"
     for name in ("Transformer", "ModelConfig", "fit", "load", "optimizer", "start_factors", "MixtureOfDepths", "linen"):
         assert name in dir(nagjax) and getattr(nagjax, name).__doc__
     with pytest.raises(AttributeError, match="nagjax has no 'nothing'"):
@@ -42,9 +43,8 @@ def test_names():
 
 
 def test_the_stubs_are_what_would_be_written():
-    """If they differ, run python -m nagjax.stubs."""
     for path, text in stubs().items():
-        assert path.read_text(encoding="utf-8") == text, path.name
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale; run: python -m nagjax.stubs"
     assert (Path(nagjax.__file__).parent / "py.typed").exists()
 
 

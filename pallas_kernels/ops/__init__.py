@@ -1,7 +1,7 @@
 """The ops, one file each: public function, equation, reference, and the arithmetic on a block of rows.
 
 An op's file ends with its `Op`, which names every implementation; `triton/` has the same arithmetic in Triton's
-language. A new op needs a file here, a `Sample` in `shapes.py`, and its public function in the package's `__init__`.
+language. The package's README lists the files of a new op.
 """
 
 import functools

@@ -65,6 +65,19 @@ def test_scheme_options_are_checked(capsys):
     fails(capsys, ["train", "--scheme", "nag", "--scheme.ramp", "1.5"], "scheme.ramp = 1.5", "at least 0 and below 1")
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--scheme plain --scheme.scaled-start false", "--scheme.scaled-start = 'false': takes no value"),
+        ("--no-qk-norm True --scheme nag", "--no-qk-norm = 'True': takes no value: give --qk-norm or --no-qk-norm alone"),
+        ("--scheme plain --scheme.scaled-start=0", "--scheme.scaled-start = '0': takes no value"),
+        ("--kernels=", "--kernels = '': takes no value"),
+    ],
+)
+def test_a_switch_with_a_value(capsys, words, named):
+    fails(capsys, ["info", *words.split()], named)
+
+
 def test_batch_not_divisible_by_the_mesh(capsys, corpus, tmp_path):
     args = [*TINY[:-2], "--batch", "6", "--mesh.data", "4", "--data.path", corpus, "--out", tmp_path / "r"]
     fails(capsys, ["train", *args], "batch = 6", "data x fsdp = 4", "try 4")

@@ -22,6 +22,7 @@ from pallas_kernels import (
     take_rows,
 )
 from pallas_kernels.launch import raw_triton
+from pallas_kernels.ops import all_ops
 from tests.pallas_kernels import nag_oracle, row_oracles
 from tests.pallas_kernels import test_nag_update_modulated as modulated_tests
 from tests.pallas_kernels.kernel_lowering import CUSTOM_CALL
@@ -40,7 +41,24 @@ STEPS = {
 CALLS = {"put_rows": 3}  # forward, and backward a take and a put of zeros; the others are one call each way
 
 
-@pytest.mark.parametrize("kernels", ["nag_update", "nag_update_modulated", "rows", "add_rms_norm", "review_update"])
+FILES = sorted(
+    {path.stem for path in pathlib.Path(raw_triton.__file__).parents[1].glob("ops/triton/*.py")} - {"__init__", "tile"}
+)
+
+
+def test_no_op_is_left_out():
+    """Triton need not be installed for this one."""
+    ops = {name: op for name, op in all_ops().items() if "triton" in op.implementations}
+    assert STEPS.keys() == ops.keys(), "add the op to STEPS"
+    launched = lambda op: getattr(op.implementations["triton"].forward, "args", ())  # noqa: E731
+    lacking = {name for name, op in ops.items() if raw_triton.rows_call in launched(op)} - {*FILES}
+    assert not lacking, f"write pallas_kernels/ops/triton/NAME.py of {lacking}"
+    source = pathlib.Path(__file__).with_name("triton_interpreted.py").read_text(encoding="utf-8")
+    unchecked = [name for name in FILES if f'\n    "{name}": check_' not in source]
+    assert not unchecked, f"add to CHECKS in triton_interpreted.py: {unchecked}"
+
+
+@pytest.mark.parametrize("kernels", FILES)
 def test_kernels_interpreted(kernels):
     pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
     script = pathlib.Path(__file__).with_name("triton_interpreted.py")

@@ -96,8 +96,12 @@ def test_pre_norm_schemes(name):
 
 
 @pytest.mark.parametrize("progress", [1.0, 0.02], ids=["full", "ramp"])
-def test_nag(progress):
-    scheme = find_scheme("nag")(directions=5)
+@pytest.mark.parametrize("name", ["nag", "nag_harmonic"])
+def test_nag(name, progress):
+    scheme = find_scheme(name)(directions=5)
+    power = {"nag": 0.5, "nag_harmonic": 1.0}[name]
+    start = [float(gate.alpha[...]) for gate in build(scheme, width=WIDTH, sublayers=SUBLAYERS, moved=0.0).gates]
+    assert start == pytest.approx([sublayer**-power for sublayer in range(1, SUBLAYERS + 1)])
     embedding, updates, table = inputs()
     stack = build(scheme, width=WIDTH, sublayers=SUBLAYERS)
     seen = streams(stack, embedding, updates, progress)

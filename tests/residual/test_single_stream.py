@@ -99,6 +99,11 @@ def no_norm(stack, embedding, updates):
     return h, h
 
 
+def norm_in_the_branch(stack, embedding, updates):
+    h, _ = no_norm(stack, embedding, updates)
+    return h, [unit(x) for x in h]
+
+
 EQUATIONS = {
     "post_ln": ({}, post_norm(1.0)),
     "post_layer_norm": ({}, post_layer_norm),
@@ -114,6 +119,7 @@ EQUATIONS = {
     "layer_scale": ({}, pre_norm(gated)),
     "skip_init": ({}, pre_norm(gated)),
     "rezero": ({}, no_norm),
+    "rezero_prenorm": ({}, norm_in_the_branch),
     "depth_scaled": ({}, pre_norm(lambda gate, h, u: h + u)),
 }
 
@@ -132,7 +138,7 @@ def test_equations(case):
         direction, log_rms = scheme.lanes(stream)
         assert_rows_close(np.exp(log_rms)[..., None] * direction, h)
     hidden, log_scale = scheme.close(seen[-1], stack.ends)
-    assert_rows_close(hidden, reads[-1])
+    assert_rows_close(hidden, residuals[-1] if case == "rezero_prenorm" else reads[-1])  # its head has no norm
     assert not np.any(log_scale)
 
 
