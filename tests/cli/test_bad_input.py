@@ -69,7 +69,7 @@ def test_scheme_options_are_checked(capsys):
     ("words", "named"),
     [
         ("--scheme plain --scheme.scaled-start false", "--scheme.scaled-start = 'false': takes no value"),
-        ("--no-qk-norm True --scheme nag", "--no-qk-norm = 'True': takes no value: give --qk-norm or --no-qk-norm alone"),
+        ("--no-qk-norm True", "--no-qk-norm = 'True': takes no value: give --qk-norm or --no-qk-norm alone"),
         ("--scheme plain --scheme.scaled-start=0", "--scheme.scaled-start = '0': takes no value"),
         ("--kernels=", "--kernels = '': takes no value"),
     ],
