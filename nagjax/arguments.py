@@ -187,7 +187,7 @@ def parse(options: Sequence[Option], args: Sequence[str], prog: str) -> dict[str
 
 def _refuse_values_of_switches(options: Sequence[Option], args: Sequence[str]) -> None:
     switches = {flag: option for option in options if option.kind is bool for flag in option.flags}
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
+    for arg, following in zip(args, [*args, ""][1:], strict=True):
         flag, equals, value = arg.partition("=")
         value = value if equals else following if following.lower() in ("true", "false") else None
         if flag in switches and value is not None:

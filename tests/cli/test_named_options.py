@@ -10,7 +10,7 @@ from nagjax.declared import SCHEMES, scheme_fields
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [path for path in sorted((ROOT / "nagjax").rglob("*.py")) if path.name != "page.py"]  # which has CSS
-OURS = {"--help", "--help-all", "--version", "--scheme.OPTION"}
+OURS = {"--help", "--help-all", "--version", "--scheme.OPTION", "--scheme.no-OPTION"}
 OTHERS = {  # of gcloud, hf, XLA, and of this repository's programs that are not its command line
     *("--location", "--uniform-bucket-level-access", "--enable-hierarchical-namespace", "--repo-type", "--revision"),
     *("--xla_cpu_max_isa", "--xla_cpu_experimental_ynn_fusion_type", "--part", "--repeats", "--size", "--results"),
