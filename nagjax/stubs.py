@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import nagjax
 from nagjax.residual.protocol import Scheme
-from nagjax.residual.registry import schemes
+from nagjax.residual.registry import own_schemes
 
 NAGJAX = Path(__file__).parent
 
@@ -36,8 +36,7 @@ from nagjax.residual.linen import LinenResidual as LinenResidual
 
 def stubs() -> dict[Path, str]:
     """Each stub file and its content."""
-    known = sorted(schemes().values(), key=lambda scheme: scheme.name)
-    known = [scheme for scheme in known if scheme.__module__.startswith("nagjax.")]
+    known = sorted(own_schemes().values(), key=lambda scheme: scheme.name)
     names = [("nagjax", name, name) for name in nagjax._MODULES]
     names += [(module, name, name) for name, module in nagjax._CALLS.items()]
     names += [(scheme.__module__, scheme.__name__, f"_{scheme.__name__}") for scheme in known]

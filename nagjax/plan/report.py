@@ -57,10 +57,11 @@ def sort(results: list[dict]) -> list[dict]:
 
 
 def _memory(memory: dict) -> dict[str, str]:
-    rows = {name: gigabytes(memory[name]) for name in ("parameters", "optimizer", "batch")}
+    state = ("parameters", "optimizer", "batch")
+    rows = {name: gigabytes(memory[name]) for name in state}
     saved, workspace = "saved for the backward pass", "gradients and workspace"
     if "peak" in memory:
-        rest = memory["peak"] - sum(memory[name] for name in ("parameters", "optimizer", "batch"))
+        rest = memory["peak"] - sum(memory[name] for name in state)
         if rest > memory["saved"]:
             rows |= {saved: gigabytes(memory["saved"]), workspace: gigabytes(rest - memory["saved"])}
         else:  # the compiler keeps less than was traced

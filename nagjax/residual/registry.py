@@ -18,18 +18,19 @@ _asked: set[str] = set()  # groups of entry points that were asked for: once in 
 
 
 @cache
-def _discovered() -> dict[str, type[Scheme]]:
+def own_schemes() -> dict[str, type[Scheme]]:
+    """The package's own by name: one for each file in `schemes/`, whose `name` is the file's."""
     return classes_by_file(_files, Scheme)
 
 
 def schemes() -> dict[str, type[Scheme]]:
-    """Every scheme by name: the registered ones, those that installed packages bring, and one for each file in
-    `schemes/`, whose `name` is the file's. Warns of a package whose scheme cannot be had."""
+    """Every scheme by name: `own_schemes`, those that installed packages bring, and the registered ones. Warns of a
+    package whose scheme cannot be had."""
     if SCHEME_GROUP not in _asked:
         _asked.add(SCHEME_GROUP)  # first: a package may ask for the schemes as it is imported
         for name, point in installed(SCHEME_GROUP).items():
             _bring(name, point.load)
-    return dict(sorted((_discovered() | _registered).items()))
+    return dict(sorted((own_schemes() | _registered).items()))
 
 
 def _bring(name: str, load: Callable[[], Any]) -> None:
@@ -52,7 +53,7 @@ def register(scheme: type[Scheme]) -> type[Scheme]:
     scheme: modules are known by it."""
     if not _whole(scheme).name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
-    for own in _discovered().values():
+    for own in own_schemes().values():
         if scheme is not own and scheme.name == own.name:
             fix = f"is nagjax's own {own.__name__}: give {scheme.__name__} another class attribute `name`"
             raise UserError("scheme.name", scheme.name, fix)

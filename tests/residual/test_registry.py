@@ -257,7 +257,7 @@ def test_a_scheme_without_one_of_the_five_verbs_is_refused_by_its_name(verb):
 
 
 def test_only_a_scheme_that_declares_it_has_an_angle_before_its_branch_runs():
-    own = registry._discovered()  # other tests register some
+    own = registry.own_schemes()
     able = {name for name, scheme in own.items() if scheme.turns}
     assert able == {name for name, scheme in own.items() if scheme.turn is not Scheme.turn} == {"nag", "nag_harmonic"}
     with pytest.raises(UserError, match="plain"):

@@ -11,11 +11,11 @@ import pytest
 from flax import nnx
 
 from nagjax.residual.protocol import Nothing, SublayerIndex
-from nagjax.residual.registry import schemes
+from nagjax.residual.registry import own_schemes
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "nagjax" / "residual"
-OWN = {name: cls for name, cls in schemes().items() if Path(inspect.getfile(cls)).is_relative_to(FOLDER)}
+OWN = dict(sorted(own_schemes().items()))
 
 
 def load():
