@@ -72,6 +72,8 @@ class OpenRun:
 
     @cached_property
     def model(self) -> Transformer:
+        """With these parameters. Of a run that is not finished give it `progress`, too, `run.model(tokens,
+        progress=run.progress)`: NAG's step sizes and ProRes's weights are smaller at first."""
         return self.blueprint.model(self.params)
 
     @cached_property
@@ -149,8 +151,8 @@ def check_opened(run: Any) -> None:
 def check_text(text: Any) -> None:
     """Raises UserError for what is no text."""
     if not isinstance(text, str):
-        fix = "give a text; token ids are read by run.model(tokens) and nagjax.generate.sample.generate"
-        raise UserError("text", type(text).__name__, fix)
+        reads_ids = "run.model(tokens, progress=run.progress) and nagjax.generate.sample.generate"
+        raise UserError("text", type(text).__name__, f"give a text; token ids are read by {reads_ids}")
 
 
 def devices_of(devices: Sequence[jax.Device] | None) -> list[jax.Device]:
