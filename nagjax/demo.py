@@ -32,9 +32,9 @@ def train_all(schemes: Sequence[str], shared: dict[str, Any], out: Path, fresh: 
 
     runs = demo_runs(schemes, shared)
     folders = [out / run.folder.name for run in runs]
+    for run, folder in zip(runs, folders, strict=True):  # here, so that what is refused is told once
+        checked(run.config(), folder, fresh)
     if fresh:
-        for run, folder in zip(runs, folders, strict=True):
-            checked(run.config(), folder, fresh)
         for folder in folders:
             with WriterLock(folder, "demo"):
                 clear(folder)

@@ -41,6 +41,12 @@ def test_demo_started_again_trains_nothing_twice(demo):
     assert (demo / "nag-d2-w16" / "metrics.jsonl").read_bytes() == before
 
 
+def test_demo_tells_once_which_text_is_not_there(tmp_path, capfd):
+    none = tmp_path / "none"
+    assert main(["demo", "--data", str(none), "--out", str(tmp_path / "demo"), "--processes", "2"]) == 2
+    assert capfd.readouterr().err.count(f"data = '{none}': does not exist") == 1
+
+
 def test_demo_fresh_in_one_process_trains_the_same_again(demo, tmp_path, capsys):
     out = tmp_path / "demo"
     shutil.copytree(demo, out)
