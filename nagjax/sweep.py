@@ -125,21 +125,26 @@ def _name(varied: dict[str, Any]) -> str:
     return f"{start}-{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
 
 
+def check_all(trials: Sequence[Trial], out: Path) -> None:
+    """Raises UserError as `check` does, and for what the training of any of them refuses."""
+    from nagjax.train.loop import checked
+
+    check(trials, out)
+    for trial in trials:
+        if not finished(trial, out):
+            checked(trial.options.config(), out / trial.name)[0].batches.close()
+
+
 def work(trials: Sequence[Trial], out: Path, tell: Callable[[str], None]) -> None:
     """Trains every run that is neither finished nor in the hands of another process, one after the other. A run that
-    breaks down is told and left; the others go on. Raises UserError, before any is trained, as `check` does, and for
-    what the training of any of them refuses."""
+    breaks down is told and left; the others go on."""
     import jax
 
     from nagjax.runs.lock import Held
-    from nagjax.train.loop import BROKEN_DOWN, checked, train
+    from nagjax.train.loop import BROKEN_DOWN, train
 
-    check(trials, out)
-    due = [(number, trial) for number, trial in enumerate(trials, 1) if not finished(trial, out)]
-    for _, trial in due:
-        checked(trial.options.config(), out / trial.name)[0].batches.close()
-    for number, trial in due:
-        if finished(trial, out):  # by another process, meanwhile
+    for number, trial in enumerate(trials, 1):
+        if finished(trial, out):
             continue
         try:
             train(trial.options.config(), out / trial.name, label=trial.name)

@@ -16,7 +16,7 @@ from nagjax.cli import main
 from nagjax.errors import Preempted, UserError
 from nagjax.processes import in_processes
 from nagjax.runs.lock import WriterLock
-from nagjax.sweep import Varied, check, plan, results, table, taken, work
+from nagjax.sweep import Varied, check, check_all, plan, results, table, taken, work
 from nagjax.train.checkpoint.manifest import write_facts
 
 TINY = {"depth": 1, "width": 16, "context": 16, "batch": 8, "steps": 2, "eval_every": 2, "eval_batches": 1}
@@ -132,7 +132,7 @@ def test_what_cannot_be_planned(vary, message):
 def test_runs_that_start_from_another_cannot_vary_what_is_that_ones(trained, tmp_path):
     base = {"start": str(trained), "steps": 2, "batch": 8}
     with pytest.raises(UserError, match="vary = 'scheme=lns and scheme=nag'.*are the same run.*vary something else"):
-        work(plan(base, ["scheme=lns,nag"]), tmp_path / "out", lambda text: None)
+        check_all(plan(base, ["scheme=lns,nag"]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     check(plan(base, ["lr=1e-3,2e-3"]), tmp_path / "out")
 
@@ -157,9 +157,9 @@ def test_a_value_that_was_drawn_is_named_with_its_range():
         ("kernels=auto,mosaic_gpu", "kernels = 'mosaic_gpu'"),
     ],
 )
-def test_what_one_run_refuses_is_told_before_any_is_trained(tmp_path, vary, message):
+def test_what_one_run_refuses_is_told_and_nothing_is_written(tmp_path, vary, message):
     with pytest.raises(UserError, match=message):
-        work(plan(TINY, [vary]), tmp_path, print)
+        check_all(plan(TINY, [vary]), tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
@@ -210,14 +210,14 @@ def test_the_best_has_the_fewest_bits_per_byte(trained, tmp_path):
 
 
 def test_results_of_another_sweep_are_not_taken_for_this_ones(trained, tmp_path):
-    vary, told = ["lr=1e-4..1e-2"], []
+    vary = ["lr=1e-4..1e-2"]
     as_if_trained(trained, *plan(TINY, vary, draws=1), tmp_path)
     assert len(results(plan(TINY, vary, draws=1), tmp_path)) == 1
     others = (plan(TINY, vary, draws=1, seed=1), "optimizer.lr"), (plan(TINY | {"width": 32}, vary, draws=1), "width")
     for trials, message in others:
-        for use in (lambda trials: work(trials, tmp_path, told.append), lambda trials: results(trials, tmp_path)):
+        for use in (check_all, results):
             with pytest.raises(UserError, match=f"draw-000.*{message} was"):
-                use(trials)
+                use(trials, tmp_path)
     (tmp_path / "draw-001").mkdir()
     shutil.copy(tmp_path / "draw-000" / "config.json", tmp_path / "draw-001")  # another process has just begun it
     assert len(results(plan(TINY, vary, draws=2), tmp_path)) == 1
@@ -275,6 +275,16 @@ def test_the_command_in_two_processes(tmp_path, capsys):
     assert "1 of 2 runs" in capsys.readouterr().out
     assert main([*command[:3], "scheme=plain", "--out", str(out)]) == 0
     assert "runs of another sweep in" in capsys.readouterr().out.splitlines()[-3]
+
+
+def test_what_is_refused_is_told_once_and_before_any_is_trained(tmp_path, capfd):
+    (tmp_path / "tiny.yaml").write_text("\n".join(f"{name}: {value}" for name, value in TINY.items()))
+    none, out = tmp_path / "none", tmp_path / "sweep"
+    command = ["sweep", str(tmp_path / "tiny.yaml"), "--vary", f"data.path=stdlib,{none}", "--out", str(out)]
+    for processes in ("1", "2"):
+        assert main([*command, "--processes", processes]) == 2
+        assert capfd.readouterr().err.count(f"data.path = '{none}': does not exist") == 1
+    assert not [*out.glob("*/checkpoints/*")]
 
 
 def test_runs_on_several_texts_are_told_to_have_no_order(tmp_path, capsys, monkeypatch):

@@ -40,15 +40,16 @@ def main(
         raise UserError("config", str(config), fix)
     from nagjax.files import check_writable, write_text
     from nagjax.processes import in_processes
-    from nagjax.sweep import of_others, on_one_text, plan, results, table, taken, work
+    from nagjax.sweep import check_all, of_others, on_one_text, plan, results, table, taken, work
 
     given = {"base": read_config_file(config), "vary": vary, "draws": draws, "seed": draw_seed}
     trials = plan(**given)
     mine = trials[taken(shard)]
     check_writable(out)
     say(f"{len(mine)} of {len(trials)} runs, in {out}" if len(mine) < len(trials) else f"{len(trials)} runs, in {out}")
+    keep_freed_memory()
+    check_all(mine, out)  # here, so that what is refused is told once, and before any is trained
     if processes == 1:
-        keep_freed_memory()
         work(mine, out, say)
     else:
         told = {"plan": given, "shard": shard, "out": str(out)}
