@@ -10,5 +10,5 @@ A recipe is one file in `experiments/`: a docstring with the fields of `recipe.F
     summarise  settings, records of all jobs -> `results.Summary`
     draw       settings, records -> a matplotlib figure
 
-Nothing else is to be edited: `python -m experiments`, the README's table and the contract test find it by its file.
+`docs/reproduce.md` names it; `python -m experiments`, the README's table and the contract test find it by its file.
 """

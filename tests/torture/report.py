@@ -4,7 +4,9 @@ from tests.torture.faults import KINDS
 
 HEAD = """# Faults injected, and what was lost
 
-Written by `make torture`; do not edit. {total} faults were injected into {runs} runs of `nagjax train` ({processes}
+Written by `tests/torture` (`make torture`), whose runs may be added up; do not edit.
+
+{total} faults were injected into {runs} runs of `nagjax train` ({processes}
 processes) on {cpus} CPUs, in {minutes:.0f} minutes beside other work (seed {seed}, {date}, jax {jax},
 orbax-checkpoint {orbax}, commit {commit}).
 
