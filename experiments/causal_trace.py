@@ -25,7 +25,8 @@ The rule, set before anything was measured: over prompts, the effect of the subj
 half of the depths minus that over the second, is above 0, and so is that of the prompt's last token, second half minus
 first. A part of it holds by construction: behind the last block only the last token is read, where the one effect is 0
 and the other all that the noise took. `handover` says where they cross. Given models are one seed of each scheme, which
-decides nothing; those trained here have their schemes' default rates, and their intervals are over seeds.
+decides nothing; those trained here have their schemes' default rates, which decides nothing either, and their
+intervals are over seeds.
 
 `--runs FOLDER ...` looks at these models, runs or what `nagjax import` reads, and `--prompt` with `--subject` and
 `--answer` traces a prompt of one's own at every token, the paper's on an imported Pythia:

@@ -11,6 +11,7 @@ Two puzzles with exact answers, fresh questions at every step (harness/puzzles.p
 cycle is written down, then a start; the answer at the h-th place is where h hops lead, and no place is told the answer
 of the one before. S5 words: the product of all letters so far, at every letter. Only answers count in the loss. A model
 is judged by its accuracy averaged over all hops; `reach` is how many hops in a row it answers with at least 90%.
+All have their schemes' default rates, and at most three seeds, by which nothing is decided.
 """
 
 import dataclasses

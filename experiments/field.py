@@ -1,4 +1,4 @@
-"""Every residual scheme there is, at 64 and 128 blocks, on equal terms.
+"""Every residual scheme there was, at 64 and 128 blocks, on equal terms.
 
 Claim: At 64 and 128 blocks NAG is ahead of every other residual scheme, each at its best learning rate.
 Source: this project's question; no comparison of these schemes at such depths is published. Partial ones: ProRes,
@@ -14,7 +14,8 @@ Time: smoke 8 s; cpu about an hour with --processes 2, less with JAX_COMPILATION
   programs; h200 and paper not measured
 Command: python -m experiments.field --processes 2
 
-A scheme takes part by being in the library; one that a script registers does not. Width, batch and tokens are the same
+The schemes are those that the library had when this ran (`nag_harmonic` came later); sizes h200 and paper have 64
+blocks alone. Width, batch and tokens are the same
 for all, or with --match flops the training FLOPs of plain pre-norm at that depth are (of matrix products: what mixes
 the lanes of a stream is not counted). Each scheme starts as its class has it. Time per step is the median in the runs
 themselves, on whatever else the machine did; `stream` is what a block hands to the next one for each token, in bytes,

@@ -16,8 +16,9 @@ same blocks; all kinds have the same teachers and inputs. The learning rate is t
 each is trained at its kind's own rate times every factor of the grid, and counts with that of the lowest mean test loss
 over the teachers; a best at the edge of the grid is marked. An exponent is the slope of log test loss over log
 depth, per teacher; its interval is Student's over teachers. Sizes below paper train for far fewer steps with higher
-rates: there the deepest students are the least converged, which lowers all exponents. "Stays" means that the interval
-of the difference, paired by teacher, lies within a quarter of 0.
+rates: there the deepest students are the least converged, which lowers all exponents. Not supported is
+the claim also where the interval of the difference, paired by teacher, lies within a quarter of 0; undecided where an
+exponent moves by 0.1 or more as the steps double, or a best rate is at the edge of the grid.
 """
 
 import dataclasses

@@ -10,7 +10,8 @@ Command: python -m experiments.inverse_depth_toy --processes 2
 
 Independent blocks: a student's layers average; tied ones: they discretise a flow.
 
-Regimes and teachers are in harness/toy.py, students in harness/students.py. One job per regime: all student depths,
+Regimes and teachers are in harness/toy.py, students in harness/students.py. One job per regime, and of the two that
+are judged another with half of the steps: all student depths,
 temperatures and teachers are trained side by side on the same fresh inputs. Sizes below paper train for far fewer steps
 with higher rates (`faster`): there the deepest students are the least converged, which lowers the exponents. An
 exponent is the slope of log test loss over log depth, per teacher; its interval is Student's over teachers.

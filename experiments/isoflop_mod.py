@@ -7,7 +7,7 @@ Hardware: smoke and cpu: 2 CPU cores; h200, h200-350M: one H200; paper (150M): a
 Time: smoke 15 s; cpu about 35 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.isoflop_mod --processes 2
 
-All runs of a size have the same parameters, batch and training FLOPs (closed form, tested against XLA's count), so a
+All runs of a size have the same depth, width, batch and training FLOPs (closed form, tested against XLA's count), so a
 run at a higher rate takes more steps, over more tokens, with the same schedule stretched. Arms: NAG by its own angle,
 plain pre-norm by a linear router; as controls NAG by random choice, and NAG without every second or fourth block. The
 loss is the validation loss under the causal decider (moving-average thresholds), as in sampling; that under top-k,

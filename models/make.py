@@ -46,14 +46,15 @@ A model to look into, not to use: it has read the sources of the Python standard
 | | |
 |---|---|
 | parameters | {info[parameters]:,}, in bfloat16 here |
-| training text | `stdlib`: the library of Python {python} without its tests; BPE of 2,048 tokens |
+| training text | `stdlib`: the library of Python {python} without tests, codecs and help texts; BPE of 2,048 tokens |
 | tokens | {tokens:.1f}M, {per_parameter:.0f} for each parameter, {epochs:.1f} times the text |
 | training | {steps:,} steps of {batch} x {context}; AdamW, cosine, peak learning rate {lr}, seed 0 |
 | validation loss | {loss:.4f} nats per token, {bits:.4f} bits per byte, on the {targets:,} held-out tokens |
 | next token right | {accuracy:.1%} |
 | trained on | {info[cpu]}, one thread; nagjax at commit {info[commit]}, jax {info[versions][jax]}, {date} |
 
-Made by these commands, of which the second goes on where it was stopped (`make models MODELS={scheme}`):
+Made by these commands in `models/runs`, before the folder `models/{scheme}-24` was there, of which the second goes on
+where it was stopped (`make models MODELS={scheme}`):
 
 ```sh
 {commands}
@@ -68,7 +69,7 @@ CARD_FACTS = (r"^# [\w-]+: ([^,]+),", r"validation loss \| ([^,]+) nats", r"next
 INDEX = """# Models to look into
 
 Small models that have read the same text, each with another residual scheme, long enough to have learned something.
-`nagjax.load` and the commands that read models (`generate`, `chat`, `eval`, `map`, `diagnose`, `compare`, `info`,
+`nagjax.load` and the commands that read models (`generate`, `eval`, `map`, `diagnose`, `compare`, `info`,
 `import`) know them by name, if nagjax runs from a clone; the others take runs, which `import` makes of them:
 
 ```sh

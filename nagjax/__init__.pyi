@@ -369,7 +369,8 @@ class NAGHarmonic(Residual):
 
 class NGPT(Residual):
     """
-    `h <- Norm(h + |alpha_l| (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows w_v.
+    `h <- Norm(h + abs(alpha_l) (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows
+    w_v.
     """
 
     Scheme: ClassVar[type[_NGPT]]
@@ -386,7 +387,7 @@ class NGPT(Residual):
 
 class ORU(Residual):
     """
-    `h <- h + u - (<h, u> / (|h|^2 + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
+    `h <- h + u - (<h, u> / (<h, h> + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
     """
 
     Scheme: ClassVar[type[_ORU]]

@@ -146,7 +146,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         named = re.match(r"argument (\S+?):? (.*)", message)
         if named:
-            raise UserError(named[1].split("/")[0], "", f"{named[2]}; see {self.prog} --help")
+            raise UserError(named[1].split("/")[0], "", f"{named[2]}; see {self.prog} --help-all")
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
             raise UserError(missing.split(", ")[0], None, f"is missing; see {self.prog} --help")

@@ -95,7 +95,11 @@ def call(words: str, function: Callable, args: list[str]) -> None:
         if args and is_config_file(args[0]):
             file, written, args = Path(args[0]).stem, read_config_file(args[0]), args[1:]
         elif args and not args[0].startswith("-") and not any(option.positional for option in options):
-            fix = f"is no file of options, NAME.yaml; a run in {args[0]} goes on with its options and --out {args[0]}"
+            fix = "is no file of options, NAME.yaml; "
+            if prog.split()[-1] == "train":
+                fix += f"a run in {args[0]} goes on with its options and --out {args[0]}"
+            else:
+                fix += f"of a run in {args[0]} nagjax config {args[0]} prints one"
             raise UserError("config", args[0], fix)
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
         options += [option for option in shared if option.name not in mine]
@@ -149,8 +153,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _fail(UserError("memory", str(error), "there is not as much: make model, batch or context smaller"))
     except KeyboardInterrupt:
-        verb = next(iter(sys.argv[1:] if args is None else args), "")
-        more = "; the same command goes on where it was" if verb in GO_ON else ""
+        given = sys.argv[1:] if args is None else args
+        without = " without --fresh" if "--fresh" in given else ""
+        more = f"; the same command{without} goes on where it was" if given and given[0] in GO_ON else ""
         print(f"\nstopped{more}", file=sys.stderr)
         return 130
     except Preempted:

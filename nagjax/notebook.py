@@ -46,10 +46,10 @@ def fit(
     """Trains a run, or goes on training it, and opens it.
 
     scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`). out, fresh,
-    resume, force: as on the command line; a finished run in the folder is opened as it is, which is printed. options:
-    every other option of `nagjax train`, by its name there: `depth=12, lr=0.01, preset="60M", start=run.folder`; a
-    group as a dict or as its dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by the option's own name,
-    `**{"mod.rate": 0.25}`; `data` also as the path of a corpus alone.
+    resume, force: as on the command line (with `start` give `out`); a finished run in the folder is opened as it is,
+    which is printed. options: every option of a run, by its name on the command line: `depth=12, lr=0.01, preset="60M",
+    start=run.folder`; a group as a dict or as its dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by
+    the option's own name, `**{"mod.rate": 0.25}`; `data` also as the path of a corpus alone.
 
     callback: called with each record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`, and
     with the run as it is then, to evaluate it: `run.logits(text)`, `nagjax.complete(run, prompts)`, `run.model`,
@@ -62,6 +62,8 @@ def fit(
     check_value("resume", resume, Literal["latest", "previous"])
     told = {} if scheme == DEFAULT_SCHEME else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
     read = read_options({**told, **options}, beside=ARGUMENTS)
+    if read.start and out is None:
+        raise UserError("out", None, "give a folder for the run that starts from another one")
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
         skip, config = resume == "previous", read.config()

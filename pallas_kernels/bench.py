@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def bench(name: str, shape: tuple[int, int, str], *, rotate: int, repeats: int) -> Iterator[dict]:
     """Yields the figures of one op at one shape: the reference first, then every implementation that runs here.
-    One that fails has a row with `error` and no figures."""
+    One that fails has a row with `error`, and no figures but those of the forward pass if only its gradients fail."""
     op, of = all_ops()[name], sample(name, *shape)
     reference: dict[str, float] = {}
     for implementation in (REFERENCE, *op.implementations):
@@ -103,8 +103,8 @@ def timed(
 
 
 def bandwidth(name: str, shape: tuple[int, int, str], what: str, microseconds: float) -> float | None:
-    """GB/s of the bytes of one visit of every tensor; None for row ops. The bytes are the same for all implementations:
-    the TPU's, which adds the least to them."""
+    """GB/s of the bytes of one visit of every tensor; None for row ops. All implementations are charged with the bytes
+    of the TPU's kernels, which add the least to those of the tensors."""
     op, sizes = all_ops()[name], sample(name, *shape).sizes
     if sizes is None:
         return None

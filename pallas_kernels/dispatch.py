@@ -13,10 +13,12 @@ An op is a file in `ops/` with one public function, which checks its arguments a
 
 All of these are tuples of arrays. `residuals` = the inputs named by `Op.keep_inputs`, the outputs named by
 `Op.keep_outputs`, then `extra`; `gradients` has one entry per differentiable input, in order. `run` flattens the
-leading dimensions of row arguments to exactly one, so an implementation only sees `[N, D]`. An implementation returns
+leading dimensions of row arguments to exactly one, so an implementation only sees `[N, D]` (of rows by index
+`[G, N, D]` and `[G, k]`). An implementation returns
 the gradient of a replicated input as the float32 sum over its own rows; `run` sums over shards and casts every gradient
 to the dtype of its input. `refusal` may depend on trailing dimensions and dtypes, never on the number of rows (a shard
-has fewer). Compile-time constants of an op (an epsilon) are keyword arguments of `run`, passed to all these functions.
+has fewer). Compile-time constants of an op (an epsilon) are keyword arguments of `run`, passed to all these functions
+but `unavailable`.
 
 No refusal is silent: every choice is logged once, as a warning if a kernel of the current platform is passed over, and
 `choices` lists the choices for any shape.

@@ -1,8 +1,8 @@
 """The shapes that tests, benchmarks and ahead-of-time compilation share, every op's arguments at a shape, and the
 tolerance of an op's results.
 
-Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU width (5461), one too wide for
-many kernels (8192). Rows: one, an odd handful, and two sizes of real batches.
+Widths: powers of two, common model widths (96, 640, 1000), a prime-like SwiGLU width (5461), and the widest
+that all default kernels take in bfloat16 (8192). Rows: one, an odd handful, and two sizes of real batches.
 """
 
 import math

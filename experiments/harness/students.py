@@ -2,7 +2,8 @@
 
     x <- rms(x);   l times: the kind's step with f(x) = W2 relu(W1 x + b1)^2;   x <- rms(x)
 
-`rms` has no gain. Initial values are those of torch's Linear: everything uniform in +-1/sqrt(fan in).
+`rms` has no gain. Matrices start as torch's Linear does, uniform in +-1/sqrt(fan in), but for W2, which starts at 0 in
+all kinds but NAG's, and NAG's gates, which start as nagjax's do.
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol

@@ -23,7 +23,8 @@ def main(
         out: the new run's folder.
         newest: so many of the newest checkpoints; all that there are unless this or --steps is given.
         steps: the steps of the checkpoints.
-        data: another corpus with the same tokenizer to measure losses on; the run's own by default.
+        data: another corpus with the same tokenizer to measure losses on; by default the run's own, or
+            stdlib for an imported model.
         batches: validation batches for each loss.
     """
     say(f"averaging checkpoints of {run}, into {out}")

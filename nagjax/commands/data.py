@@ -37,7 +37,7 @@ def prepare(
             the end is held out.
         held_out: further inputs that are held out whole; where they stand in the inputs, too, they are left out there.
         field: where JSON lines and table rows keep their text; with a "?" behind its name, those where it is null or
-            missing are left out.
+            missing are left out (of a table that has the column).
         longest: characters that one such line or row may have.
         runner: local, or beam for Apache Beam, whose own options follow after "--".
     """

@@ -25,7 +25,7 @@ def main(
 ) -> None:
     """Train residual schemes side by side: same text, seed and number of tokens, each at its own default learning rate.
 
-    If it was interrupted, the same command continues it. The report is OUT/report.html.
+    If it was interrupted, the same command, without --fresh, continues it. The report is OUT/report.html.
 
     Args:
         depth: blocks.
@@ -37,7 +37,7 @@ def main(
         seed: random seed of the initial values and the order of the data.
         data: stdlib (the sources of Python's standard library), or a folder made by nagjax data prepare.
         out: folder of the runs and of the report.
-        fresh: delete earlier runs in OUT and start over.
+        fresh: start over; what these runs have written in OUT is deleted.
         processes: schemes trained at once, which share the cores; 0: as many as there are cores, but one on an
             accelerator.
     """

@@ -24,20 +24,21 @@ def main(
     *,
     given: Given,
 ) -> None:
-    """Validation loss of a run, and what its depth does; or, with --tasks, its scores on questions.
+    """Validation loss of a run (with --as-json also what its depth does); or, with --tasks, its scores on questions.
 
     Args:
         run: a run folder, or a model that nagjax import reads.
-        data: another corpus with the same tokenizer; the run's own by default.
+        data: another corpus with the same tokenizer; by default the run's own, or stdlib for an imported model.
         batches: read only so many batches; all by default.
         as_json: print one JSON object; null is a number that is not finite.
-        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; also in
-            tasks.json.
+        tasks: files of questions (.jsonl) and tasks of lm-evaluation-harness, separated by spaces or commas; the
+            scores also go into the run's tasks.json, so the run must not be training.
         task_folder: with tasks of your own for the harness.
         fewshot: examples in each prompt of the harness; the task's own number by default.
         limit: ask only so many questions of each task.
         weights: int8 holds matrices in 8 bits, with a scale per output channel.
-        devices: split parameters and batches over so many of this machine's devices.
+        devices: split parameters and batches over so many of this machine's devices: a divisor of the run's batch,
+            which is 1 for an imported model.
     """
     if tasks is None:
         given.refuse(("task_folder", "fewshot", "limit"), "is for questions: give --tasks, too, or leave it out")

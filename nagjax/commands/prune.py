@@ -41,9 +41,10 @@ def main(
         heal_steps: training steps after the removal.
         lr: learning rate of these steps.
         curve: remove nothing; show the loss as more and more blocks are left out, by every rule.
-        data: another corpus with the same tokenizer; the run's own by default.
+        data: another corpus with the same tokenizer; by default the run's own, or stdlib for an imported model.
         batches: validation batches for each loss.
-        devices: split parameters and batches over so many of this machine's devices.
+        devices: split parameters and batches over so many of this machine's devices: a divisor of the run's batch,
+            which is 1 for an imported model.
     """
     chosen = [block - 1 for block in block_list(blocks)]
     if curve:

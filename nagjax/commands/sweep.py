@@ -31,8 +31,8 @@ def main(
             a range: lr=1e-4..1e-2, in which each factor is as likely as another.
         draws: so many different random combinations, or all if there are fewer; 0: the whole grid.
         draw_seed: random seed of the draws.
-        processes: runs at once on this machine, which share its cores. Accelerators are not shared: give each its own
-            by --shard.
+        processes: runs at once on this machine, which share its cores. Accelerators are not shared: start
+            one process for each, with its own --shard and CUDA_VISIBLE_DEVICES.
         shard: i/n, i from 0: only every n-th run, for the tasks of an array.
     """
     if not is_config_file(str(config)):

@@ -19,12 +19,14 @@ def main(
     resume: Literal["latest", "previous"] = "latest",
     force: bool = False,
 ) -> None:
-    """Train a Transformer under one residual scheme, or go on training it: the same command resumes.
+    """Train a Transformer under one residual scheme, or go on training it: without --fresh the same command resumes.
 
-    Options may stand in a file as well, nagjax train run.yaml [OPTIONS]; nagjax config prints one.
+    A run's options may stand in a file as well, nagjax train run.yaml [OPTIONS]; nagjax config prints one. --out,
+    --fresh, --resume, --force and --hosts.* are the command's own.
 
     Args:
-        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH, or runs/NAME of a file NAME.yaml.
+        out: the run's folder; by default runs/SCHEME-dDEPTH-wWIDTH, or runs/NAME of a file NAME.yaml; with --start it
+            has to be given.
         fresh: start over; what the run in the folder has written is deleted.
         resume: previous passes over a damaged newest checkpoint.
         force: begin also where the model does not fit into the memory there is.

@@ -91,9 +91,9 @@ class Dataset:
     def bytes_per_token(self) -> Float32[np.ndarray, "V"]:
         """Bytes of text each token id stands for, to be summed over the targets that count.
 
-        Over a whole pass that sum is `byte_count` for every tokenizer. For byte-level ones each entry is
-        exact; for others it is this split's mean. The end-of-text token stands for no bytes, but is
-        predicted: its nats count, so bits per byte includes the cost of saying where documents end.
+        Over a whole pass that sum is `byte_count` for every tokenizer, where all targets count and no document is cut.
+        For byte-level ones each entry is exact; for others it is this split's mean. The end-of-text token stands for no
+        bytes, but is predicted: its nats count, so bits per byte includes the cost of saying where documents end.
         """
         if self.stream.exact:
             if (table := self.tokenizer.token_bytes) is None:
@@ -180,7 +180,7 @@ def _open_one(config: DataConfig, split: str, tokenizer: Tokenizer | None) -> Da
         tokenizer, stream, content = own, open_stream(folder, manifest, split), manifest.content
         template, tokens = str(manifest.source.get("template") or ""), manifest.source.get("template_tokens") or {}
     if not len(stream):
-        fix = "prepare it again with more of them or files, another --validation, or --held-out"
+        fix = "prepare another folder from more documents, with another --validation, or with --held-out"
         raise UserError("path", config.path, f"its {split} split holds no documents: {fix}")
     return Dataset(config, split, tokenizer, stream, content, template, tokens)
 

@@ -190,7 +190,8 @@ def prepare(
         done.rounds += 1
         write_json(folder, PROGRESS, asdict(done))
 
-    pending, tokens, total = {name: [] for name in SPLITS}, 0, 0
+    pending, tokens = {name: [] for name in SPLITS}, 0
+    total = sum(shard.token_count for shards in done.splits.values() for shard in shards)
     form = partial(conversation_of, tokenizer=encoder) if chat else field
     texts = _labelled(inputs, held_out, validation, form, longest)
     rest = islice(texts, done.documents, None)

@@ -93,8 +93,8 @@ def cache_root() -> Path:
 def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
     """A split of the library as tokens, and a hash of the content of all of it.
 
-    They are kept in the cache folder under a name made of interpreter version, tokenizer and content. Where
-    that folder cannot be written, or its files are damaged, the tokens are made again in memory.
+    They are kept in the cache folder under a name made of interpreter version, tokenizer and content. Damaged
+    files are made again; where that folder cannot be written, the tokens are made in memory.
     """
     texts = stdlib_documents()
     content = _content(tuple(texts))

@@ -161,7 +161,7 @@ def read_manifest(folder: str | os.PathLike, field: str = "path") -> Manifest:
         data = parse_json(content)
     except (FileNotFoundError, NotADirectoryError):
         if (folder / PROGRESS).exists():
-            fix = 'was not finished: run the same "nagjax data prepare" again, it goes on where it stopped'
+            fix = 'was not finished: run the same "nagjax data" command again, it goes on where it stopped'
         else:
             state = "is not a corpus folder" if folder.exists() else "does not exist"
             fix = f'{state} (no {MANIFEST}); make it with "nagjax data prepare", or use "stdlib"'

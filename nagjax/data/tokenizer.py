@@ -58,7 +58,8 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """The 256 byte values, and one token for the end of a document. Never fails, loses nothing."""
+    """The 256 byte values, and one token for the end of a document. It loses nothing of any text that is valid
+    Unicode."""
 
     name = "bytes"
     vocab_size = 257

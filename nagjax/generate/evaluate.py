@@ -81,6 +81,7 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
         dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
-        fix = f"was prepared with {names}: prepare it with that one (--tokenizer {run.folder / TOKENIZER})"
+        its = "bytes" if run.tokenizer.to_json() is None else run.folder / TOKENIZER
+        fix = f"was prepared with {names}: prepare it with that one (--tokenizer {its})"
         raise UserError("data", data, fix)
     return dataset

@@ -139,7 +139,8 @@ def _manager(tasks: Sequence[str], folder: str | Path | None) -> TaskManager:
     manager = TaskManager(include_path=None if folder is None else str(folder))
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
         where = "" if folder is None else f" in {folder} nor"
-        raise UserError("tasks", unknown[0], f"is not{where} among the {len(manager.all_tasks)} tasks of the harness")
+        fix = f"is not{where} among the {len(manager.all_tasks)} tasks of the harness"
+        raise UserError("tasks", unknown[0], f"{fix}: of one of your own give the name, and its folder (--task-folder)")
     return manager
 
 

@@ -1,6 +1,7 @@
 """What keeps experts evenly used, and how evenly they are: from the notes of `nagjax.layers.experts`.
 
-f_i is expert i's share of the choices, P_i its mean share of the scores, n the number of choices, x a token's logits.
+f_i is the share of the tokens' choices that fell on expert i, P_i its mean share of the scores, n the number of what a
+token chooses among (experts, and `skips`), x a token's logits.
 """
 
 from typing import NamedTuple
@@ -24,8 +25,8 @@ def auxiliary_loss(notes: Notes, config: MoEConfig) -> Float[Array, ""]:
 
 
 def moved_biases(biases: Float[Array, "L n"], load: Float[Array, "L n"], rate: float) -> Float[Array, "L n"]:
-    """Balancing biases after a step: up by `rate` for experts chosen less often than on average, else down (Wang et al.
-    2024, arXiv:2408.15664, used by DeepSeek-V3, arXiv:2412.19437)."""
+    """Balancing biases after a step: up by `rate` for experts chosen less often than on average, down for those
+    chosen more often (Wang et al. 2024, arXiv:2408.15664, used by DeepSeek-V3, arXiv:2412.19437)."""
     return biases + rate * jnp.sign(jnp.mean(load, axis=-1, keepdims=True) - load)
 
 

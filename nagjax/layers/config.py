@@ -76,7 +76,7 @@ Target = Literal["attention", "mlp", "query", "key", "value", "out", "gate", "up
 class LoRAConfig:
     """Adapters beside frozen matrices (`nagjax.layers.lora`), for a run that starts from another one."""
 
-    rank: Natural = 0  # columns of an adapter's first factor; 0: no adapters, and all parameters are trained
+    rank: Natural = 0  # columns of an adapter's first factor, with --start; 0: no adapters, all parameters are trained
     alpha: Positive = 16.0  # an adapter's product is multiplied by alpha / rank
     targets: tuple[Target, ...] = ("attention", "mlp")  # the matrices that have an adapter: all of a branch, or by name
 
@@ -123,7 +123,8 @@ class MoEConfig:
 
     def check_scheme(self, name: str, scale_free: bool) -> None:
         """Raises UserError where a router could not learn under this residual scheme: where only an update's direction
-        counts, a lone expert's weight, which only scales it, and so that of running it or nothing, has no gradient."""
+        counts, the weight of a single expert, which scales it, has no gradient, nor has the choice between one and
+        none."""
         if not self.experts or self.shared or not scale_free:
             return
         why = f"{name} normalises every update, so"

@@ -121,8 +121,9 @@ def attention(
     not be subtracted first. spans: queries are worked through in so many spans, each with the keys up to its end; more
     than 1 only if no query sees a key further on in the row (T = S).
 
-    Kept: the arguments, the result, and of every row the logarithm of its sum of exponentials. The exponentials are
-    taken again in the backward pass, which costs less than to write them and read them back; keys are its rows.
+    Kept: the arguments but `seen`, the result, and of every row the logarithm of its sum of exponentials. The
+    exponentials are taken again in the backward pass, which costs less than to write them and read them back; keys are
+    its rows.
     """
     return _attention_forward(q, k, v, seen, by_key, bounded, spans)[0]
 

@@ -40,9 +40,9 @@ def linears(
 def linears_then(
     then: Callable[..., Any], x: Float[Array, "B T m"], *maps: Map, extra: ExtraColumns | None = None
 ) -> Any:
-    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the matmuls are one, with the
-    extra columns, and `then` is computed again for the gradient, which otherwise writes and reads several arrays of its
-    size."""
+    """`then(*linears(x, *maps))`, `then` being elementwise or nearly so. On a GPU the matmuls of many rows are one,
+    with the extra columns, and `then` is computed again for the gradient, which otherwise writes and reads several
+    arrays of its size."""
     if not on_gpu():
         return then(*(linear(x, *one) for one in maps))
     weights = _weights(x, maps)

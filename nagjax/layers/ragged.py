@@ -4,7 +4,7 @@ Why this exists: `jax.lax.ragged_dot` has an instruction on a TPU; on a CPU and 
 multiplies every row with the matrices of all groups and masks. Such a GPU takes the kernels of `nagjax.layers.grouped`.
 A CPU goes through blocks of rows of one group, as many as there are: a block may reach into the next group, whose own
 blocks come later and write over what was too much.
-Numerics: matmuls and their sums in the dtype of the rows, as in `nagjax.layers.cpu`.
+Numerics: on a CPU matmuls and their sums in the dtype of the rows, as in `nagjax.layers.cpu`; kernels sum in float32.
 """
 
 from collections.abc import Callable

@@ -59,7 +59,7 @@ def rotary(
 ) -> Float[Array, "B T H Dh"]:
     """Rotates the halves of each head by position-dependent angles; float32 inside, returns x's dtype.
 
-    `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)` with angle `position * base ** (-2i/Dh)`: Su et al. 2021,
+    `(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)` with angle `position * base ** (-2i/rotated)`: Su et al. 2021,
     arXiv:2104.09864, in the half-split layout of Llama checkpoints. Only the first `rotated` features are rotated
     (default: all); their number must be even.
     """

@@ -37,7 +37,8 @@ def clusters(
     """Groups the tokens' turns [N, L], radians, by k-means from `starts` draws of first centres (k-means++), of which
     that with the least sum of squared distances stays.
 
-    Raises UserError for turns that are not finite or no matrix, fewer tokens than groups, or a number out of range.
+    Raises UserError for turns that are not finite or no matrix, fewer different tokens than groups, or a number out of
+    range.
     """
     for name, value in (("k", k), ("starts", starts), ("components", components)):
         check_value(name, value, Count)

@@ -30,8 +30,8 @@ def depth_score(effects: Float[np.ndarray, "L L"]) -> float:
 
 
 def contributing(damage: Float[np.ndarray, " L"]) -> float:
-    """Participation ratio `(sum d)^2 / sum d^2`, between 1 and L, of the loss that dropping each block alone adds
-    (negative values count as 0): the effective number of contributing blocks. This use is ours.
+    """Participation ratio `(sum d)^2 / sum d^2`, between 1 and L (0 if none does), of the loss that dropping each block
+    alone adds (negative values count as 0): the effective number of contributing blocks. This use is ours.
 
     Where some leave no finite loss, the number of these: the ratio's limit as their damage grows."""
     d = np.maximum(np.asarray(damage, np.float64), 0.0)

@@ -13,7 +13,8 @@ MASKS = ("[MASK]", "<mask>")
 
 
 class MaskedBatch(Batch):
-    """A batch whose targets are its own tokens, of which those masked count."""
+    """A batch whose targets are its own tokens. Those masked count in the loss (`weights`), all in measures
+    (`counted`)."""
 
     @property
     def counted(self) -> Bool[Array, "B T"]:

@@ -40,7 +40,7 @@ class Probe(NamedTuple):
     massive_max: the largest max |h| / median |h| of any counted token after the sublayer, [S, G].
     attention: share of its attention that each head gives to first tokens, [L, H].
     jacobian: ||J - I||_F / sqrt(D) of each block, [L]; None for a scheme that does not declare `rebuilds`.
-    gates: health of NAG's modulators, each [S] (`nagjax.measure.modulators.health`); None for other schemes.
+    gates: health of NAG's modulators (`nagjax.measure.modulators.health`) and their `alpha`, each [S]; None for others.
     sample: residuals of the sampled tokens before each block and after the last, before the final norm, [L+1, N, D].
     lens: divergence (nats), overlap of the top five, and loss (nats), each [L+1].
     before, after: the residual before and after every sublayer, [S, B, T, D], if asked for, else None.

@@ -54,10 +54,10 @@ def calibrate(
     Returns, and writes as skip_curve.json: `points`, each with rate (asked for), threshold, mod_rate (met on validation
     text, total and by kind), executed (by sublayer), capacities (tokens per context, by sublayer), loss,
     flops (forward, per token), tokens_loss and random_loss, and for `influence` and `late` WAY_loss, WAY_flops and
-    WAY_blocks (which are left out, from 1); `dense`; `chosen`.
+    WAY_blocks (which are left out, from 1); `dense`; `chosen`; `run` and `step`.
 
     Raises UserError: a run that is not NAG or was trained with Mixture-of-Depths, rates out of [0, 1),
-    a folder that is being written.
+    a `choose` that is none of them, a dense loss that is not finite, a folder that is being written.
     """
     read_config(Path(folder))  # a folder that holds no run is not made
     with WriterLock(folder, "calibrate", "run"):

@@ -51,9 +51,9 @@ class Control(NamedTuple):
 
 
 def controlled(control: Control, pool: Pool, rate: float) -> Control:
-    """What rules the next step. The threshold goes to where it would have let 1 - rate of the pool in (between two of
-    the grid by its logarithm, smoothed in time: a batch is a sample), less a share of the debt: angles drift while a
-    model learns, and what follows a drift is late."""
+    """What rules the next step. The threshold goes to where it would have let in 1 - rate of the pool, and a share of
+    the debt besides (between two of the grid by its logarithm, smoothed in time: a batch is a sample): angles drift
+    while a model learns, and what follows a drift is late."""
     cut, debt = control
     known = jnp.isfinite(cut) & (cut > 0)
     pairs = jnp.maximum(pool.pairs, 1.0)

@@ -132,7 +132,7 @@ class ModConfig:
 
     def among(self, depth: int, stays: Sequence[int]) -> "ModConfig":
         """The config that gives some of `depth` blocks, without the others, the rates they have now. Raises UserError
-        where no `every` does so for one adaptive threshold, which has one rate."""
+        under adaptive capacity, where those that stay and are routed are not every n-th one."""
         rates = [self.rates(depth)[block] for block in stays]
         attention, mlp = zip(*rates, strict=True)
         if self.adaptive and any(map(any, rates)):

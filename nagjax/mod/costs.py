@@ -40,8 +40,8 @@ def costs(
     block, and its router scores all of them; a score that is made of what those who run need anyway (`Router.recalls`)
     costs those nothing more. Of experts a token runs its choices, as if all were chosen alike often;
     what is computed for room that stays empty does not count. A query counts the keys that it may see, on average
-    (T + 1) / 2 (selected tokens are taken as drawn at random); with `slots`, those that a cache with room for so many
-    tokens holds, or a dense backend computes, seen or not.
+    (T + 1) / 2, fewer with a window, T in an encoder (selected tokens are taken as drawn at random); with `slots`,
+    those that a cache with room for so many tokens holds, or a dense backend computes, seen or not.
     """
     blocks, tokens = parameters["blocks"], config.context
     branches = {kind: blocks[kind]["branch"] for kind in ("attention", "mlp")}

@@ -24,8 +24,8 @@ from nagjax.residual.protocol import Boundary
 
 class Routed(NamedTuple):
     """What a sublayer did, or sublayers with a leading S: which tokens ran, the score of the last one let in (each
-    sequence's; -inf where it has fewer real tokens than there are places), and the decider's own loss (each sequence's;
-    0 for a threshold)."""
+    sequence's; -inf where it has fewer real tokens than places, or where no top-k chooses), and the decider's own loss
+    (each sequence's; 0 for a threshold)."""
 
     ran: Bool[Array, "*S B T"]
     cut: Float[Array, "*S B"]

@@ -1,9 +1,10 @@
 """Running a sublayer on some of the tokens: by capacity in training, by a causal decision when sampling.
 
 The notes in a sublayer's result say what was done, by sequence. cut: score of the last token let in, -inf where it is
-padding. loss: the decider's own. executed: share of the tokens that ran; agreement: share on which the
-causal decision and the choice made here agree. Of adaptive depth, computed: share of the places that were computed, and
-above: shares of the tokens that score above each threshold of a grid. Padding does not count.
+padding, where no token is left out, and where no top-k chooses. loss: the decider's own. executed: share of the tokens
+that ran; agreement: share on which the causal decision and the choice made here agree. Of adaptive depth, computed:
+share of the places that were computed, and above: shares of the tokens that score above each threshold of a grid.
+Padding does not count.
 """
 
 import dataclasses
@@ -85,7 +86,7 @@ class MoD:
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
         router = find_router(config.router, scheme, config.weight)
         if config.adaptive and not router.common:
-            known = ", ".join(name for name, own in routers().items() if own.common)
+            known = ", ".join(name for name, own in routers().items() if own.common and name != "nag")
             fix = f"no threshold is common to the {router.name} router's scores: use --mod.router {known}"
             raise UserError("mod.capacity", config.capacity, fix)
         return cls(scheme, config, context, router, find_decider(config.decider, router))

@@ -22,7 +22,7 @@ class ModelConfig:
     width: Annotated[int, Range(ge=1, le=2**20)] = 64  # D, features of the residual
     heads: Count | None = None  # query heads; None: width / 64, at least 4; 4, 2 or 1 where these do not fit
     kv_heads: Count | None = None  # key/value heads (grouped-query attention); None: as many as heads
-    hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D (gated) or 4 D
+    hidden: Count | None = None  # F, features inside the MLP; None: 8/3 D, rounded up to eights (gated), or 4 D
     context: Annotated[int, Range(ge=1, le=2**24)] = 128  # tokens of a sequence
     vocab: Annotated[int, Range(ge=1, le=2**24), HIDDEN] = 257  # the commands take it from the corpus's tokenizer
     # the feed-forward branch, gated (swiglu, geglu) or not; gelu and geglu: GELU in its tanh form
@@ -44,7 +44,7 @@ class ModelConfig:
     # dtype of the computation; auto: float32 on CPU, else bfloat16
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     residual_dtype: Literal["auto", "float32"] = "auto"  # dtype of the residual stream; auto: the computation's
-    # what is recomputed in the backward pass: nothing; all; all but matmuls; all, the stream kept in the host's memory
+    # recomputed in the backward pass: nothing; all; all but matmuls with weights; all, and the host keeps the stream
     remat: Literal["none", "block", "dots", "offload"] = "none"
     # implementation of attention; auto: the device's own; tokamax: for a GPU, from the package of its name
     attention: Literal["auto", "xla", "cudnn", "splash", "tokamax"] = "auto"
@@ -150,7 +150,8 @@ class ModelConfig:
     def _check_compressed(self) -> None:
         block = self.block
         if self.mod.routes("attention"):
-            fix = "a convolution reads the token before, which may have skipped: use --mod.skip mlp"
+            fix = "a convolution reads the token before, which may have skipped: use --mod.skip mlp, and leave "
+            fix += "--mod.attention-rate and --mod.unit block out"
             raise UserError("mod.skip", self.mod.skip, f"block.cca: {fix}")
         if not self.qk_norm or block.qk_gain != "none":
             field, value = ("qk_norm", False) if not self.qk_norm else ("block.qk_gain", block.qk_gain)
@@ -167,7 +168,8 @@ class ModelConfig:
         if "mlp" in self.block.biases:
             raise UserError("block.biases", self.block.biases, "experts have no biases: leave mlp out")
         if self.moe.skips and self.mod.routes("mlp"):
-            fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, or --moe.skips 0"
+            fix = "tokens skip the MLP by --mod.rate already: use --mod.skip attention, without --mod.mlp-rate, or "
+            fix += "--moe.skips 0"
             raise UserError("moe.skips", self.moe.skips, fix)
 
     def follows(self, field: str) -> bool:

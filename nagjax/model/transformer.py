@@ -108,8 +108,9 @@ class Block(nnx.Module):
 
 
 class Layer(NamedTuple):
-    """One step of the scan over depth: a block, the `entry` of the reader after it, its 0-based place among the blocks
-    of the model, and the 1-based numbers that its sublayers had before pruning."""
+    """One step of the scan over depth: a block, and the `entry` of what reads the stream after it; by sublayer the
+    1-based number (`index`: before pruning), that of the next reader (`following`; 0: the head) and the threshold of
+    routing; and the block's 0-based place in the model."""
 
     block: Block
     entry: nnx.Module
@@ -143,8 +144,8 @@ NOTHING = Observe()
 
 class Transformer(nnx.Module):
     """Transformer, a decoder or an encoder, with any residual scheme. Blocks are stacked, with parameters [L, ...], and
-    run by scans: one for each stretch of depth in which Mixture-of-Depths keeps the same number of tokens (one without
-    it). scheme: its name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a class (`nagjax.NAG`)."""
+    run by scans: one for each stretch of depth in which the rates of Mixture-of-Depths repeat (one without it). scheme:
+    its name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a class (`nagjax.NAG`)."""
 
     def __init__(self, config: ModelConfig, scheme: str | Scheme | type[Scheme] | type[Residual], rngs: nnx.Rngs):
         scheme = as_scheme(scheme)
@@ -281,8 +282,9 @@ class Transformer(nnx.Module):
         Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
         known), or more than the learned positions or the cache; for types, or learned positions in `where`, that the
         model does not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends
-        where its slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; and if `causal`
-        needs cuts and there are none, or another number of them.
+        where its slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; if `causal`, or
+        adaptive capacity, needs cuts and there are none, or another number of them; and for a cache where tokens are
+        routed without `causal`, or of a model that is not causal.
         """
         places = cache if isinstance(cache, int) else None
         tokens, where = checked(tokens, self.config, where, types, places)
@@ -291,7 +293,7 @@ class Transformer(nnx.Module):
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:
-            fix = "this run has no thresholds: train it with --mod.rate, or run nagjax calibrate on it"
+            fix = "needs the average cuts, which training keeps: give cuts=run.mod['cuts'] of an opened run"
             raise UserError("mod.decider", self.mod.decider.name, fix)
         lossless, begins = causal or cache is not None, places is not None
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, lossless, begins)

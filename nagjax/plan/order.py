@@ -88,8 +88,8 @@ def started(config: RunConfig) -> RunConfig:
 
 def filled(config: RunConfig, topology: Topology, vocab: int, batch_given: bool, mesh_given: bool) -> RunConfig:
     """The config with this vocabulary, and with defaults for a batch and a mesh that were not given: everything is
-    sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens. Raises UserError for an implementation of
-    another platform."""
+    sharded over all chips, and each chip gets about `TOKENS_PER_CHIP` tokens at once. Raises UserError for an
+    implementation of another platform."""
     check_platform(config.model, "tpu" if topology.chip.platform == "tpu" else "gpu")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab=vocab))
     if not mesh_given:

@@ -38,7 +38,8 @@ def meshes(config: RunConfig, topology: Topology) -> list[MeshConfig]:
 
 
 def candidates(config: RunConfig, mesh: MeshConfig, topology: Topology) -> Iterator[list[RunConfig]]:
-    """For each policy, its configs with more and more parts, until a device processes one sequence at a time."""
+    """For each policy, its configs with more and more parts, until a device processes one sequence at a time, or there
+    are 16."""
     for remat in REMATS:
         ladder = []
         for parts in PARTS:

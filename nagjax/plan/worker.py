@@ -35,8 +35,9 @@ UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def compile_step(config: RunConfig, topology: Topology) -> dict:
-    """Figures of the compiled step, per device. If it does not fit into the chip's memory, `needed` says how much it
-    would take instead of the compiler's figures."""
+    """Figures of the compiled step, per device. If the compiler refuses it for memory, `needed` says how much it
+    would take, instead of the compiler's figures; what it compiles although it is too large has them, and `fits`
+    False."""
     devices = topology.devices()
     step, args, mesh = training_step(config, devices)
     result = stated(config, args, mesh) | {"fits": False}

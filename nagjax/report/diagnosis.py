@@ -37,7 +37,7 @@ class Effort:
     corpus."""
 
     probes: int = 4
-    skips: int = 4  # one pass of twice the length for each block and batch
+    skips: int = 4  # one pass over twice the sequences for each block and batch
     curve: int = 8
 
 
@@ -51,13 +51,13 @@ def diagnose(
     """All measures of a run on validation text, as JSON values; `verdict` tells them in words.
 
     By sublayer [S, G] and by block [L, G] with G = (tokens inside a document, first tokens); the rest is of tokens
-    inside documents. See `nagjax.measure` for what each is. The loss of a bidirectional model is that of masked tokens
-    (`nagjax.measure.masked`). Means are over the counted tokens of all batches, weighed as the loss is
-    (`nagjax.measure.counted`); ranks, CKA and norms of gradients are means over batches. None: not measured, or not
-    finite. `say` is told what is being done.
+    inside documents (losses, gradients and calibration: of all that count). See `nagjax.measure` for what each is. The
+    loss of a bidirectional model is that of masked tokens (`nagjax.measure.masked`). Means are over the counted tokens
+    of all batches, weighed as the loss is (`nagjax.measure.counted`); ranks, CKA and norms of gradients are means over
+    batches. None: not measured, or not finite. `say` is told what is being done.
 
-    Raises UserError for an unknown rule, where no target of the text counts, and where the whole model's loss is not
-    finite.
+    Raises UserError for an unknown rule, a model of one block, an encoder without a head, where no target of the text
+    counts, and where the whole model's loss is not finite.
     """
     check_depth(run)
     check_rules(rules)

@@ -144,7 +144,7 @@ def _bridged(params: dict, at: Int[np.ndarray, " l"], bridge: Bridge) -> dict:
 def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | None) -> tuple[OpenRun, TrainState]:
     """Trains on for some steps, without what the scheme does early in a training (`Scheme.trained`).
 
-    Raises UserError where a step's loss or gradient is not finite.
+    Raises UserError where a step's loss or gradient is not finite, or jumps by the run's `spike`.
     """
     old = run.config
     total = run.step + steps
@@ -162,7 +162,9 @@ def heal(run: OpenRun, state: TrainState, steps: int, lr: float, data: str | Non
             if len(bad) == WAIT or number == total - 1:
                 if (found := np.flatnonzero(jax.device_get(bad))).size:
                     at = number + 2 - len(bad) + int(found[0])
-                    raise UserError("lr", lr, f"the loss or its gradient is not finite at step {at}: give a lower one")
+                    jumps = f" or jumps (the run has --spike {train.spike:g})" if train.spike else ""
+                    fix = f"the loss or its gradient is not finite{jumps} at step {at}: give a lower one"
+                    raise UserError("lr", lr, fix)
                 bad.clear()
     healed = dataclasses.replace(run, blueprint=blueprint, step=total, params=state.params, mod=state.mod)
     return healed, state

@@ -10,7 +10,8 @@ from nagjax.residual.protocol import Boundary, Scheme, split_lanes
 
 @dataclasses.dataclass(frozen=True)
 class Direct(Scheme):
-    """`x_l = h`, and the head reads h, unless a scheme says otherwise. It defines `advance`."""
+    """`x_l = h`, and the head reads h, unless a scheme says otherwise. A scheme that inherits from this defines
+    `advance`."""
 
     def open(self, embedding, at: Boundary, ends) -> Float[Array, "B T D"]:
         return embedding

@@ -141,8 +141,9 @@ class Residual(nnx.Module):
 
         The residual keeps the dtype of x, whatever that of the updates is.
 
-        Raises UserError if x has another width or is not floating, if the branches are not S sublayers, and if a branch
-        returns another shape than it reads, or numbers that are not floating.
+        Raises UserError if x has another width or is not floating, if the branches are not S sublayers, for a progress
+        outside of [0, 1], for `remat` with a list of S callables, and if a branch returns another shape than it reads,
+        or numbers that are not floating.
         """
         stream = self.open(x, progress)
         if isinstance(branches, Sequence | nnx.List) and len(branches) == self.sublayers:
@@ -287,7 +288,7 @@ def start_factors(
 
     scheme: the module (nnx or Linen), which knows its number of sublayers; or a scheme, or the class of one or of its
     module, and `sublayers`. i may be traced. Raises UserError for an i outside 1 .. S, unless it is traced, and for a
-    number of sublayers that is none or is given beside a module.
+    number of sublayers that is none or is not the module's.
     """
     own = getattr(scheme, "start_factors", None)
     if own is None:  # MixtureOfDepths is around one that has them

@@ -189,7 +189,7 @@ class Scheme(abc.ABC):
         return 1.0
 
     def default_rate(self, width: int, depth: int) -> float:
-        """Peak learning rate for a model of this size: the one tuned at 24 blocks x 64, times 64/width."""
+        """Peak learning rate for a model of this size: the scheme's at 24 blocks x 64, times 64/width."""
         return self.learning_rate * 64 / width
 
     def trained(self) -> "Scheme":

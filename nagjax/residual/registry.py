@@ -46,11 +46,11 @@ def _bring(name: str, load: Callable[[], Any]) -> None:
 
 
 def register(scheme: type[Scheme]) -> type[Scheme]:
-    """Class decorator that makes a scheme from outside this package known by its `name`; again, in place of the one
-    registered before, also where the class was meanwhile given another `name`, of which it warns. Its title is its name
-    unless it has one. Raises UserError for a class without a name, one that is no scheme, lacks a method or has options
-    and is no dataclass, for a class or a name of a scheme in `schemes/`, and for the class name of another registered
-    scheme: modules are known by it."""
+    """Class decorator that makes a scheme from outside this package known by its `name`. A class that is
+    registered again replaces the earlier one; if it has another `name` by then, the old name goes, with a warning. Its
+    title is its name unless it has one. Raises UserError for a class without a name, one that is no scheme, lacks a
+    method or has options and is no dataclass, for a class or a name of a scheme in `schemes/`, and for the class name
+    of another registered scheme: modules are known by it."""
     if not _whole(scheme).name:
         raise UserError("scheme.name", scheme.__name__, "set the class attribute `name`")
     for own in own_schemes().values():

@@ -15,8 +15,8 @@ from nagjax.residual.protocol import Boundary, Scheme, Stream
 
 
 class Result(NamedTuple):
-    """What a sublayer returns. `gate` and `ran` are per token. `notes` [B], float32, says per sequence what routing did
-    (see `nagjax.mod.routed`; empty without routing). `cache` and `experts`, its notes, are the branch's."""
+    """What a sublayer returns. `gate` and `ran` are per token. `notes` [B, ...], float32, says per sequence what
+    routing did (see `nagjax.mod.routed`; empty without routing). `cache` and `experts`, its notes, are the branch's."""
 
     stream: Stream
     cache: Any

@@ -84,7 +84,7 @@ class TrainConfig:
     steps: Count = 300  # updates of the parameters
     batch: Count = 16  # sequences per step, over all devices
     accumulate: Count = 1  # the batch goes through in this many parts
-    seed: Seed = 0  # seed of the initial values; the data order has its own, data.seed
+    seed: Seed = 0  # seed of the initial values and of the random router; the data order has its own, data.seed
     z_loss: NonNegative = 0.0  # weight of the squared log-normaliser
     # tokens of a device whose logits are in memory at once; None: as many as make 256 MiB, and at least 1024
     loss_chunk: Count | None = None
@@ -93,7 +93,7 @@ class TrainConfig:
     eval_every: Count = 50  # steps between evaluations
     eval_batches: Count = 16  # validation batches per evaluation, always the same ones
     # what evaluations score besides, separated by spaces or commas: files of questions (.jsonl), tasks of
-    # lm-evaluation-harness (a name, or a .yaml)
+    # lm-evaluation-harness that ask for likelihoods (a name, or a .yaml)
     tasks: tuple[str, ...] = ()
     tasks_every: Count | None = None  # steps between scorings, a multiple of eval_every; None: with every evaluation
     tasks_limit: Count | None = None  # first questions of each task; None: all of them

@@ -65,8 +65,8 @@ def prepare_folder(config: RunConfig, folder: Path, corpus: Dataset, fresh: bool
     """Makes the folder that of a run, or checks that the run in it is this one, on this corpus. The first host does;
     the others must see the same folder. To be called under the folder's lock.
 
-    A folder without a checkpoint holds no run yet: what one that saved nothing has left there is deleted. Returns what
-    the manifests of its checkpoints name. In the folder of a finished run nothing is written.
+    A folder without a checkpoint holds no run yet: what one that saved nothing has left there of its weights is
+    deleted. Returns what the manifests of its checkpoints name. In the folder of a finished run nothing is written.
     Raises UserError: the folder cannot be written, has files that no run wrote under the names of a run's, or holds a
     run of other settings (naming them) or corpus.
     """

@@ -5,8 +5,9 @@ machines, and on file systems without such locks, the file itself decides: its w
 and a file that was not renewed for `STALE` seconds belongs to nobody. Ages are measured by the file system's clock
 and by waiting, never by comparing the clocks of two machines.
 
-Readers take no lock. What writes a report (a map, a diagnosis, results of tasks) into a run's folder takes it, and has
-another place to write to while the run trains. So does `nagjax data prepare`, in the corpus' folder.
+Readers take no lock. What writes into a run's folder (a map, a diagnosis, scores of tasks, a calibration) takes it;
+maps and diagnoses have another place to write to while the run trains. `nagjax data prepare` and `data chat` take
+one in the corpus' folder.
 """
 
 import contextlib

@@ -61,11 +61,11 @@ class DepthLog:
     turn: Float[np.ndarray, "N S"]
     """Mean angle by which the sublayer turns the stream, in radians."""
     ratio: Float[np.ndarray, "N S"]
-    """Mean ratio of update norm to stream norm, |t|."""
+    """Mean ratio of the length of the stream's change to its length before."""
     gate: Float[np.ndarray, "N S"]
-    """Mean gate. NaN where the scheme has none."""
+    """Mean gate; 1 where the scheme has none."""
     closed: Float[np.ndarray, "N S"]
-    """Share of tokens whose gate is below 0.05. NaN where the scheme has none."""
+    """Share of tokens whose gate is below 0.05; 0 where the scheme has none."""
 
     @property
     def growth(self) -> Float[np.ndarray, "N"]:

@@ -14,6 +14,7 @@ STACKS = "stacks.txt"  # where a step that hung was
 SAMPLE = "sample.txt"  # what the demo lets it say
 TENSORBOARD = "tensorboard"  # a folder
 WANDB_ID = "wandb_id"
+WANDB = "wandb"  # a folder, which Weights & Biases writes
 ORIGIN = "origin.json"  # of an imported run: where its parameters came from, and how many tokens its tokenizer has
 PRUNED = "prune.json"  # of a pruned run: what was removed, and what that cost
 AVERAGED = "average.json"  # of an average of checkpoints: of which, and their losses
@@ -51,4 +52,4 @@ OF_WEIGHTS = (
 
 # All that a run may have written, apart from its checkpoints and its lock: what `--fresh` removes.
 FILES = (CONFIG, CORPUS, IDENTITY, INFO, METRICS, SKIPPED, STACKS, *OF_WEIGHTS)
-FOLDERS = (TENSORBOARD,)
+FOLDERS = (TENSORBOARD, WANDB)

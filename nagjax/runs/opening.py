@@ -171,7 +171,8 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     devices: parameters and batches are split over them; one local device unless given.
 
     Raises UserError: no run folder, a config that cannot be read or names an unknown scheme or field, no
-    checkpoint yet, or a tokenizer other than the one the run was trained with.
+    checkpoint yet, a damaged one, a tokenizer other than the one the run was trained with, or a calibration after
+    another step.
     """
     folder = Path(folder)
     config = read_config(folder)

@@ -31,7 +31,7 @@ def read_weights(folder: Path, config: RunConfig, mesh: Mesh, step: int | None =
     """The weights in `folder`, of this config, on a mesh, after `step` steps (None: the newest): their average where
     the run keeps one; a run with adapters has them merged into its matrices.
 
-    Raises UserError: no checkpoint yet, none of this step, or none of this model.
+    Raises UserError: no checkpoint yet, none of this step or of this model, a damaged one, or another run's.
     """
     found = ModelBlueprint.of(config, mesh)
     state = restore_parts(folder / CHECKPOINTS, found.abstract_use(), owner(config, read_id(folder)), step)

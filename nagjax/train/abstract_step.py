@@ -37,7 +37,7 @@ def training_step(config: RunConfig, devices: Sequence) -> tuple[Callable, tuple
 
 def nag_step(devices: Sequence, implementation: str) -> tuple[Callable, tuple, Mesh]:
     """NAG, 8 blocks x 512, bfloat16 with rematerialised blocks, the batch split over all devices: gradients are summed,
-    and nothing else may be communicated.
+    and nothing else but a few scalars may be communicated.
 
     `implementation` is that of the residual updates; "best" leaves the choice to the platform.
     """

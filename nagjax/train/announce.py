@@ -60,8 +60,8 @@ def check_memory(blueprint: Blueprint) -> None:
 
 def least_bytes(blueprint: Blueprint) -> int:
     """A lower bound of a training step's memory on one device: parameters, their moments and gradients (of those
-    that are trained) in float32, each block's residual for the backward pass, and the logits that are there at once
-    (`nagjax.train.head_loss`). Other activations come on top."""
+    that are trained) and their average, if one is kept, in float32, each block's residual for the backward pass, and
+    the logits that are there at once (`nagjax.train.head_loss`). Other activations come on top."""
     config, mesh = blueprint.config, blueprint.mesh
     model, train = config.model, config.train
     held = lambda p: math.prod(parameter_sharding(mesh, p.axes, p.shape).shard_shape(p.shape))  # noqa: E731

@@ -65,8 +65,9 @@ class Evaluator:
         return (_of_part(batch, corpus) for batch, (corpus, _) in zip(made, turns, strict=False))
 
     def __call__(self, params, mod: dict, step: int, batches: Iterable[Batch]) -> tuple[dict, dict]:
-        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers, means
-        over all tokens that are no padding. Of a mixture `loss/NAME` of each corpus, too.
+        """`loss` (nats per token), `bits_per_byte`, `accuracy`, `targets`; and telemetry, lists over sublayers
+        (`log_norm` also in front of the first), means over all tokens that are no padding. Of a mixture `loss/NAME` of
+        each corpus, too.
 
         Telemetry of a routed model has `executed`, the share of the tokens that ran, and `agreement` of the causal
         decider with top-k, too, and with adaptive depth `computed`, the share of the places that were computed; its
@@ -101,7 +102,8 @@ class Evaluator:
         tokens, origin = np.array([float(r.tokens) for r in results]), np.array(corpora)
         counts = {corpus: sum(float(r.sums.count) for r in found) for corpus, found in sums.items()}
         if empty := [corpus for corpus, count in counts.items() if not count]:
-            fix = "no target in these validation batches counts: use --data.rows whole, a longer --context or more text"
+            change = "train with --data.rows whole or a longer --context, or give more text"
+            fix = f"no target in these validation batches counts: {change}"
             config = self.dataset.config
             field, value = ("data.mix", config.mix[empty[0]]) if config.mix else ("data.path", config.path)
             raise UserError(field, value, fix)

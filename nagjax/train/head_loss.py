@@ -101,7 +101,8 @@ def head_loss(
 
 def by_token(of: Callable, model: Transformer, output: Output, *others: Shaped[Array, "b T ..."]) -> Any:
     """`of(logits [B, c, V], *others [b, c, ...])`, a tree of arrays [b', c, ...], for all T tokens, in pieces of c that
-    have at most 256 MiB of logits. No gradient is made for it: a pass back would keep all logits."""
+    have at most 256 MiB of logits, or of one token of each row. No gradient is made for it: a pass back would keep all
+    logits."""
     (rows, tokens), vocab = output.hidden.shape[:2], model.head_rows().shape[0]
     count, size = even_parts(tokens, max(1, LOGITS // (rows * vocab)))
     if count == 1:

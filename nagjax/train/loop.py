@@ -152,7 +152,8 @@ class Loop:
 
     `state` is the state after `done` steps; `owed` means that the evaluation due at this step was not made yet.
 
-    A step is saved and evaluated only after its own metrics were read, so every saved step was judged good.
+    A step is saved and evaluated only after its own metrics were read, so every saved step was judged: with
+    `on_bad_step` skip it may be a bad one, which changed nothing.
     """
 
     def __init__(
@@ -211,7 +212,8 @@ class Loop:
 
     def opened(self) -> OpenRun:
         """The run as it is now, with the weights that evaluations take. Nothing is copied, so it serves until the next
-        step, which takes their memory; and a record of kind `train` is read a step late, when `step` is one further."""
+        step, which takes their memory; and a record of kind `train` is read a step late, when `step` is one further
+        (but before evaluations and saves)."""
         state = self.state
         return OpenRun(self.lock.folder, self.blueprint, self.done, state.weights, state.mod, self.tokenizer)
 

@@ -78,8 +78,8 @@ def optimizer(
     Muon orthogonalises the last two axes of a matrix, of Flax's attention the heads together.
 
     Warns where a scheme has start factors that nobody asked its nnx module for, and where Muon takes an array of more
-    axes for a stack of matrices. Raises UserError: no residual in the model, or a config without steps, or one whose
-    `freeze` names no parameter or all.
+    axes for a stack of matrices. Raises UserError: no residual in the model, a `tx` that is neither, a config without
+    steps (or steps beside a chain), without `lr` for a Linen module, or whose `freeze` names no parameter or all.
     """
     if not isinstance(tx, OptimizerConfig):
         if not (hasattr(tx, "init") and hasattr(tx, "update")):

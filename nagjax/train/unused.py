@@ -46,7 +46,7 @@ def _of_parts(config: RunConfig) -> dict[str, str]:
         ("", optimizer, OptimizerConfig(), ("final",), optimizer.schedule != "constant", "--schedule cosine or wsd"),
         ("", optimizer, OptimizerConfig(), ("final",), not rising, "a --warmup that ends before the steps do"),
         ("", train, TrainConfig(), ("max_bad_steps",), train.on_bad_step != "raise", "--on-bad-step skip or rollback"),
-        ("data.", config.data, DataConfig(), ("seed",), config.data.shuffle, "--data.shuffle true"),
+        ("data.", config.data, DataConfig(), ("seed",), config.data.shuffle, "--data.shuffle"),
         ("", train, TrainConfig(), ("tasks_every", "tasks_limit"), bool(train.tasks), "--tasks"),
         ("", model, ModelConfig(), ("rope_base",), model.positions == "rotary", "--positions rotary"),
         ("", model, ModelConfig(), ("base_width",), model.parametrization != "standard", "--parametrization mup"),

@@ -60,12 +60,13 @@ def adopted(config: RunConfig, tokenizer: Tokenizer | None, own: Path | None = N
 
 
 def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tokenizer) -> None:
-    its, path = tokenizer_of(folder, config.model.vocab, read_origin(folder)), folder / TOKENIZER
+    its = tokenizer_of(folder, config.model.vocab, read_origin(folder))
     if its.fingerprint == tokenizer.fingerprint:
         return
     if isinstance(its, NoTokenizer):
         raise UserError("start", start, NO_TOKENIZER)
-    fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with {path}"
+    path = "bytes" if its.to_json() is None else folder / TOKENIZER
+    fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with --tokenizer {path}"
     raise UserError("start", start, f"{fix}, or for stdlib give --data.tokenizer {path}")
 
 

@@ -7,13 +7,12 @@
     mosaic_gpu.py  Pallas on Mosaic GPU: persistent programs, with bulk copies ahead of the arithmetic
     raw_triton.py  the same launches of raw Triton kernels, through jax_triton
 
-A kernel's arithmetic is written once, as the `body` of a `RowKernel` in its op's file. Every launcher has
+A kernel's arithmetic is written once, as the `body` of a `RowKernel` in its op's file. Every launcher of whole rows has
 
     rows_call(kernel, rows, scalars, vectors, like=None, **constants) -> (outputs, scalars, sums)
     refusal(kernel, *rows) -> str | None          why rows of these widths and dtypes are not supported
-    bytes_moved(kernel, n, width, dtype) -> int   bytes that a pass must read and write
-
-and the GPU launchers also `unavailable(platform) -> str | None`: why their kernels cannot run here at all.
+    bytes_moved(kernel, n, width, dtype) -> int   bytes that a pass must read and write; None where XLA decides
+    unavailable(platform) -> str | None           why its kernels cannot run here at all
 """
 
 import contextlib
@@ -112,7 +111,8 @@ class RowKernel:
       vectors, sums: how many float32 `[D]` arrays.
       scalars, scalar_outputs: how many float32 `[N]` arrays.
       reads: positions of the scalars that the body needs; `computes` is the number that it returns.
-      lane: `lane(scalars, computed) -> scalar outputs`, elementwise: on a TPU, XLA computes it outside the kernel.
+      lane: `lane(scalars, computed) -> scalar outputs`, elementwise: on a TPU, and by Mosaic GPU, XLA computes it
+        outside the kernel.
       transcendentals: exponentials per element.
       per_thread, most_warps: on a GPU, elements of a block per thread, and the maximum number of warps per program.
     """

@@ -36,7 +36,7 @@ def missing() -> str | None:
     if importlib.util.find_spec("jax_triton") is None:
         return "needs jax_triton: pip install -e '.[triton]'"
     version = importlib.metadata.version("jax-triton")
-    if version.startswith("0.3"):
+    if tuple(map(int, version.split(".")[:2])) < (0, 4):
         return f"jax_triton {version} is too old; accepted: 0.4 and newer"
     if (triton := _triton()) < (3, 7):  # jax_triton can be imported with it, and then compiles nothing
         return f"jax_triton {version} needs triton 3.7 or newer; this is {'.'.join(map(str, triton)) or 'none'}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pallas_kernels.dispatch import Implementation, Op
 from pallas_kernels.launch import RowKernel, gpu, mosaic_gpu, raw_triton, tpu, xla
 
-# The platforms of each implementation, for ops whose kernels take whole rows.
+# The launcher of each implementation, for ops whose kernels take whole rows.
 LAUNCHERS = {"mosaic_tpu": tpu, "pallas_triton": gpu, "mosaic_gpu": mosaic_gpu, "triton": raw_triton, "xla": xla}
 
 
@@ -36,7 +36,7 @@ def by_rows(forward: Callable, backward: Callable, *kernels: RowKernel) -> dict[
             launcher.PLATFORMS,
             refusal,
             launcher.unavailable,
-            bytes_moved,
+            bytes_moved if launcher.bytes_moved else None,
         )
 
     return {name: on(launcher) for name, launcher in LAUNCHERS.items()}

@@ -9,12 +9,12 @@ stream is added in the same pass. (XLA needs a separate pass for the gain's grad
 **Numerics.** Rows are read in their own dtype and everything until the store is float32: the sum is rounded once, and
 the statistic is that of the rounded sum. The gradients of `gain` and `scale` are float32 sums over the rows in a fixed
 order: block by block, then over blocks. They do not depend on scheduling, so equal runs give equal bits. `epsilon` is
-inside the root, so a row of zeros has the finite gradient `weight * d_normed / sqrt(epsilon)`.
+inside the root, so a row of zeros has the finite gradient `d_total + weight * d_normed / sqrt(epsilon)`.
 
 **Saved for the backward pass.** The summed stream, which the next sublayer keeps anyway. `1 / rms` is recomputed from
 it: the backward pass reads the row anyway, and a column of one float32 per row is padded to 128 lanes on a TPU.
 
-**Range.** Squares are summed in float32: rows of RMS beyond 1e18 overflow, as in any RMS norm.
+**Range.** Squares are summed in float32: rows of RMS beyond 1.8e19 / sqrt(D) overflow, as in any RMS norm.
 """
 
 import jax.numpy as jnp
@@ -38,7 +38,8 @@ def add_rms_norm(
 ) -> tuple[Float[Array, "*N D"], Float[Array, "*N D"]]:
     """`stream' = stream + update` and `normed = scale * gain * stream' / sqrt(mean(stream'^2) + epsilon)`.
 
-    Used by every pre-norm scheme: `scale = 1` is plain pre-norm, `scale = 1 / sqrt(l)` LayerNorm Scaling.
+    Used by every pre-norm scheme: `scale = 1` is plain pre-norm, `scale = 1 / sqrt(b)` LayerNorm Scaling,
+    b the number of the block.
 
     Args:
       stream: rows, bfloat16, float16 or float32; any D, one or more leading dimensions.
@@ -52,7 +53,7 @@ def add_rms_norm(
       `(stream', normed)`, shaped and typed as `stream`. Differentiable in the first four arguments.
 
     Raises:
-      ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
+      ValueError: an argument other than the above, or no implementation supports these arguments.
     """
     scale = as_scale("add_rms_norm", scale, gain)
     row, vector = ("...", "D"), ("D",)

@@ -1,9 +1,9 @@
 """The NAG residual update: normalise, rotate and rescale a row in one pass over memory.
 
 Every output of the update and of its gradients is a sum of three rows with scalar factors: r, g = dr', and w, the part
-of the update orthogonal to r. So an implementation needs a few row means and one elementwise pass, and all
-implementations share the algebra below. Means and sums are taken of w itself: computed from the moments of r and u they
-would cancel when an update is nearly parallel to its direction, and r' would lose its unit RMS.
+of the update orthogonal to r; in du also of a constant. So an implementation needs a few row means and one elementwise
+pass, and all implementations share the algebra below. Means and sums are taken of w itself: computed from the moments
+of r and u they would cancel when an update is nearly parallel to its direction, and r' would lose its unit RMS.
 
 With <x> the row mean, c = u - <u>, a = <c r>, w = c - a r, q = <w^2>, k = 1 / sqrt(q + eps), n = k w:
     y = r + t n                        r' = v y,  v = 1 / sqrt(<y^2> + eps)
@@ -29,8 +29,8 @@ from pallas_kernels.ops import by_rows
 
 # Added to mean(u_perp^2) before its square root. An update of RMS 1e-5 still gets 99.5% of its rotation.
 EPS_UPDATE = 1e-12
-# Added to mean(y^2) of the rotated direction. It changes nothing for a unit direction (mean(y^2) >= 1); a row of zeros,
-# such as padding, stays zero, and its gradient is the incoming one.
+# Added to mean(y^2) of the rotated direction. It changes nothing for a unit direction (mean(y^2) >= 1); a row of zeros
+# whose update is zero, such as padding, stays zero, and its gradient is the incoming one.
 EPS_NORM = 1e-12
 
 
@@ -54,14 +54,14 @@ def nag_update(
     predicted sqrt(1 + t^2), with which the norm drifts in bfloat16; the log-norm takes the predicted growth.
 
     Why this exists: the stream is already the next branch's normalised input, so all that happens between two
-    branches is this one pass: forward reads 2 and writes 1 tensor of [N, D]; backward reads 3 (the inputs;
-    nothing else is saved, but four numbers a row by XLA on a CPU if it is named or traced for it) and writes 2.
+    branches is this one pass: forward reads 2 and writes 1 tensor of [N, D]; backward reads 3 (direction, update
+    and a gradient; nothing else is saved, but four numbers a row where XLA alone may run) and writes 2.
     Numerics: statistics and arithmetic in float32, each output rounded once. An update without a part
     orthogonal to the direction (zero, constant over features, or parallel) does not change the direction, and
     the log-norm still grows by the predicted log(1 + t^2) / 2; its gradient is that of an update that is added
     without being normalised, so that a branch that starts at zero can learn. Rounding errors of the mean count as
     an orthogonal part unless they are small compared with the formula's 1e-6. Updates are exact up to an RMS of
-    1e17. A row of zeros stays zero, and its gradient is the incoming one.
+    1e17. A row of zeros whose update is zero stays zero, and its gradient is the incoming one.
     Backend: see `pallas_kernels.dispatch`; XLA on CPU.
 
     Args:

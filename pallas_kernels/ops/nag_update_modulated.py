@@ -38,7 +38,8 @@ def nag_update_modulated(
     `nag_update_modulated_gpu`). On a CPU, and for inputs that the kernels refuse, it takes two steps: the gate by
     XLA's matmuls, then `nag_update`.
     Numerics: projections, mixture, power and all parameter gradients in float32; the weight is used in full float32
-    precision for float32 rows and with 16 bits for bfloat16 rows. The mixture is clamped at 1e-6 before the power;
+    precision for float32 rows and with 16 bits for bfloat16 rows (in the direction's gradient: 8). The mixture is
+    clamped at 1e-6 before the power;
     below that its gradient is zero. Parameter gradients are summed in an order fixed by the shapes. Saved for the
     backward pass: the inputs except log_norm. Backend: see `pallas_kernels.dispatch`.
 

@@ -4,7 +4,7 @@ Forward reads 2 tensors and writes 1, backward reads 3 and writes 2. A program t
 matrix unit to reuse the [D, C] weight. That is too much for its registers, so it visits the block more than once, one
 chunk of columns at a time: once for the gate's projection, then, with the turn known, for the update. Only the first
 visit reads main memory, as long as the rows of all running programs stay in the second-level cache; `blocks` chooses
-sizes for that.
+sizes for that (in the backward pass the widest rows exceed it).
 
 XLA computes the weight gradient, r^T dz: it is a sum over all rows, which no program sees, and a [D, C] partial sum per
 program would have as many bytes as the direction itself. The kernel writes dz, [N, C]; XLA's product reads the
@@ -33,8 +33,8 @@ from pallas_kernels.ops.modulator import dot_on_chip
 
 MAX_GATES = 64
 LEAST_ROWS, MOST_ROWS = 16, 64  # of a block: the height of a matrix unit, and a multiple of it
-# Bytes of the direction in one block. An H200 has 50 MB of second-level cache and 132 multiprocessors; with two
-# programs on each, 128 KiB per block make 35 MB, and so do 256 KiB with one.
+# Bytes of what a block reads again, and of the direction of its fewest rows. An H200 has 50 MB of second-level cache
+# and 132 multiprocessors; with two programs on each, 128 KiB per block make 35 MB, and so do 256 KiB with one.
 BLOCK_BYTES, MOST_BYTES = 2**17, 2**18
 CHUNK_BYTES = 8192  # of a tensor per chunk, for WARPS warps: as much as ptxas compiles without spills
 WARPS = 8

@@ -1,9 +1,9 @@
 """The NAG update of selected rows, written back in place: `nag_update_rows`.
 
-On a GPU, taking rows, updating them and putting them back are one kernel, forward and backward: a selected row is read
-once and written once, into the memory of the stream, without intermediate arrays. The old rows are saved for the
-backward pass, which replaces the incoming gradient of the selected rows by that of the old rows, in place too. On other
-platforms these are three steps, with an implementation of `nag_update`; XLA then updates the log-norms.
+By Pallas-Triton, taking rows, updating them and putting them back are one kernel, forward and backward: a selected row
+is read once and written once, into the memory of the stream, without intermediate arrays. The old rows are saved for
+the backward pass, which replaces the incoming gradient of the selected rows by that of the old rows, in place too. In
+all other implementations these are three steps, with an implementation of `nag_update`; XLA then updates the log-norms.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 **Why this exists.** `r = sigmoid(W_h N(h) + W_u N(u) + b)`, `h' = h + r * u` (arXiv:2606.31859), N an RMSNorm without
 gain. XLA computes the matmuls from the rows themselves, because `N(h) W = (h W) / rms(h)`: no normalised copy
 of stream or update is ever written. The rest reads 4 tensors of `[N, D]` and writes 2; the backward pass reads the 4
-inputs and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. There are three row sums forward and five
+inputs and the gradients of the 2 outputs and writes 4 gradients: 10 tensors. There are three row sums forward and six
 backward, most of which depend on an earlier one: a kernel keeps the rows on chip between them.
 
 **Numerics.** Rows are read in their own dtype; the three row statistics, the gate and everything until the store are
@@ -12,7 +12,7 @@ and `scale` are float32 sums over the rows in a fixed order: block by block, the
 
 **Saved for the backward pass.** The inputs. Statistics, gate and new stream are recomputed on chip.
 
-**Range.** As in `add_rms_norm`: rows of RMS beyond 1e18 overflow.
+**Range.** As in `add_rms_norm`: rows of RMS beyond 1.8e19 / sqrt(D) overflow.
 """
 
 import jax
@@ -55,7 +55,7 @@ def review_update(
       `(stream', normed)`, shaped and typed as `stream`. Differentiable in the first seven arguments.
 
     Raises:
-      ValueError: a shape or dtype other than the above, or no implementation supports these arguments.
+      ValueError: an argument other than the above, or no implementation supports these arguments.
     """
     rows = {"stream": stream, "update": update, "gate_state": gate_state, "gate_update": gate_update}
     vectors = {"bias": bias, "gain": gain}

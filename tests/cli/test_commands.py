@@ -157,7 +157,14 @@ def test_tokenizer_and_prepare_lead_to_a_run(tmp_path, capsys):
     assert main(["generate", str(tmp_path / "run"), "--prompt", "line", "--tokens", "4"]) == 0
 
 
-@pytest.mark.parametrize(("words", "said"), [("train", "stopped; the same command goes on"), ("chat run", "stopped\n")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train", "stopped; the same command goes on"),
+        ("train --fresh", "stopped; the same command without --fresh goes on"),
+        ("chat run", "stopped\n"),
+    ],
+)
 def test_what_goes_on_says_so(monkeypatch, capsys, words, said):
     def stopped(args):
         raise KeyboardInterrupt

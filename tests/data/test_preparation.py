@@ -97,7 +97,7 @@ def test_same_request_same_bytes_and_no_work(corpus, jsonl, tmp_path):
 
 @pytest.mark.parametrize("failing_write", [1, 2, 5, 8])
 def test_full_disk_loses_nothing_and_the_next_run_goes_on(corpus, jsonl, tmp_path, monkeypatch, failing_write):
-    out, writes, fsync = tmp_path / "out", [], os.fsync
+    out, writes, told, fsync = tmp_path / "out", [], [], os.fsync
 
     def full(descriptor):
         writes.append(descriptor)
@@ -119,8 +119,9 @@ def test_full_disk_loses_nothing_and_the_next_run_goes_on(corpus, jsonl, tmp_pat
     writes.clear()
     failing_write = -1
     monkeypatch.setattr(os, "fsync", lambda d: (writes.append(d), fsync(d)))
-    prepare([jsonl], out, **arguments)
+    prepare([jsonl], out, **arguments, progress=lambda *numbers: told.append(numbers))
     assert content(out) == content(corpus)
+    assert told[-1][1] == sum(shard.token_count for own in read_manifest(corpus).splits.values() for shard in own)
     total = len(list(Path(corpus).glob("*"))) + len(read_manifest(corpus).splits["train"])
     assert finished == 0 or len(writes) <= total - 3 * finished
 

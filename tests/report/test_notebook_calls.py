@@ -113,6 +113,7 @@ def test_arguments_of_another_kind_are_named(run_folder):
         (lambda: nagjax.probe(run.model, [[1]]), "batch = 'list': give a batch"),
         (lambda: nagjax.fit("nag", out="elsewhere", resume="prev"), "resume = 'prev': choose latest or previous"),
         (lambda: nagjax.fit("nag", out="elsewhere", callback=3), "callback = 3: give a function"),
+        (lambda: nagjax.fit("nag", start=run_folder), "out = None: give a folder for the run that starts"),
     ):
         with pytest.raises(UserError, match=said):
             call()

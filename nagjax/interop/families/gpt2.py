@@ -66,8 +66,8 @@ def tensors(model: ModelConfig, config: dict) -> list[Tensor]:
 
 
 def check_blocks(model: ModelConfig, activations: tuple[str, ...]) -> None:
-    """What GPT-2 and GPT-NeoX refuse alike. Raises Inexpressible."""
-    refuse("mlp", model.mlp, activations, "its MLP has one GELU")
+    """What GPT-2, GPT-NeoX, OPT and BERT refuse alike. Raises Inexpressible."""
+    refuse("mlp", model.mlp, activations, f"its MLP is {' or '.join(activations)}")
     refuse("qk_norm", model.qk_norm, (False,), "queries and keys are not normalised")
     refuse("kv_heads", model.kv_heads, (model.heads,), "every head has keys of its own")
     refuse("block.head_width", model.block.head_width, (None,), "heads share the width")

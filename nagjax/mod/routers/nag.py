@@ -23,7 +23,8 @@ class NAGRouter(Router):
 
     def check(self, scheme):
         if not scheme.turns:
-            fix = f"scheme {scheme.name} has no rotation angle to route by: take the router linear, or the scheme nag"
+            fix = f"scheme {scheme.name} has no rotation angle to route by: take the router {scheme.router}, "
+            fix += "or the scheme nag"
             raise UserError("mod.router", self.name, fix)
 
     def multiply_adds(self, width, gate):

@@ -42,13 +42,13 @@ class HyperConnections(MultiStream):
     """`H <- A_r^T H + B^T f_l(RMSNorm_l(A_m^T H))`, H [n, D], with `A = A_static + s tanh(norm(H) W)` for A_m [n, 1],
     A_r [n, n] and B [n]: dynamic Hyper-Connections (DHC), Zhu et al. 2024, arXiv:2409.19606, Section 2.
 
-    Initially W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k reads stream k mod n, so that every stream is the
-    ordinary pre-norm residual. Output projections start 1/sqrt(n) as large: the paper (Section 4) scales them "by a
-    factor of sqrt(n)" so that the sum of the streams has the spread that it had without them, which this comes nearer
-    to than sqrt(n) does. The head reads through an A_m too, which starts as the paper's sum of all streams. `norm` is
-    an RMSNorm (the authors': LayerNorm) without a gain, since W could absorb it. A_m has its own s; the authors' code
-    shares one between A_m and A_r. The authors decay W and nothing else of these; here all of it is gates, which do not
-    decay.
+    Initially W = 0, s = 0.01, B = 1, A_r = I, and A_m of sublayer k = 1, 2, ... reads stream (k - 1) mod n, so that
+    every stream is the ordinary pre-norm residual. Output projections start 1/sqrt(n) as large: the paper (Section 4)
+    scales them "by a factor of sqrt(n)" so that the sum of the streams has the spread that it had without them, which
+    this comes nearer to than sqrt(n) does. The head reads through an A_m too, which starts as the paper's sum of all
+    streams. `norm` is an RMSNorm (the authors': LayerNorm) without a gain, since W could absorb it. A_m has its own s;
+    the authors' code shares one between A_m and A_r. The authors decay W and nothing else of these; here all of it is
+    gates, which do not decay.
     """
 
     name: ClassVar[str] = "hyper_connections"

@@ -35,7 +35,8 @@ class Scaled(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NGPT(Direct):
-    """`h <- Norm(h + |alpha_l| (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows w_v.
+    """`h <- Norm(h + abs(alpha_l) (Norm(f_l(h)) - h))`, alpha_l [D] learned; logits `s_z <h, w_v>`, unit h and rows
+    w_v.
 
     Loshchilov et al. 2024, "nGPT: Normalized Transformer with Representation Learning on the Hypersphere",
     arXiv:2410.01131. At initialisation and after every step, all matrices and both tables are normalised along their

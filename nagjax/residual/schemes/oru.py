@@ -13,7 +13,7 @@ from nagjax.residual.schemes.plain import Plain
 
 @dataclasses.dataclass(frozen=True)
 class ORU(Plain):
-    """`h <- h + u - (<h, u> / (|h|^2 + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
+    """`h <- h + u - (<h, u> / (<h, h> + epsilon)) h`, `u = f_l(RMSNorm_l(h))`: only the orthogonal part is written.
 
     Oh et al. 2025, "Revisiting Residual Connections: Orthogonal Updates for Stable and Efficient Deep Networks",
     arXiv:2505.11881, the feature-wise form: per token, over its features; tested there on vision models. The residual's

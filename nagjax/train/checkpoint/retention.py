@@ -31,7 +31,7 @@ def best_of(saved: Iterable[Saved], best: int) -> set[int]:
 
 
 class SaveClock:
-    """Says at which steps to save: every so many steps, every so many minutes, at a new best, and at the end."""
+    """Says at which steps to save: every so many steps, every so many minutes, at one of the best, and at the end."""
 
     def __init__(self, config: TrainConfig, now=time.monotonic):
         self.config, self.now = config, now

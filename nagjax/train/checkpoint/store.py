@@ -36,8 +36,8 @@ class Checkpoints:
     """A folder of checkpoints, each a folder named by the steps done.
 
     A save is written beside its place, given its manifest (sizes and SHA-256 of all files), and renamed into its place:
-    a folder with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep:
-    the `latest` newest, the `best` of lowest score, and every multiple of `every`.
+    a folder with a number for a name is a whole checkpoint. Only then are those removed that the policy does not keep;
+    it keeps the `latest` newest, the `best` of lowest score, and every multiple of `every`.
 
     Manifests name the `owner`, `{"run": id, "config": settings by dotted name}`, and the step; a checkpoint of another
     owner or step is refused. The folder itself may be a link.
@@ -81,7 +81,8 @@ class Checkpoints:
         """Starts saving; the arrays may be donated away as soon as this returns. Waits for the previous save.
 
         `facts` are JSON values kept with it; its `score` is what the best are chosen by. If the step is saved
-        already only they are. Raises UserError if the disk has no room for it, and if the previous save failed.
+        already only they are, where they tell of an evaluation that it lacked. Raises UserError if the disk has no room
+        for it, and if the previous save failed.
         """
         self.wait()
         saved, facts = Saved(step, (facts or {}).get("score")), facts or {}
@@ -295,7 +296,8 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _damaged(path: Path, damage: Damaged) -> UserError:
-    fix = f"is damaged: {damage}; bring it back, or train on from the one before: nagjax train --resume=previous"
+    from_before = "train on from the one before: the run's own nagjax train command with --resume=previous"
+    fix = f"is damaged: {damage}; bring it back, or {from_before}"
     return UserError("checkpoint", str(path), fix)
 
 

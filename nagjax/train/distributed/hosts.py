@@ -104,8 +104,8 @@ def connect(config: HostsConfig) -> None:
     """Connects to the other hosts, if there are any. Must be called before jax looks for devices.
 
     If a host dies the others end too, within `HEARTBEAT` seconds, so that the launcher can restart all of them. Raises
-    UserError if the environment is incomplete, or if process 0 cannot be reached within `timeout` seconds; ends the
-    process with code 2 if another one does not come in this time.
+    UserError if the environment is incomplete, or if process 0, whose address was given, cannot be reached within
+    `timeout` seconds; ends the process with code 2 if another one does not come in this time.
     """
     place = find(config, os.environ, _on_cloud_tpu())
     if place is None:

@@ -112,7 +112,8 @@ class Stopper:
         number = self.asked or self.signal
         if number in (signal.SIGTERM, signal.SIGHUP):
             if jax.process_index() == 0:
-                then = "nothing is left to do" if complete else "the same command goes on from there"
+                goes_on = "the same command, without --fresh, goes on from there"
+                then = "nothing is left to do" if complete else goes_on
                 note(f"stopped at step {step} as asked ({signal.Signals(number).name}); {then}")
             raise Preempted
         raise KeyboardInterrupt
