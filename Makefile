@@ -9,6 +9,7 @@ DEPTH  ?= 24
 FAULTS ?= 240
 MUTATIONS ?= 2000
 NO_PYTHON = nagjax needs Python 3.12 or newer: install it, or run make PYTHON=/path/to/python3.12
+NEEDS_PYTHON = @test -n "$(PYTHON)" || { echo "$(NO_PYTHON)"; exit 2; }
 
 # Where the environment forbids to keep bytecode, every process of the tests would compile a thousand modules anew: 2 s.
 export PYTHONDONTWRITEBYTECODE :=
@@ -134,17 +135,17 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 $(UV):
-	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)"; exit 2; }
+	$(NEEDS_PYTHON)
 	@$(PYTHON) -m venv .venv-uv && $(call PIP,.venv-uv) -c constraints.txt uv || echo "without uv: pip installs"
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(UV)
-	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)"; exit 2; }
+	$(NEEDS_PYTHON)
 	$(call MAKE_VENV,$(VENV))
 	$(call INSTALL,$(VENV)) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(UV)
-	@test -n "$(PYTHON)" || { echo "$(NO_PYTHON)"; exit 2; }
+	$(NEEDS_PYTHON)
 	$(call MAKE_VENV,$(VENV))
 	$(call INSTALL,$(VENV)) -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.base $@

@@ -62,8 +62,6 @@ def fit(
     check_value("resume", resume, Literal["latest", "previous"])
     told = {} if scheme == DEFAULT_SCHEME else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
     read = read_options({**told, **options}, beside=ARGUMENTS)
-    if read.start and out is None:
-        raise UserError("out", None, "give a folder for the run that starts from another one")
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
         skip, config = resume == "previous", read.config()

@@ -101,7 +101,9 @@ class RunOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the run goes unless it is told."""
+        """Where the run goes unless it is told. Raises UserError for one that starts from another run."""
+        if self.start:
+            raise UserError("out", None, "give a folder for the run that starts from another one")
         return Path("runs") / (self.file or f"{self.name}-d{self.model.depth}-w{self.model.width}")
 
     def value(self, name: str) -> Any:

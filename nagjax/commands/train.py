@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 from nagjax.console import say
-from nagjax.errors import UserError
 from nagjax.memory import keep_freed_memory
 from nagjax.options import RunOptions
 from nagjax.train.distributed.hosts_config import HostsConfig
@@ -31,8 +30,6 @@ def main(
         resume: previous passes over a damaged newest checkpoint.
         force: begin also where the model does not fit into the memory there is.
     """
-    if options.start and out is None:
-        raise UserError("out", None, "give a folder for the run that starts from another one")
     folder = out or options.folder
     say(f"{options}, in {folder}")
     keep_freed_memory()

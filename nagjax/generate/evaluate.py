@@ -11,8 +11,7 @@ from nagjax.errors import UserError, renamed
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.ranges import Count, check_value
 from nagjax.runs.identity import check_corpus
-from nagjax.runs.names import TOKENIZER
-from nagjax.runs.opening import OpenRun, open_run
+from nagjax.runs.opening import OpenRun, open_run, option_of
 from nagjax.train.evaluator import Evaluator, with_causal
 
 
@@ -81,7 +80,7 @@ def run_text(run: OpenRun, data: str | None = None, split: str = "validation") -
         dataset = open_dataset(DataConfig(path=data, rows=run.config.data.rows), split=split, tokenizer=given)
     if dataset.tokenizer.fingerprint != run.tokenizer.fingerprint:
         names = f"the tokenizer {dataset.tokenizer.name}, the run reads another, {run.tokenizer.name}"
-        its = "bytes" if run.tokenizer.to_json() is None else run.folder / TOKENIZER
+        its = option_of(run.tokenizer, run.folder)
         fix = f"was prepared with {names}: prepare it with that one (--tokenizer {its})"
         raise UserError("data", data, fix)
     return dataset

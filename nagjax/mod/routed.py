@@ -26,7 +26,7 @@ from nagjax.mod.cache import HIDDEN, with_room_by_document
 from nagjax.mod.config import ModConfig, kept
 from nagjax.mod.cuts import mean_cut
 from nagjax.mod.deciders import Decider, find_decider
-from nagjax.mod.routers import Router, find_router, routers
+from nagjax.mod.routers import Router, find_router, routers_for
 from nagjax.mod.selection import is_chosen, lowered, scattered, top_tokens
 from nagjax.residual import Boundary, Scheme, Stream
 from nagjax.residual.protocol import Nothing, mean_gate
@@ -86,7 +86,7 @@ class MoD:
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
         router = find_router(config.router, scheme, config.weight)
         if config.adaptive and not router.common:
-            known = ", ".join(name for name, own in routers().items() if own.common and name != "nag")
+            known = ", ".join(name for name, own in routers_for(scheme).items() if own.common)
             fix = f"no threshold is common to the {router.name} router's scores: use --mod.router {known}"
             raise UserError("mod.capacity", config.capacity, fix)
         return cls(scheme, config, context, router, find_decider(config.decider, router))

@@ -293,7 +293,7 @@ class Transformer(nnx.Module):
         progress = share_done(progress)
         asked = (causal or self.config.mod.adaptive) and any(map(self.config.mod.routes, ("attention", "mlp")))
         if asked and cuts is None and self.mod.decider.needs_cuts:
-            fix = "needs the average cuts, which training keeps: give cuts=run.mod['cuts'] of an opened run"
+            fix = "there are no thresholds: give the average cuts of training, cuts=run.mod['cuts'] of an opened run"
             raise UserError("mod.decider", self.mod.decider.name, fix)
         lossless, begins = causal or cache is not None, places is not None
         ctx = ForwardContext(where, progress, jnp.asarray(noise, jnp.uint32), causal, pin, lossless, begins)

@@ -234,6 +234,11 @@ def read_eos(config: dict, folder: Path, vocab: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < vocab))
 
 
+def option_of(tokenizer: Tokenizer, folder: Path) -> str:
+    """By which a command is given the tokenizer of the run in `folder`: its file, or bytes, which have none."""
+    return "bytes" if tokenizer.to_json() is None else str(folder / TOKENIZER)
+
+
 def tokenizer_of(folder: Path, vocab: int, origin: Origin | None) -> Tokenizer:
     """The own copy of a run with this vocabulary and origin, which needs no corpus; bytes have none. Raises UserError
     where it is not what the run was trained with."""

@@ -18,8 +18,8 @@ from nagjax.residual import find_scheme
 from nagjax.runs.blueprint import Tree
 from nagjax.runs.config import DEFAULT_SCHEME, RunConfig
 from nagjax.runs.folder import read_config
-from nagjax.runs.names import CHECKPOINTS, TOKENIZER
-from nagjax.runs.opening import read_origin, tokenizer_of
+from nagjax.runs.names import CHECKPOINTS
+from nagjax.runs.opening import option_of, read_origin, tokenizer_of
 from nagjax.runs.weights import check_weights, read_weights
 from nagjax.train.checkpoint.store import steps_saved
 from nagjax.train.optimizer import check_schedule
@@ -65,9 +65,9 @@ def _check_tokenizer(start: str, folder: Path, config: RunConfig, tokenizer: Tok
         return
     if isinstance(its, NoTokenizer):
         raise UserError("start", start, NO_TOKENIZER)
-    path = "bytes" if its.to_json() is None else folder / TOKENIZER
-    fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with --tokenizer {path}"
-    raise UserError("start", start, f"{fix}, or for stdlib give --data.tokenizer {path}")
+    own = option_of(its, folder)
+    fix = f"reads {its.name}, the corpus {tokenizer.name}: prepare the corpus with --tokenizer {own}"
+    raise UserError("start", start, f"{fix}, or for stdlib give --data.tokenizer {own}")
 
 
 def check_start(config: RunConfig, folder: Path, fresh: bool) -> None:

@@ -98,7 +98,7 @@ def test_parts_that_do_not_fit(scheme, options, message):
 def test_a_causal_pass_needs_thresholds():
     batch = tiny.packed_batch()
     model = Transformer(tiny.model_config(mod=ModConfig(rate=(0.5,))), find_scheme("nag")(), nnx.Rngs(0))
-    with pytest.raises(UserError, match="needs the average cuts.*cuts=run.mod"):
+    with pytest.raises(UserError, match="no thresholds.*average cuts.*cuts=run.mod"):
         model(batch.tokens, batch.where, causal=True)
     with pytest.raises(UserError, match="causal=True"):
         model(batch.tokens, cache=model.empty_cache(*batch.tokens.shape))

@@ -1,5 +1,6 @@
 """Routers: what scores a token at a sublayer. One file per router; a new file in this folder is found by name."""
 
+import contextlib
 import dataclasses
 import sys
 from functools import cache
@@ -89,3 +90,12 @@ def find_router(name: str, scheme: Scheme, weight: str = "sigmoid") -> Router:
     router = pick("mod.router", scheme.router if name == "auto" else name, routers(), "routers")(weight)
     router.check(scheme)
     return router
+
+
+def routers_for(scheme: Scheme) -> dict[str, Router]:
+    """Every router that fits the scheme, by name."""
+    found = {}
+    for name in routers():
+        with contextlib.suppress(UserError):
+            found[name] = find_router(name, scheme)
+    return found
