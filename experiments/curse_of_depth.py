@@ -61,7 +61,7 @@ COMPARISON = Comparison(
     measures=COMMON
     | {
         "variance": Measure("variance of the residual", lambda run: run["variance"], log=True, profile=True),
-        "damage": Measure("loss added without the block", lambda run: run["damage"], profile=True),
+        "damage": Measure("loss added without the block (nats per token)", lambda run: run["damage"], profile=True),
     },
     model={"qk_norm": False},
     optimizer={"weight_decay": 0.0, "beta2": 0.999, "clip": 0.0},

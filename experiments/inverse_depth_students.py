@@ -12,13 +12,14 @@ Command: python -m experiments.inverse_depth_students --processes 2
 If so, norm-agnostic students leave the 1/depth regime.
 
 Mean squared error between final states, no head. The students (harness/students.py) differ in the residual around the
-same blocks; all kinds have the same teachers and inputs. The learning rate is tuned for every kind, teacher and depth:
-each is trained at its kind's own rate times every factor of the grid, and counts with that of the lowest mean test loss
-over the teachers; a best at the edge of the grid is marked. An exponent is the slope of log test loss over log
-depth, per teacher; its interval is Student's over teachers. Sizes below paper train for far fewer steps with higher
-rates: there the deepest students are the least converged, which lowers all exponents. Not supported is
-the claim also where the interval of the difference, paired by teacher, lies within a quarter of 0; undecided where an
-exponent moves by 0.1 or more as the steps double, or a best rate is at the edge of the grid.
+same blocks; all kinds have the same teachers and inputs. The learning rate is tuned for every kind, regime and depth:
+each student is trained at its kind's own rate times every factor of the grid. The factor is that of the lowest test
+loss on the first teacher, and the others are what counts; a best at the edge of the grid is marked. An exponent is the
+slope of log test loss over log depth, per teacher; its interval is Student's over those teachers. Sizes below paper
+train for far fewer steps with higher rates: there the deepest students are the least converged, which lowers all
+exponents. Not supported is the claim also where the interval of the difference, paired by teacher, lies within a
+quarter of 0; undecided with fewer than five teachers that count, where an exponent moves by 0.1 or more as the steps
+double, or a best rate is at the edge of the grid.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval, power_law
 from experiments.harness.students import KINDS
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
-from experiments.harness.verdicts import unsettled
+from experiments.harness.verdicts import few_teachers, unsettled
 from nagjax.errors import UserError
 
 ORDINARY, JUDGED = "ordinary", "nag"
@@ -45,7 +46,7 @@ STAYS = 0.25
 @dataclasses.dataclass(frozen=True)
 class Settings:
     depths: tuple[int, ...]  # blocks of the students
-    teachers: int  # networks to learn, each with students of its own
+    teachers: int  # networks to learn, each with students of its own; rates are chosen on the first
     batch: int
     steps: int
     faster: float  # factor on the paper's learning rates
@@ -71,6 +72,8 @@ def plan(settings: Settings) -> list[ToyTraining]:
     for field, known in (("regimes", fitting), ("students", list(KINDS))):
         if unknown := set(getattr(settings, field)) - set(known):
             raise UserError(field, sorted(unknown), f"known: {', '.join(known)}")
+    if settings.teachers < 2:
+        raise UserError("teachers", settings.teachers, "give at least 2: rates are chosen on the first")
     if "midpoint" in settings.students and any(depth % 2 for depth in settings.depths):
         raise UserError("depths", settings.depths, "two blocks make a step of midpoint students: give even depths")
     jobs = []
@@ -101,7 +104,7 @@ class Tuned:
 
     factor: float
     edge: bool  # the best is the smallest or largest rate tried
-    losses: dict[int, float]  # by teacher
+    losses: dict[int, float]  # by teacher, without the one that the rate was chosen on
 
     @property
     def loss(self) -> Interval:
@@ -109,13 +112,14 @@ class Tuned:
 
 
 def tuned(losses: Float[np.ndarray, "teachers factors"], factors: Sequence[float]) -> Tuned | None:
-    """At the factor of lowest mean loss among those at which no student diverged; None where there is none."""
+    """At the factor of lowest loss on the first teacher among those at which no student diverged; None where there is
+    none."""
     sound = np.flatnonzero(np.isfinite(losses).all(axis=0))
     if not sound.size:
         return None
-    best = min(sound, key=lambda at: (losses[:, at].mean(), factors[at]))
+    best = min(sound, key=lambda at: (losses[0, at], factors[at]))
     edge = len(factors) > 1 and factors[best] in (min(factors), max(factors))
-    return Tuned(factors[best], edge, dict(enumerate(losses[:, best].tolist())))
+    return Tuned(factors[best], edge, dict(enumerate(losses[1:, best].tolist(), start=1)))
 
 
 def by_depth(settings: Settings, record: Record) -> dict[int, Tuned]:
@@ -153,11 +157,13 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     ]
     own = found.get(INDEPENDENT, {})
     judged = [kind for kind in (ORDINARY, JUDGED) if own.get(kind)]
-    reasons = [why for kind in judged if (why := unsettled(kind, _mean(own[kind]), _mean(before.get(kind))))]
+    counted = settings.teachers - 1
+    reasons = few_teachers(counted)
+    reasons += [why for kind in judged if (why := unsettled(kind, _mean(own[kind]), _mean(before.get(kind))))]
     judging = [edge for edge in edges if edge.startswith(f"{INDEPENDENT}-")]
     reasons += [f"best rate at the grid's edge: {', '.join(judging)}"] if judging else []
     return Summary(
-        f"exponent of the loss in depth, teachers {'; '.join(told)} ({settings.teachers} teachers)",
+        f"exponent of the loss in depth, teachers {'; '.join(told)} ({counted} teachers beside that of the rates)",
         "undecided" if reasons else verdict(own.get(ORDINARY, {}), own.get(JUDGED, {})),
         rows,
         {"at_the_grid_edge": edges},

@@ -122,7 +122,7 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
         ax.set_yscale("symlog", linthresh=0.1)
         ax.set_xlabel("blocks kept")
         ax.set_title({"late": "the deepest go", "influence": "least influence goes", "angle": "least turn goes"}[way])
-    axes[0].set_ylabel("loss added (nats per token)")
+    axes[0].set_ylabel("loss added (nats per token), logarithmic above 0.1")
     axes[0].legend(frameon=False)
     return figure
 

@@ -229,7 +229,7 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     ax.axhline(0, color="#999999", linewidth=1)
     ax.set_xticks(range(len(found)), list(found))
     ax.set_xlim(-0.5, len(found) - 0.5)
-    ax.set_ylabel("loss, by seed (below zero: Review wins)")
+    ax.set_ylabel("loss (nats per token), by seed; bars: 95%\n(below zero: Review wins)")
     ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 

@@ -268,7 +268,7 @@ def draw(settings: Settings, records: Sequence[Record]) -> Figure:
     sinks.set_ylabel("attention to the first token (dashed: if even)")
     kurtosis.set_ylabel("kurtosis of the residual's features")
     massive.set_ylabel("largest max / median of the residual's features")
-    lost.set_ylabel("loss added (nats per token)")
+    lost.set_ylabel("loss added (nats per token), logarithmic above 0.001")
     lost.set_yscale("symlog", linthresh=1e-3)
     lost.set_xticks(range(len(ROUNDED)), list(ROUNDED), rotation=30, ha="right")
     for ax in (sinks, kurtosis, massive):

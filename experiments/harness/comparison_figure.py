@@ -78,7 +78,7 @@ def _gaps(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: li
         gaps = [outcome.gap(arm, reference, shape) for shape in shapes]
         values = [gap.finite if gap.values else [gap.hint] * math.isfinite(gap.hint) for gap in gaps]
         edges = [outcome.tried(arm, shape).edge for shape in shapes]
-        own.append(Line(arm, [_at(s, along) for s in shapes], values, edges, [gap.won for gap in gaps]))
+        own.append(Line(arm, [_at(s, along) for s in shapes], values, edges, [gap.won + gap.lost for gap in gaps]))
     draw_lines(ax, own, named)
     ax.axhline(0, color="#999999", linewidth=1)
     low, high = ax.get_ylim()
@@ -86,7 +86,7 @@ def _gaps(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str, named: li
     ax.set_ylim(min(low, -room), max(high, room))
     _axis(ax, outcome, shapes, along)
     _signs(ax, own)
-    ax.set_ylabel(f"loss minus {reference}'s (above 0: behind)")
+    ax.set_ylabel(f"loss minus {reference}'s (nats per token)\nabove 0: behind")
 
 
 def _axis(ax: Axes, outcome: Outcome, shapes: list[Shape], along: str) -> None:
@@ -107,10 +107,11 @@ def _signs(ax: Axes, lines: list[Line]) -> None:
     """What the signs of `draw_lines` mean, where there are any."""
     edge, lost = (any(any(getattr(line, name)) for line in lines) for name in ("edges", "diverged"))
     beyond = highest_shown(lines) is not None
-    told = ["hollow: rate at the grid's edge"] * edge + ["x: a run diverged, no mean"] * lost
+    bars = any(len(values) >= FEWEST for line in lines for values in line.values)
+    told = ["bars: 95%"] * bars + ["hollow: rate at the grid's edge"] * edge + ["x: a run diverged, no mean"] * lost
     told += ["^: beyond the axis"] * beyond
     if told:
-        ax.set_xlabel("\n".join([ax.get_xlabel(), "; ".join(told[:2]), *told[2:]]))
+        ax.set_xlabel("\n".join([ax.get_xlabel(), *("; ".join(told[i : i + 2]) for i in range(0, len(told), 2))]))
 
 
 def _ranked(ax: Axes, outcome: Outcome, shape: Shape, named: list[str]) -> None:
@@ -141,6 +142,10 @@ def _profile(ax: Axes, comparison: Comparison, name: str, measured: dict, outcom
         values = measured.get(f"{last}-{arm}")
         if values:
             ax.plot(np.arange(len(values)), values, **look(arm, arm in named) | {"marker": ""})
-    ax.set_yscale("symlog", linthresh=0.01) if not comparison.measures[name].log else ax.set_yscale("log")
+    if comparison.measures[name].log:
+        ax.set_yscale("log")
+    else:
+        ax.set_yscale("symlog", linthresh=0.01)
+        ax.set_ylabel("logarithmic above 0.01")
     ax.set_xlabel(comparison.measures[name].along)
     ax.set_title(comparison.measures[name].label)

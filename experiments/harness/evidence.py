@@ -1,7 +1,7 @@
 """How far a result can be believed: seeds, budget, n-gram floor, divergences; and the verdict that leaves."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ class Evidence:
     trials_diverged: int  # of those at which rates were tried
     tokens: tuple[float, float] | None = None  # of a run, least and most
     tokens_per_parameter: tuple[float, float] | None = None
-    ngram: dict[str, float] = dataclasses.field(default_factory=dict)  # loss of the tables, mean over their texts
+    # loss of the tables, mean over seeds: that of the text it is lowest on, and highest
+    ngram: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     above_floor: int = 0  # shapes whose best arm is not below the 4-gram table of its text
     shapes: int = 0  # that have a floor
     flags: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ def evidence(records: Sequence[Record], floors: Sequence[Record], edges: Sequenc
         lost,
         lost_trials,
         _range([run["tokens"] for run in costs]),
-        _range([float(f"{run['tokens'] / run['parameters']:.3g}") for run in costs]),
+        _range([float(f"{run['tokens'] / run['parameters']:.6g}") for run in costs]),
         _tables(floors),
         worse,
         shapes,
@@ -74,9 +75,14 @@ def _range(values: Sequence[float]) -> tuple[float, float] | None:
     return (min(values), max(values)) if values else None
 
 
-def _tables(floors: Sequence[Record]) -> dict[str, float]:
+def _tables(floors: Sequence[Record]) -> dict[str, tuple[float, float]]:
+    texts: dict[tuple, list[dict[str, float]]] = {}
+    for one in floors:
+        named = dict(zip(KEY, key(flatten(one.config)), strict=True))
+        texts.setdefault(tuple(_unseeded(named).values()), []).append(one.metrics["ngram"])
+    mean = lambda tables, order: round(float(np.mean([table[order] for table in tables])), 4)  # noqa: E731
     orders = floors[0].metrics["ngram"] if floors else ()
-    return {order: round(float(np.mean([f.metrics["ngram"][order] for f in floors])), 4) for order in orders}
+    return {order: _range([mean(tables, order) for tables in texts.values()]) for order in orders}
 
 
 def _above(sound: Sequence[Record], floors: Sequence[Record]) -> tuple[int, int]:
@@ -142,6 +148,10 @@ def budget(found: dict[str, Any]) -> str:
     """Tokens and tokens per parameter of an `Evidence` read from a file."""
     if not found.get("tokens"):
         return ""
-    span = lambda pair, text: " to ".join(dict.fromkeys(text(value) for value in pair))  # noqa: E731
     each = span(found["tokens_per_parameter"], lambda value: f"{value:.2g}")
     return f"{span(found['tokens'], brief)} tokens, {each} per parameter"
+
+
+def span(pair: Sequence[float], text: Callable[[float], str]) -> str:
+    """Least and most; one where both read the same."""
+    return " to ".join(dict.fromkeys(text(value) for value in pair))

@@ -51,8 +51,8 @@ class Line:
 
 def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
     """Means with single values as dots. Hollow: at the edge of the grid; x at the top: a divergence, and no mean of the
-    runs that came through; ^ at the top: a value beyond the axis (`highest_shown`). Bars are Student's 95%, and end
-    where the axis does. The second of two named lines of one colour is dashed."""
+    runs that came through; ^ at the top: a value beyond the axis (`highest_shown`). Bars are Student's 95%,
+    and end where the axis does. The second of two named lines of one colour is dashed."""
     top, colors = highest_shown(lines), set()
     for line in sorted(lines, key=lambda line: line.arm in named):
         style = look(line.arm, line.arm in named)
@@ -75,14 +75,14 @@ def draw_lines(ax: Axes, lines: Sequence[Line], named: Sequence[str]) -> None:
         for i, count in enumerate(line.diverged):
             if count:
                 ax.text(line.x[i], 0.97, "x", color=style["color"], transform=ax.get_xaxis_transform(), ha="center")
-    low, high = ax.get_ylim()
-    high = high if top is None else top
     for line in lines:
-        for x, own, lost in zip(line.x, line.values, line.diverged, strict=True):
-            if line.arm in named and len(own) >= FEWEST and not lost:
-                bar = mean_interval(own)
-                ax.plot([x, x], np.clip([bar.low, bar.high], low, high), color=look(line.arm)["color"], linewidth=1)
-    ax.set_ylim(low, high)
+        for i in _sound(line) if line.arm in named else ():
+            if len(line.values[i]) >= FEWEST:
+                bar = mean_interval(line.values[i])
+                high = bar.high if top is None else min(bar.high, top)
+                ax.plot([line.x[i]] * 2, [bar.low, high], color=look(line.arm)["color"], linewidth=1)
+    if top is not None:
+        ax.set_ylim(ax.get_ylim()[0], top)
     if any(line.arm in named for line in lines) and not any(other.get_legend() for other in ax.figure.axes):
         ax.legend(frameon=False, fontsize=8)
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.evidence import budget
+from experiments.harness.evidence import budget, span
 from experiments.harness.jobs import changed
 from experiments.harness.recipe import HOME, Recipe, judged, load, names
 from experiments.harness.results import plot_file, read_result, result_file, write_plot, write_summary
@@ -162,8 +162,8 @@ def _size(recipe: Recipe, home: Path, size: str, result: dict[str, Any], by: str
             ", ".join(known["flags"]),
         ]
         if known["ngram"]:
-            orders = ", ".join(f"{order}-gram {loss:.3f}" for order, loss in known["ngram"].items())
-            told.append(f"n-gram tables of the same text: {orders} nats per token")
+            orders = ", ".join(f"{order}-gram {span(pair, '{:.3f}'.format)}" for order, pair in known["ngram"].items())
+            told.append(f"n-gram tables of the same text, means over seeds: {orders} nats per token")
         parts.append("; ".join(part for part in told if part) + ".")
     if before := recipe.known(size):
         parts.append(f"Known when the claim was made: {before}.")

@@ -67,8 +67,8 @@ class Settings:
             raise UserError("seeds", self.seeds, "give a number of at least 0")
         if self.first_seed < 1:
             raise UserError("first_seed", self.first_seed, "give a number of at least 1: rates are tried on seed 0")
-        if not self.factors or min(self.factors) <= 0:
-            raise UserError("factors", self.factors, "give at least one, all above 0")
+        if not self.factors or min(self.factors) <= 0 or list(self.factors) != sorted({*self.factors}):
+            raise UserError("factors", self.factors, "give at least one, above 0, in ascending order")
         if self.looks < 1:
             raise UserError("looks", self.looks, "give a number of at least 1")
 

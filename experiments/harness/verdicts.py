@@ -174,6 +174,11 @@ def unsettled(name: str, exponent: Interval, at_half: Interval | None) -> str:
     return f"{name}: moved by {moved:+.2f} as the steps doubled" if abs(moved) >= STEADY else ""
 
 
+def few_teachers(count: int) -> list[str]:
+    """Why nothing is decided where seeds are teachers of students, none of them one that a rate was chosen on."""
+    return [f"{count} fresh teachers, {SEEDS} needed"] if count < SEEDS else []
+
+
 def barred(seeds: int, edges: Sequence[str], above_floor: bool | None, tuned: bool) -> list[str]:
     """Why nothing is decided whatever the differences say; `above_floor` None: no text, no floor; `tuned`: the rates
     were, or nothing is compared that was trained apart."""

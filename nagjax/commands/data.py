@@ -46,7 +46,7 @@ def prepare(
     say(f"preparing {len(inputs) + len(held_out)} inputs with tokenizer {tokenizer}, into {out}")
     _note_left_out((*inputs, *held_out))
     given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, field=field, longest=longest)
-    with _lock(out):
+    with _lock(out, "data prepare"):
         if runner == "beam":
             from nagjax.data.beam import prepare_on_beam
 
@@ -92,7 +92,7 @@ def chat(
     _note_left_out((*inputs, *held_out))
     given = dict(tokenizer=tokenizer, validation=validation, held_out=held_out, longest=longest, chat=form)
     progress = Progress("conversations")
-    with _lock(out):
+    with _lock(out, "data chat"):
         manifest = prepare(inputs, out, progress=lambda n, tokens: progress(n, f"{tokens:,} tokens"), **given)
     then = f"nagjax train --start RUN --out NEW --data.path {shlex.quote(out)} --data.rows whole"
     _tell(manifest, "conversations", then)
@@ -124,7 +124,7 @@ def _tell(manifest: "Manifest", what: str, then: str) -> None:
         print(f"train on it: {then}")
 
 
-def _lock(out: str) -> contextlib.AbstractContextManager:
+def _lock(out: str, verb: str) -> contextlib.AbstractContextManager:
     """A finished corpus is read only, but for what a killed process has left; an object store has no locks."""
     from nagjax.data.storage import storage_path
     from nagjax.data.store import MANIFEST, PROGRESS
@@ -135,7 +135,7 @@ def _lock(out: str) -> contextlib.AbstractContextManager:
     if not isinstance(folder, Path):
         return contextlib.nullcontext()
     unfinished = not (folder / MANIFEST).exists() or any((folder / name).exists() for name in (PROGRESS, LOCK))
-    return WriterLock(folder, "data prepare") if unfinished else contextlib.nullcontext()
+    return WriterLock(folder, verb) if unfinished else contextlib.nullcontext()
 
 
 SUBCOMMANDS = (prepare, chat)

@@ -37,11 +37,19 @@ def test_a_sound_result_keeps_its_verdict():
     assert verdict(RUNS) == ("supported", [])
     found = evidence(RUNS, FLOORS)
     assert (found.seeds, found.runs, found.diverged, found.flags) == (5, 5, 0, ("rates not tuned", "below 4-gram"))
-    assert found.tokens_per_parameter == (0.5, 0.5) and found.ngram == {"2": 2.6, "4": 2.0}
+    assert found.tokens_per_parameter == (0.5, 0.5) and found.ngram == {"2": (2.6, 2.6), "4": (2.0, 2.0)}
     assert (
         budget({"tokens": [61_440, 61_440], "tokens_per_parameter": [0.5, 0.75]})
         == "61k tokens, 0.5 to 0.75 per parameter"
     )
+
+
+def test_tables_are_told_by_budget():
+    longer = lambda steps: {"train": TEXT["train"] | {"steps": steps}}  # noqa: E731
+    others = [dataclasses.replace(floor(s, 1.5), config=config(s, context=128)) for s in SEEDS]
+    more = [dataclasses.replace(floor(s, 1.8 + 0.01 * s), config=config(s) | longer(240)) for s in SEEDS]
+    assert evidence(RUNS, [*FLOORS, *more]).ngram == {"2": (2.6, 2.6), "4": (1.83, 2.0)}
+    assert evidence(RUNS, others).ngram["4"] == (1.5, 1.5)
 
 
 def test_what_bars_a_verdict():

@@ -29,6 +29,15 @@ def test_what_lies_beyond_the_axis_is_marked():
     assert sorted(text.get_text() for text in ax.texts) == ["^", "x"]
 
 
+def test_bars_are_whole_where_the_axis_goes_on():
+    """Also where the interval is wider than the dots; only what is above a top that was set ends there."""
+    ax = Figure().subplots()
+    three = Line("plain", [64], [[2.0, 2.1, 2.2]], [False], [0])
+    draw_lines(ax, [three], ["plain"])
+    bar, (low, high) = ax.lines[-1].get_ydata(), ax.get_ylim()
+    assert bar[0] < 1.9 and bar[1] > 2.3 and low < bar[0] and bar[1] < high
+
+
 def test_named_lines_of_one_colour_differ_in_their_dashes():
     ax = Figure().subplots()
     named = ["layer_scale", "skip_init", "plain"]

@@ -199,7 +199,7 @@ def test_the_reports_answer_and_threats_have_the_extremes_of_what_is_measured():
     assert f"{float(deep['nag-1-longer']):.0f} of NAG's 128 sublayers" in text
     assert f"{float(deep['plain-longer']):.0f} of plain's" in text and deep["plain-longer"] == deep["review"]
     shallow = [float(row["small updates"]) for row in every if row["shape"][:2] == "16" and "nag" in row["arm"]]
-    assert max(shallow) < 1 and "at 16 blocks at most one of 32" in text
+    assert max(shallow) < 1 and "at 16 blocks fewer than one of 32 (means" in text
 
 
 def test_the_report_tells_all_that_is_decided_on_two_pages():

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from experiments.harness.jobs import Training
 from experiments.harness.matching import parameters, ratio, step_seconds, train_flops, widened, with_flops, with_steps
+from experiments.harness.timed import MEASURED, TimeMatched
 from nagjax.errors import UserError
 from nagjax.layers.config import MoEConfig
 from nagjax.model.config import ModelConfig
@@ -42,6 +44,15 @@ def test_experts_follow_the_width():
 
 def test_steps_are_at_least_one():
     assert with_steps(_config("plain"), 0).train.steps == 1
+
+
+def test_a_run_matched_by_time_takes_the_steps_that_fit_into_the_other_s(tmp_path, monkeypatch):
+    """Whose step takes half of its own."""
+    (tmp_path / MEASURED).write_text('{"own": [2.0, 4.0], "other": [1.0, 2.0]}')
+    ran = []
+    monkeypatch.setattr(Training, "run", lambda self, folder: ran.append(self.run_config.train.steps) or {})
+    TimeMatched("x", {}, _config("plain"), _config("nag")).run(tmp_path)
+    assert ran == [25]
 
 
 def test_steps_are_timed_in_turn_and_compared_round_by_round():

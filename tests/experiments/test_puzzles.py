@@ -57,6 +57,15 @@ def test_questions_depend_on_seed_and_number_and_tests_are_new():
     np.testing.assert_array_equal(asked, first.puzzle.hops)
 
 
+def test_a_trained_model_is_asked_what_it_has_not_seen(tmp_path, monkeypatch):
+    job = load("deep_compositional").plan(load("deep_compositional").settings("smoke"))[0]
+    asked, batch = [], type(job).batch
+    monkeypatch.setattr(type(job), "batch", lambda self, number: asked.append(number) or batch(self, number))
+    job.run(tmp_path)
+    steps = job.how.train.steps
+    assert asked == [*range(steps), *range(steps, steps + job.test_batches)]
+
+
 @pytest.mark.parametrize("accuracy, hops", [([1.0, 0.95, 0.5, 1.0], 2), ([0.3], 0), ([1.0, 1.0], 2)])
 def test_reach(accuracy, hops):
     assert reach(accuracy) == hops

@@ -3,6 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.harness.jobs import Record
+from experiments.harness.recipe import load
 from experiments.harness.scaling_law import bootstrap_parameters, drop_highest, fit, profile
 from experiments.inverse_depth_fit import PLANTED, TRUTH, Fit, planted, read_table
 from nagjax.errors import UserError
@@ -52,6 +54,29 @@ def test_the_reference_fit_of_the_chinchilla_runs():
             np.testing.assert_allclose([law.exponents[0], law.risk], [0.945, 0.003027], rtol=1e-3)
     expected = {1: 1.20, 20: 1.04, 40: 1.33, 60: 1.66, 80: 1.87}
     assert {dropped: round(value, 2) for dropped, value in exponents.items()} == pytest.approx(expected, abs=0.011)
+
+
+@pytest.mark.parametrize(
+    "low, high, scanned, verdict",
+    [
+        (1.2, 1.5, 1.0, "not supported"),
+        (0.5, 0.8, 1.0, "not supported"),
+        (0.9, 1.1, 1.0, "supported"),
+        (0.9, 1.1, 2.0, "undecided"),
+    ],
+)
+def test_verdicts(low, high, scanned, verdict):
+    """On the interval of depth's exponent, and on the exponents with other numbers of points left out."""
+    recipe = load("inverse_depth_fit")
+    settings = recipe.settings("smoke")
+    records = []
+    for dropped in (settings.main, settings.main + 1):
+        exponent = scanned if dropped > settings.main else (low + high) / 2
+        one = {"estimate": exponent, "low": low, "high": high}
+        law = {"exponents": [1.0, exponent, 1.0], "risk": 0.1, "gradient": 0.0, "irreducible": 1.0}
+        metrics = {"exponents": [one] * 3, "law": law, "points": 9, "parameters_and_data": {"risk": 0.2}}
+        records.append(Record("", {"dropped": dropped, "offset": 0}, {}, metrics | {"correlation": 0.0}))
+    assert recipe.summarise(settings, records).verdict == verdict
 
 
 def test_bad_tables(tmp_path):

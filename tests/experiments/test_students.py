@@ -9,7 +9,7 @@ from experiments.harness.jobs import Record
 from experiments.harness.recipe import load
 from experiments.harness.students import KINDS, WIDTH, Gate, branch, rms, turn, turned
 from experiments.harness.toy import REGIMES, Student, Toy
-from experiments.inverse_depth_students import Settings, by_depth, exponents, summarise, verdict
+from experiments.inverse_depth_students import Settings, Tuned, by_depth, exponents, summarise, tuned, verdict
 from nagjax.errors import UserError
 from pallas_kernels import nag_update
 from tests.tolerance import assert_close
@@ -76,12 +76,13 @@ def test_rates_are_the_kind_s_times_the_factor():
     np.testing.assert_allclose(change.blocks.gate.alpha, -rate / 2, rtol=1e-4)
 
 
-SETTINGS = Settings((4, 8, 16), 3, 8, 8, 1.0, factors=(0.5, 1.0, 2.0), regimes=("independent",))
+SETTINGS = Settings((4, 8, 16), 6, 8, 8, 1.0, factors=(0.5, 1.0, 2.0), regimes=("independent",))
 
 
 def record(kind: str, power: float, spread: float = 0.05) -> Record:
-    """Losses that fall with depth, by another power for each teacher; at other rates than the best, tenfold."""
-    powers = power + spread * np.array([-1.0, 0.0, 1.0])
+    """Losses that fall with depth, by another power for each teacher; at other rates than the best, tenfold. The first
+    teacher, on which rates are chosen, is far off."""
+    powers = power + np.array([3.0, *spread * np.linspace(-1.0, 1.0, 5)])
     losses = {str(d): [[10.0 * d**-p, d**-p, 10.0 * d**-p] for p in powers] for d in SETTINGS.depths}
     return Record("", {"regime": "independent", "student": kind}, {}, {"losses": losses})
 
@@ -90,23 +91,24 @@ def test_exponents_of_planted_losses():
     planted = record("nag", 1.5)
     best = by_depth(SETTINGS, planted)
     assert [(one.factor, one.edge) for one in best.values()] == [(1.0, False)] * 3
-    np.testing.assert_allclose(list(exponents(best).values()), [1.45, 1.5, 1.55])
+    np.testing.assert_allclose(list(exponents(best).values()), [1.45, 1.475, 1.5, 1.525, 1.55])
+    assert list(exponents(best)) == [1, 2, 3, 4, 5]
     planted.metrics["losses"]["8"][0] = [np.nan, np.inf, np.nan]  # diverged at every rate
     left = by_depth(SETTINGS, planted)
     assert list(left) == [4, 16]
-    np.testing.assert_allclose(list(exponents(left).values()), [1.45, 1.5, 1.55])
+    np.testing.assert_allclose(list(exponents(left).values()), [1.45, 1.475, 1.5, 1.525, 1.55])
     assert exponents({4: left[4]}) == {}
 
 
 def test_verdicts():
     own = lambda power, spread=0.05: exponents(by_depth(SETTINGS, record("nag", power, spread)))  # noqa: E731
     assert verdict(own(1.0), own(1.5)) == "supported"
-    assert verdict(own(1.0), own(0.5)) == verdict(own(1.0), own(1.1)) == "not supported"
-    assert verdict(own(1.0), own(1.5, 0.4)) == verdict({}, own(1.5)) == "undecided"
+    assert verdict(own(1.0), own(0.5)) == verdict(own(1.0), own(1.08)) == "not supported"
+    assert verdict(own(1.0), own(1.5, 0.6)) == verdict({}, own(1.5)) == "undecided"
     whole = [record("ordinary", 1.0), record("nag", 2.0)]
     half = lambda *powers: [half_of(record(k, p)) for k, p in zip(("ordinary", "nag"), powers, strict=True)]  # noqa: E731
     summary = summarise(SETTINGS, whole + half(0.98, 1.95))
-    assert summary.verdict == "supported" and "nag 2.00 [1.88, 2.12]" in summary.measured
+    assert summary.verdict == "supported" and "nag 2.00 [1.95, 2.05]" in summary.measured
     assert summary.table[1]["lr x"] == "1, 1, 1" and summary.details["at_the_grid_edge"] == []
 
 
@@ -121,12 +123,21 @@ def test_an_exponent_that_still_moves_decides_nothing():
     assert moving.verdict == "undecided" and moving.reasons == ["ordinary: moved by +0.30 as the steps doubled"]
 
 
+def test_the_rate_is_that_of_a_teacher_that_does_not_count():
+    losses = np.array([[2.0, 1.0, 3.0], *[[0.1, 1.0, 3.0]] * 5])
+    assert tuned(losses, (0.5, 1.0, 2.0)) == Tuned(1.0, False, {teacher: 1.0 for teacher in range(1, 6)})
+    few = dataclasses.replace(SETTINGS, teachers=4)
+    told = summarise(few, [record("ordinary", 1.0), half_of(record("ordinary", 1.0))])
+    assert told.reasons == ["3 fresh teachers, 5 needed"]
+
+
 def test_bad_settings():
     recipe = load("inverse_depth_students")
     for change, match in (
         ({"students": ("nig",)}, "ordinary"),
         ({"regimes": ("tied, Runge-Kutta",)}, "independent"),
         ({"depths": (3, 6), "students": ("midpoint",)}, "even"),
+        ({"teachers": 1}, "at least 2"),
     ):
         with pytest.raises(UserError, match=match):
             recipe.plan(dataclasses.replace(recipe.settings("cpu"), **change))

@@ -9,7 +9,7 @@ from experiments.harness.jobs import Record
 from experiments.harness.recipe import load
 from experiments.harness.students import KINDS, WIDTH, Blocks
 from experiments.harness.toy import REGIMES, Toy, start_student, start_teacher
-from experiments.inverse_depth_toy import exponents
+from experiments.inverse_depth_toy import exponents, summarise
 from nagjax.errors import UserError
 
 
@@ -77,6 +77,24 @@ def test_exponents_of_planted_losses():
     found = exponents(record)[1.0]
     np.testing.assert_allclose(found.estimate, 2.0)
     assert found.low < 1.0 and found.high > 3.0
+
+
+def test_verdicts():
+    def summary(independent, tied, teachers=5):
+        settings = dataclasses.replace(load("inverse_depth_toy").settings("cpu"), teachers=teachers)
+        records = []
+        for regime, power in (("independent", independent), ("tied", tied)):
+            powers = power + np.linspace(-0.05, 0.05, teachers)
+            losses = {str(depth): [[float(depth) ** -p] for p in powers] for depth in (6, 12, 24)}
+            labels = {"regime": regime, "temperatures": [1.0]}
+            records += [Record("", labels | half, {}, {"losses": losses}) for half in ({}, {"half": True})]
+        return summarise(settings, records)
+
+    verdict = lambda *powers: summary(*powers).verdict  # noqa: E731
+    assert verdict(1.0, 3.0) == "supported"
+    assert verdict(1.0, 1.3) == verdict(1.0, 1.0) == verdict(0.3, 3.0) == verdict(2.0, 3.0) == "not supported"
+    assert verdict(1.0, 2.0) == verdict(1.5, 3.0) == "undecided"
+    assert summary(1.0, 3.0, teachers=3).reasons == ["3 fresh teachers, 5 needed"]
 
 
 def test_bad_settings():

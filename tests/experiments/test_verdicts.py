@@ -93,4 +93,5 @@ def test_an_exponent_is_of_the_budget_until_the_steps_doubled():
     one = Interval(0.78, 0.7, 0.8)
     assert "one budget" in unsettled("independent", one, None)
     assert "moved by +0.30" in unsettled("independent", one, Interval(0.48, 0.4, 0.5))
+    assert "moved by -0.20" in unsettled("independent", one, Interval(0.98, 0.9, 1.0))
     assert unsettled("independent", one, Interval(0.75, 0.7, 0.8)) == ""
