@@ -24,7 +24,7 @@ from nagjax.runs.config import DEFAULT_SCHEME
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.names import CHECKPOINTS
 from nagjax.runs.opening import OpenRun, open_run
-from nagjax.train.checkpoint.store import steps_saved
+from nagjax.train.checkpoint.store import finished
 from nagjax.train.loop import train
 
 DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
@@ -55,7 +55,8 @@ def fit(
     with the run as it is then, to evaluate it: `run.logits(text)`, `nagjax.complete(run, prompts)`, `run.model`,
     `run.params`, `run.step`. Nothing is copied for it, so the run serves only until the callback returns. Records of
     kind `eval` are of the weights at that step; those of kind `train` are read a step late, when `run.step` is one
-    further. In a run of several processes each one calls it.
+    further. The callback's time counts into the next step's seconds, and so into its tokens per second and MFU. In a
+    run of several processes each one calls it.
 
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
@@ -65,9 +66,9 @@ def fit(
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
         skip, config = resume == "previous", read.config()
-        finished = not fresh and config.train.steps in steps_saved(folder / CHECKPOINTS)
+        done = not fresh and finished(folder / CHECKPOINTS, config.train.steps)
         train(config, folder, fresh=fresh, skip_damaged=skip, force=force, callback=callback)
-        if finished and jax.process_index() == 0:
+        if done and jax.process_index() == 0:
             say(f"opened the finished run in {folder}; fresh=True trains anew, as after a change of a scheme's code")
         return open_run(folder)
 

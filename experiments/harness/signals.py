@@ -237,7 +237,7 @@ def _see(graph, progress, params, batch: Batch) -> Seen:
         def advance(i, at, before, after, call):
             h, added = (residual(model.scheme, s) for s in (before, after))
             added = h + amounts[call.layer.block_index, i][..., None] * (added - h)
-            notes = model.scheme.turn(before, at), model.scheme.read(before)
+            notes = jnp.abs(model.scheme.turn(before, at)), model.scheme.read(before)
             return model.scheme.rebuild(added.astype(model.config.stream_dtype), at, model.ends), notes
 
         def intervene(model, stream, call):
@@ -259,7 +259,8 @@ def _score(graph, progress, params, signal: Signal, cut, batch: Batch, known) ->
 
         def advance(i, at, before, after):
             turns, weights, offsets, pairs = (part[i] for part in here)
-            scores = turns * model.scheme.turn(before, at) + model.scheme.read(before) @ weights + offsets + pairs
+            turn, read = jnp.abs(model.scheme.turn(before, at)), model.scheme.read(before)
+            scores = turns * turn + read @ weights + offsets + pairs
             ran = scores >= cut
             return jax.tree.map(kept(ran), after, before), (jnp.mean(ran.astype(jnp.float32)), scores)
 

@@ -1,5 +1,8 @@
 """The tokens of a split as one sequence, wherever its shards are: mapped, or in an object store."""
 
+import contextlib
+import errno
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -9,6 +12,8 @@ from jaxtyping import Bool, Int32, Int64
 
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.errors import UserError
+
+FEW = 64  # maps that any process has room for
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,22 @@ class ArrayFile:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def local(self) -> bool:
+        return not isinstance(self.path, RemotePath)
+
     def open(self) -> np.ndarray | RemoteArray:
         if isinstance(self.path, RemotePath):
             if len(self.shape) == 1:
                 return RemoteArray(self.path, self.dtype)
             return np.frombuffer(self.path.read_bytes(), self.dtype).reshape(self.shape)
-        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
+        try:
+            return np.memmap(self.path, self.dtype, "r", shape=self.shape)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            fix = "too many files are open in this process, each shard takes two: raise their limit, ulimit -n"
+            raise UserError("data.path", str(self.path.parent), fix) from None
 
 
 class TokenStream:
@@ -47,6 +62,10 @@ class TokenStream:
         self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
         self._firsts = np.cumsum([0] + [documents.shape[0] for _, documents in self._shards])
         self._forget()
+        self._allow()
+
+    def _allow(self) -> None:
+        _allow_maps(sum(isinstance(array, ArrayFile) and array.local for pair in self._shards for array in pair))
 
     def _forget(self) -> None:
         self._tokens: dict[int, np.ndarray | RemoteArray] = {}
@@ -67,7 +86,7 @@ class TokenStream:
     @property
     def remote(self) -> bool:
         """Whether any of it is read from an object store."""
-        return any(isinstance(t, ArrayFile) and isinstance(t.path, RemotePath) for t, _ in self._shards)
+        return any(isinstance(t, ArrayFile) and not t.local for t, _ in self._shards)
 
     @property
     def document_count(self) -> int:
@@ -144,6 +163,17 @@ class TokenStream:
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
         self._forget()  # what is mapped or open does not travel
+        self._allow()
+
+
+def _allow_maps(count: int) -> None:
+    """Raises this process's limit on open files by so many, as far as it may: a map keeps its file open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if count < FEW or soft == resource.RLIM_INFINITY:
+        return
+    wanted = soft + count if hard == resource.RLIM_INFINITY else min(soft + count, hard)
+    with contextlib.suppress(ValueError, OSError):  # a system's own limit, as on macOS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _opened(array: np.ndarray | ArrayFile) -> np.ndarray | RemoteArray:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.layers.int8 import Quantized
 from nagjax.layers.ragged import ragged_matmul
 from pallas_kernels.placement import current_placement
@@ -60,13 +61,17 @@ def run_experts(
 ) -> tuple[Float[Array, "B T D"], Float[Array, " B"]]:
     """The weighed sum of what each token's experts make of it, and how many choices of each sequence were dropped.
 
-    An id of E or more is no expert. `choices` is the number n of what tokens choose among, for the capacity.
+    An id of E or more is no expert. `choices` is the number n of what tokens choose among, for the capacity. Raises
+    UserError for a capacity where a mesh splits the tokens of a sequence.
     """
     experts, tokens = matrices.up.shape[0], x.shape[1]
     room = None if capacity is None else min(math.ceil(capacity * ids.shape[-1] * tokens / choices), tokens)
     placement, given = current_placement(), (x, ids, weights, matrices)
     if placement is None:
         return _on_device(*given, activation=activation, how=Dispatch(room, experts))
+    if room is not None and placement.parts(1) > 1:
+        fix = "the tokens of a sequence are split over devices, and room is for whole ones: use dropless"
+        raise UserError("moe.dispatch", "capacity", fix)
     mesh: Any = placement.mesh
     splits = lambda axis, size: axis if mesh.shape.get(axis, 1) > 1 and size % mesh.shape[axis] == 0 else None  # noqa: E731
     how = Dispatch(room, experts, splits(EXPERT, experts), splits(TENSOR, matrices.up.shape[-1]))

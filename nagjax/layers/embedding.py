@@ -27,6 +27,11 @@ class Embedding(nnx.Module):
         types = config.token_types
         self.types = table(rngs, (types, config.width), std, rows=None) if types else None
 
+    @property
+    def tables(self) -> int:
+        """Those of which a token's row is the sum."""
+        return 1 + (self.positions is not None) + (self.types is not None)
+
     def __call__(
         self, tokens: Int[Array, "B T"], where: Where, dtype, types: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:

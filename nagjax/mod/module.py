@@ -18,8 +18,9 @@ from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, shapes_of
 from nagjax.ranges import Natural, check_value
-from nagjax.residual.module import OpenStream, Residual, say
+from nagjax.residual.module import OpenStream, Residual, Slot, say
 from nagjax.residual.protocol import Boundary
+from nagjax.residual.stacks import unstacked
 
 
 class Routed(NamedTuple):
@@ -126,9 +127,10 @@ class MixtureOfDepths(nnx.Module):
             if self.rules.router.draws:
                 say("a random router draws the same tokens in every pass: pass noise=step in training, 0 afterwards")
         stream, done = self.residual.open(x, progress), []
-        for i, branch in enumerate(listed, 1):
-            cut = None if cuts is None else cuts[i - 1]
-            stream, routed = self.advance(stream, branch, i, where=where, cut=cut, causal=causal, noise=noise)
+        whole = self.residual.slots(), self.routing
+        parts = jax.tree.transpose(jax.tree.structure(whole), None, jax.tree.map(unstacked, whole))  # split once
+        for branch, (slot, own), cut in zip(listed, parts, [None] * sublayers if cuts is None else cuts, strict=True):
+            stream, routed = self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
             done.append(routed)
         return self.residual.close(stream), jax.tree.map(lambda *each: jnp.stack(each), *done)
 
@@ -143,7 +145,24 @@ class MixtureOfDepths(nnx.Module):
         causal: bool = False,
         noise: int | UInt32[Array, ""] = 0,
     ) -> tuple[OpenStream, Routed]:
-        """The stream behind sublayer i, whose branch reads, runs and is committed here: only for the tokens chosen."""
+        """The stream behind sublayer i, whose branch reads, runs and is committed here: only for the tokens chosen. A
+        gradient through it is as large as all sublayers' parameters, for each i; through a call of all it is not."""
+        own = jax.tree.map(lambda all: all[i - 1], self.routing)
+        slot = self.residual.slot(i)
+        return self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
+
+    def _run(
+        self,
+        stream: OpenStream,
+        branch: Any,
+        slot: Slot,
+        own: nnx.Module,
+        *,
+        where: Where | None,
+        cut: Float[Array, ""] | None,
+        causal: bool,
+        noise: int | UInt32[Array, ""],
+    ) -> tuple[OpenStream, Routed]:
         if len(stream.lead) != 2:
             raise UserError("x", (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
         if causal and cut is None and self.rules.decider.needs_cuts:
@@ -155,8 +174,7 @@ class MixtureOfDepths(nnx.Module):
         if given != [stream.lead] * len(Where._fields):
             fix = f"give nagjax.layers.where.Where of segments and positions, {list(stream.lead)} each"
             raise UserError("where", given, fix)
-        at = Boundary(*self.residual.slot(i), stream.progress, self.residual.sublayers)
-        own = jax.tree.map(lambda all: all[i - 1], self.routing)
+        at = Boundary(*slot, stream.progress, self.residual.sublayers)
         cut = jnp.float32(0.0) if cut is None else cut
         ctx = ForwardContext(where, stream.progress, jnp.asarray(noise, jnp.uint32), causal)
         (result,) = self.rules.run(stream.rows, (Site(branch, own, at, cut, self.rate),), None, ctx)

@@ -31,7 +31,7 @@ def sizes(batch: int, tokens: int, cached: bool) -> tuple[int, ...]:
 
 def needed(ran: Bool[Array, "B T"]) -> Int[Array, ""]:
     """The size that holds everyone who runs."""
-    return jnp.sum(ran) if ran.shape[1] == 1 else jnp.max(jnp.sum(ran, axis=1))
+    return jnp.sum(ran) if ran.shape[1] == 1 else jnp.max(jnp.sum(ran, axis=1), initial=0)
 
 
 class Few(NamedTuple):

@@ -80,16 +80,17 @@ class MoD:
     context: int
     router: Router
     decider: Decider
+    dtype: jax.typing.DTypeLike = jnp.float32  # that branches compute in, whose rounding the residual's sums have
 
     @classmethod
-    def of(cls, scheme: Scheme, config: ModConfig, context: int) -> "MoD":
+    def of(cls, scheme: Scheme, config: ModConfig, context: int, dtype: jax.typing.DTypeLike = jnp.float32) -> "MoD":
         """Raises UserError for a router that does not fit the scheme, or a decider that does not fit the router."""
         router = find_router(config.router, scheme, config.weight)
         if config.adaptive and not router.common:
             known = ", ".join(name for name, own in routers_for(scheme).items() if own.common)
             fix = f"no threshold is common to the {router.name} router's scores: use --mod.router {known}"
             raise UserError("mod.capacity", config.capacity, fix)
-        return cls(scheme, config, context, router, find_decider(config.decider, router))
+        return cls(scheme, config, context, router, find_decider(config.decider, router), dtype)
 
     def parameters(self, kind: Literal["attention", "mlp"], width: int, rngs: nnx.Rngs) -> nnx.Module:
         """One sublayer's. Blocks are stacked, so that those between routed ones have them as well. A block that is
@@ -158,8 +159,12 @@ class MoD:
         factors = self.scheme.projection(rows, at)
         return at if product is None or factors is None else at._replace(projected=recalled(*factors, product))
 
+    def _lowered(self, cut: Float[Array, "*#B"], x: Float[Array, "B T D"]) -> Float[Array, "*#B"]:
+        coarser = max((x.dtype, self.dtype), key=lambda dtype: float(jnp.finfo(dtype).eps))
+        return lowered(cut, self.router.scale, coarser)
+
     def _logits(self, site: Site, x, scores) -> Float[Array, "B T"]:
-        cut = lowered(site.cut, self.router.scale, x.dtype)
+        cut = self._lowered(site.cut, x)
         return self.decider.logits(site.routing.decider, self.router, x, scores, cut)
 
     def _by_capacity(self, stream, sites: Sites, ctx: ForwardContext, k: int) -> tuple[Result, ...]:
@@ -207,11 +212,11 @@ class MoD:
         (weights, sites), x = self._scores(stream, sites, ctx), self.scheme.read(stream)
         scores = jax.lax.stop_gradient(weights)
         weights = weights if self.router.factor else scores
-        reach = lambda cut: scores[..., None] >= lowered(cut, self.router.scale, x.dtype)  # noqa: E731
+        reach = lambda cut: scores[..., None] >= self._lowered(cut, x)  # noqa: E731
         ran = reach(sites[0].cut[None])[..., 0] & real
         above = jnp.sum(reach(adaptive.grid(sites[0].cut)) & real[..., None], axis=1)
         fits = adaptive.sizes(tokens)
-        index = jnp.searchsorted(jnp.asarray(fits), jnp.max(jnp.sum(ran, axis=-1)))
+        index = jnp.searchsorted(jnp.asarray(fits), jnp.max(jnp.sum(ran, axis=-1), initial=0))
         operands = stream, ctx.where, ran, weights, [(site.branch, site.at) for site in sites]
         done = adaptive.switch(index, [functools.partial(self._sized, k, ctx) for k in fits], operands)
         computed = jnp.asarray(fits, jnp.float32)[index] / tokens

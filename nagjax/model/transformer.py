@@ -1,5 +1,6 @@
 """The Transformer. Its code is the same for every residual scheme."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -151,7 +152,7 @@ class Transformer(nnx.Module):
         scheme = as_scheme(scheme)
         self.config, self.scheme = config, scheme
         config.moe.check_scheme(scheme.name, scheme.scale_free)
-        self.mod = MoD.of(scheme, config.mod, config.context)
+        self.mod = MoD.of(scheme, config.mod, config.context, config.compute_dtype)
         self.groups = config.mod.groups(config.depth)
         own = Parametrization.of(config, scheme)
         first = head_std(config.width)
@@ -161,7 +162,8 @@ class Transformer(nnx.Module):
         self.blocks = make(jnp.asarray(config.places), rngs.split(config.depth))
         self.entry = scheme.entry(config.width, rngs)
         # A scheme that starts a gain from the embedding's size normalises the head: its gain starts as the head would.
-        self.ends = scheme.ends_for(scheme.ends(config.width, std / own.root, rngs), config.sublayers_before)
+        opening = math.sqrt(self.embedding.tables) * std / own.root
+        self.ends = scheme.ends_for(scheme.ends(config.width, opening, rngs), config.sublayers_before)
         first = first if config.init_std is None else own.root * config.init_std
         self.head = None if config.tied else Head(config, own.root * first, rngs)
         self.transform = None if config.head_epsilon is None else HeadTransform(config, rngs)
@@ -270,11 +272,12 @@ class Transformer(nnx.Module):
         """Maps token ids [B, T], 0 to vocab - 1, to what the head reads. With rotary positions T is free.
 
         `where` gives each token's document and position; by default each row is one document. `types`: of the tokens
-        of a model with `config.token_types`, such as BERT's sentences; all 0 by default. `progress` is the share
-        of the training done. `cache` makes the pass incremental; an integer begins one, of so many tokens. `observed`
-        adds telemetry per sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model:
-        it may measure or change the stream or skip the block, and returns the stream after the block and what it
-        gathered. `pin` is applied to activations [B, T, ...] between blocks (the trainer pins their sharding with it).
+        of a model with `config.token_types`, such as BERT's sentences; all 0 by default. `progress` is the share of
+        the training done. `cache` makes the pass incremental; an integer begins one, of so many tokens; a pass that
+        goes on with it needs `where`, as positions begin at 0 by default. `observed` adds telemetry per sublayer,
+        `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or change the
+        stream or skip the block, and returns the stream after the block and what it gathered. `pin` is applied to
+        activations [B, T, ...] between blocks (the trainer pins their sharding with it).
 
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.

@@ -126,8 +126,10 @@ class WriterLock:
             if holder and not (locked and holder["boot"] == self._me["boot"]) and not self._abandoned(file, holder):
                 return
             self._write(file)
-            if holder and _parsed(file).get("token") != self._me["token"]:
-                return  # another machine took it over, too
+            if not locked:
+                time.sleep(LOOK)  # whoever found it free at the same time has written by now
+            if not (locked and not holder) and self._replaced():
+                return  # another machine took it, too
             self._file = file
             stack.pop_all()
 

@@ -53,7 +53,7 @@ def checked(config: RunConfig, folder: Path, fresh: bool = False, force: bool = 
     opened_only = from_first(lambda: not fresh and finished(folder / CHECKPOINTS, options.steps))
     if not opened_only:
         together(lambda: check_log(options.log))
-    if not (force or opened_only):
+    if not (from_first(lambda: force) or opened_only):
         together(lambda: check_memory(blueprint))
     if from_first(lambda: fresh and bool(steps_saved(folder / CHECKPOINTS))):
         together(lambda: jit_train_step(blueprint).eval_shape(blueprint.abstract(), abstract_batch(blueprint)))
@@ -187,9 +187,9 @@ class Loop:
                     continue
                 score = self._evaluate()
             asked = self._asked()
-            if asked.failed:
+            if asked.failed or asked.lost:
+                jax.block_until_ready(self.state)  # hosts exchange errors, and no step may be running meanwhile
                 self.checkpoints.wait()
-            if asked.lost:
                 together(self.lock.check)
             stop = self.done == self.config.steps or bool(asked.signal)
             if stop or self.clock.due(self.done, score, self.checkpoints.saved, bool(asked.overdue)):

@@ -19,7 +19,8 @@ def check_schedule(config: OptimizerConfig) -> None:
     """Raises UserError for a warm-up and a cool-down that do not fit into the steps together: the rate would begin to
     fall late, and the training end before it has fallen."""
     if config.schedule == "wsd" and config.warmup + config.cooldown > 1:
-        left = f"the warm-up takes {config.warmup:g} of the steps, so at most {1 - config.warmup:g} is left for it"
+        most = math.floor((1 - config.warmup) * 1e6 + 1e-6) / 1e6  # rounded down: it is taken when given
+        left = f"the warm-up takes {config.warmup:g} of the steps, so at most {most:g} is left for it"
         raise UserError("cooldown", config.cooldown, f"{left}; or give a shorter warm-up")
 
 

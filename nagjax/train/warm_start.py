@@ -22,6 +22,7 @@ from nagjax.runs.names import CHECKPOINTS
 from nagjax.runs.opening import option_of, read_origin, tokenizer_of
 from nagjax.runs.weights import check_weights, read_weights
 from nagjax.train.checkpoint.store import steps_saved
+from nagjax.train.distributed.consensus import from_first
 from nagjax.train.optimizer import check_schedule
 from nagjax.train.state import Blueprint, TrainState
 
@@ -96,7 +97,8 @@ def begin(blueprint: Blueprint) -> TrainState:
         return blueprint.create()
     folder = Path(blueprint.config.start)
     config = dataclasses.replace(read_config(folder), mesh=blueprint.config.mesh)
-    _, params, _, mod = read_weights(folder, config, blueprint.mesh)
+    newest = from_first(lambda: max(steps_saved(folder / CHECKPOINTS), default=None))  # it may still be training
+    _, params, _, mod = read_weights(folder, config, blueprint.mesh, newest)
     state = blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own
     if blueprint.config.scheme.constrains:
         share = float(jax.jit(functools.partial(_projected_away, blueprint))(state.params))

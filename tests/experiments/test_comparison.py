@@ -206,6 +206,8 @@ def test_matching_a_wall_and_more_depth():
     near = {("plain", 8): 3.0, ("nag", 8): 3.001, ("plain", 32): 3.0, ("nag", 32): 3.001}
     matches = comparison(Matches("plain", ("nag",), margin=0.005))
     assert matches.summarise(SETTINGS, records(near)).verdict == "supported"
+    further = records(near | {("nag", 8): 3.010})  # the margin is a share of the loss
+    assert matches.summarise(SETTINGS, further).verdict == "supported"
     assert matches.summarise(SETTINGS, records(near | {("nag", 8): 3.1})).verdict == "not supported"
     wall = comparison(Wall("plain", "nag", beyond=10, margin=0.1))
     walled = {("plain", 8): 3.05, ("nag", 8): 3.0, ("plain", 32): 3.9, ("nag", 32): 3.0}

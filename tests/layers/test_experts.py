@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from nagjax.errors import UserError
 from nagjax.layers.balance import auxiliary_loss, balance_of, moved_biases
@@ -17,6 +19,7 @@ from nagjax.layers.mlp import MLP
 from nagjax.layers.parameters import Scales
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.ragged import ragged_matmul
+from pallas_kernels import shard_rows
 from tests.tolerance import assert_close
 
 WIDTH, HIDDEN = 16, 24
@@ -211,3 +214,22 @@ def test_bad_configs(field, changes):
     with pytest.raises(UserError) as error:
         MoEConfig(**changes)
     assert error.value.field == field
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_where_the_tokens_of_a_sequence_are_split_only_dropless_goes_on(dispatch):
+    """Room is counted over whole sequences, of which a device then has a part."""
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "seq"))
+    branch = with_dispatch(made(KINDS["two"]), dispatch=dispatch)
+    graph, params = nnx.split(branch)
+    x, real = jnp.asarray(X[:2]), jnp.ones((2, 20), bool)
+
+    def run(params, x, real):
+        return nnx.merge(graph, params).choose(x, real, lossless=False).value
+
+    split = jax.jit(shard_rows(run, mesh, P("data", "seq")))
+    if dispatch == "capacity":
+        with pytest.raises(UserError, match="moe.dispatch = 'capacity': the tokens of a sequence are split.*dropless"):
+            split(params, x, real)
+    else:
+        assert_close(split(params, x, real), run(params, x, real), **CLOSE)

@@ -137,6 +137,30 @@ def test_no_sequences_no_work():
     own = MixtureOfDepths(residual("nag", 1), 0.5)
     got, routed = own(jnp.ones((0, TOKENS, WIDTH)), [tanh], progress=1.0)
     assert got.shape == (0, TOKENS, WIDTH) and routed.ran.shape == (1, 0, TOKENS)
+    got, _ = own(jnp.ones((0, TOKENS, WIDTH)), [tanh], progress=1.0, causal=True, cuts=jnp.zeros(1))
+    assert got.shape == (0, TOKENS, WIDTH)
+
+
+def test_nags_router_goes_by_the_size_of_the_turn():
+    """The tokens that turn most run, also where a step size has learned to be negative."""
+    own, x = MixtureOfDepths(residual("nag", 2), 0.5), jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
+    _, before = own(x, [jnp.zeros_like] * 2, progress=1.0)
+    alpha = own.residual.gate.alpha
+    alpha[...] = -alpha[...]
+    _, after = own(x, [jnp.zeros_like] * 2, progress=1.0)
+    np.testing.assert_array_equal(before.ran, after.ran)
+    np.testing.assert_allclose(before.cut, after.cut)
+    assert before.cut.min() > 0
+
+
+def test_a_gradient_through_all_sublayers_is_as_large_as_their_parameters_once():
+    """Not once for each sublayer, as slices of all would make it."""
+    sublayers = 6
+    own = MixtureOfDepths(residual("review", sublayers), 0.5, rngs=nnx.Rngs(1))
+    x = jax.random.normal(jax.random.key(0), (2, TOKENS, WIDTH))
+    jaxpr = jax.make_jaxpr(nnx.grad(lambda own: jnp.sum(own(x, [tanh] * sublayers)[0])))(own)
+    shapes = [v.aval.shape for equation in jaxpr.eqns for v in equation.outvars]
+    assert 0 < shapes.count((sublayers, WIDTH, WIDTH)) < sublayers
 
 
 def test_what_does_not_fit_is_refused():

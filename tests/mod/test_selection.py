@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from nagjax.layers.where import Where
-from nagjax.mod import kept
+from nagjax.mod import ModConfig, kept
+from nagjax.mod.routed import MoD
 from nagjax.mod.selection import is_chosen, lowered, top_tokens
+from nagjax.residual import find_scheme
 
 
 def choose(scores, k, segments=None):
@@ -22,6 +24,14 @@ def test_ties_do_not_cost_a_token():
     chosen = choose([[1.0, 2.0, 2.0, 2.0, 0.0], [3.0, 3.0, 3.0, 3.0, 3.0]], 2)
     np.testing.assert_array_equal(chosen.indices, [[1, 2], [0, 1]])
     np.testing.assert_array_equal(chosen.cut, [2.0, 3.0])
+
+
+def test_the_margin_of_a_threshold_is_of_the_coarser_of_residual_and_branches():
+    rules = lambda dtype: MoD.of(find_scheme("nag")(), ModConfig(rate=(0.5,)), 8, dtype)  # noqa: E731
+    cut, x = jnp.float32(1.0), jnp.zeros((1, 1, 4))
+    margin = lambda dtype, x: float(cut - rules(dtype)._lowered(cut, x))  # noqa: E731
+    assert margin(jnp.float32, x) == 2.0**-16
+    assert margin(jnp.bfloat16, x) == margin(jnp.float32, x.astype(jnp.bfloat16)) == 2.0**-8
 
 
 def test_indices_are_sorted_and_int32():

@@ -102,6 +102,13 @@ def test_tied_and_untied_heads():
     assert np.all(np.any(np.asarray(grads["embedding"]["tokens"])[unseen] != 0, axis=-1))  # through the head alone
 
 
+@pytest.mark.parametrize("changes", [{}, {"positions": "learned"}])
+def test_nags_first_logits_have_a_spread_of_a_half_whatever_its_rows_are_sums_of(changes):
+    model = make(find_scheme("nag")(), width=64, **changes)
+    tokens = jnp.arange(64).reshape(8, 8) % 32
+    assert 0.45 < model.logits(model(tokens, progress=0.0)).std() < 0.55
+
+
 def test_options_change_the_parameters_they_name():
     def names(model):
         leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model)))

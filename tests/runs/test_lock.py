@@ -159,6 +159,18 @@ def test_without_locks_of_the_system_the_file_decides(tmp_path, quick, monkeypat
             WriterLock(tmp_path, "train").__enter__()
 
 
+def test_without_locks_of_the_system_one_of_two_that_found_it_free_gets_it(tmp_path, quick, monkeypatch):
+    """The one who wrote last."""
+    monkeypatch.setattr(lock, "_flock", lambda file: None)
+    monkeypatch.setattr(lock, "STALE", 60.0)
+    monkeypatch.setattr(lock, "LOOK", 0.2)
+    threading.Timer(0.1, elsewhere, (tmp_path,)).start()
+    threading.Timer(0.5, elsewhere, (tmp_path, "theirs", "2")).start()
+    with pytest.raises(UserError, match="process 7 on far"):
+        WriterLock(tmp_path, "train").__enter__()
+    assert json.loads((tmp_path / LOCK).read_text())["token"] == "theirs"
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", '{"pid": "7"}', '{"pid": 12, "ho', '{"pid": ' + "[" * 100_000, "\0" * 512]
 )

@@ -118,6 +118,10 @@ def test_a_warmup_and_a_cooldown_that_do_not_fit_together(warmup, cooldown):
     config = OptimizerConfig(schedule="wsd", warmup=warmup, cooldown=cooldown)  # as old runs may have it
     with pytest.raises(UserError, match=f"cooldown = {cooldown}.*at most {1 - warmup:g} is left"):
         check_schedule(config)
+    least = OptimizerConfig(schedule="wsd", warmup=0.33333333, cooldown=0.7)
+    with pytest.raises(UserError, match="at most 0.666666 is left"):
+        check_schedule(least)
+    check_schedule(dataclasses.replace(least, cooldown=0.666666))
     for other in ("cosine", "constant"):  # have no cool-down
         check_schedule(dataclasses.replace(config, schedule=other))
 

@@ -1,9 +1,13 @@
 """Preemption: SIGTERM saves and ends with code 0, wherever it comes, and nothing is lost by it."""
 
 import concurrent.futures
+import fcntl
 import json
+import os
+import resource
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -13,6 +17,7 @@ from nagjax.train import loop as loop_module
 from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.evaluator import Evaluator
 from nagjax.train.loop import train
+from nagjax.train.safety.stop import Stopper
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +130,31 @@ def test_before_the_first_step_there_is_nothing_to_save(config, tmp_path, monkey
     with pytest.raises(Preempted):
         train(config, tmp_path / "run")
     assert steps_saved(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_request_is_heard_whatever_the_number_of_its_descriptor(monkeypatch, capsys):
+    """A large corpus opens more files than `select` takes."""
+    made, (soft, hard) = os.pipe, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def high():
+        read, write = made()
+        moved = fcntl.fcntl(read, fcntl.F_DUPFD, 1500)
+        os.close(read)
+        return moved, write
+
+    monkeypatch.setattr(os, "pipe", high)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2000)), hard))
+    try:
+        with Stopper() as stopper:
+            stopper.settled = True
+            signal.raise_signal(signal.SIGTERM)
+            said, until = "", time.monotonic() + 30
+            while "asked to stop (SIGTERM)" not in said and time.monotonic() < until:
+                time.sleep(0.01)
+                said += capsys.readouterr().err
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "asked to stop (SIGTERM)" in said
 
 
 def test_in_another_thread_signals_are_left_to_the_main_one(in_another_thread):

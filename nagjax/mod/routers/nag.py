@@ -3,13 +3,16 @@
 import dataclasses
 from typing import ClassVar
 
+import jax.numpy as jnp
+
 from nagjax.errors import UserError
 from nagjax.mod.routers import Router
 
 
 @dataclasses.dataclass(frozen=True)
 class NAGRouter(Router):
-    """`score = t = alpha_l m_l(r)`, the tangent of the coming rotation: no parameters of its own.
+    """`score = |t|`, `t = alpha_l m_l(r)` the tangent of the coming rotation: no parameters of its own. A step size
+    that has learned to be negative turns as far as its positive.
 
     The modulator learns through the update it scales, so the score itself needs no gradient. The idea is
     of Figliolia & Millidge 2026, arXiv:2606.16112; capacities and thresholds on the angle are this project's design.
@@ -31,7 +34,7 @@ class NAGRouter(Router):
         return gate
 
     def score(self, scheme, stream, own, at, where, noise):
-        return scheme.turn(stream, at)
+        return jnp.abs(scheme.turn(stream, at))
 
     def score_block(self, scheme, stream, own, at, where, noise):
-        return scheme.turn(stream, at[0]) + scheme.turn(stream, at[1])
+        return jnp.abs(scheme.turn(stream, at[0])) + jnp.abs(scheme.turn(stream, at[1]))

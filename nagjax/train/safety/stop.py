@@ -61,9 +61,10 @@ class Stopper:
         came: dict[int, float] = {}  # when each signal came first
         heard = 0  # the request that was not answered yet
         with os.fdopen(read, "rb", buffering=0) as signals:
+            waiting = select.poll()  # unlike select.select it takes any descriptor
+            waiting.register(signals, select.POLLIN)
             while True:
-                ready, _, _ = select.select([signals], [], [], 0.05 if heard else None)
-                if ready:
+                if waiting.poll(50 if heard else None):
                     if not (found := signals.read(1)):
                         return
                     number = found[0]
