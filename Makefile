@@ -24,7 +24,7 @@ INSTALL = @echo "installing into $(1)"; install() { $(UV) pip install -q --pytho
 .PHONY: environments demo quick test types test-any-cpu test-any-cpu-quick test-meshes test-newest test-beam test-hf test-eval aot aot-quick plans bench-torch bench-decode torture fuzz models notebooks docs lint clean
 
 # What the tests of .ci/run need; make -j2 installs two at a time.
-environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
+environments: $(VENV)/.dev .venv-torch/.torch .venv-newest/.dev .venv-beam/.beam .venv-eval/.eval .venv-aot/.aot $(VENV)/.notebooks .venv-docs/.docs
 
 demo: $(VENV)/.base
 	$(BIN)/nagjax demo --depth $(DEPTH)

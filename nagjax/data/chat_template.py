@@ -119,11 +119,15 @@ class ChatTemplate:
         """What the text has behind an answer to these messages: what ends its turn, or where the template writes
         nothing there, what begins the user's next one."""
         said = [*messages, {"role": ANSWERS, "content": _SAID}]
-        after = self.render(said)[0].rpartition(_SAID)[2].strip()
+        after = self._shown(said).rpartition(_SAID)[2].strip()
         if after:
             return after
-        more = self.render([*said, {"role": "user", "content": _SAID}])[0]
+        more = self._shown([*said, {"role": "user", "content": _SAID}])
         return more.split(_SAID)[1].strip()
+
+    def _shown(self, messages: list[Message]) -> str:
+        """The text alone, of a template that may show an answer in another way once others follow it."""
+        return _between_marks(self._rendered(messages, False))[0]
 
 
 def find_template(tokenizer: str, template: str | None) -> ChatTemplate:

@@ -8,7 +8,7 @@ from pathlib import Path
 from nagjax.errors import UserError
 from nagjax.files import has_file
 from nagjax.interop.safetensors import all_there, pickles_in
-from nagjax.runs.names import CHECKPOINTS, CONFIG, TOKENIZER_FILES
+from nagjax.runs.names import CHECKPOINTS, CONFIG, TOKENIZER, TOKENIZER_FILES
 
 NAME = re.compile(r"(?P<owner>[\w.-]+)/(?P<model>[\w.-]+)(@(?P<revision>[\w./-]+))?")
 SHIPPED = Path(__file__).resolve().parents[2] / "models"  # in a clone; an installed package has none
@@ -20,7 +20,8 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
     """The folder of a model: `source` itself, unless there is no such folder here and it is the name of a model that
     comes with a clone, or OWNER/NAME or OWNER/NAME@REVISION of the hub (and there is no OWNER here either).
 
-    Of a name it is the hub's local cache that is asked, without a network; fetch: then the hub, by `huggingface_hub`.
+    Of a name it is the hub's local cache that is asked, without a network; fetch: then the hub, by `huggingface_hub`,
+    also for the tokenizer of a model that is there without one.
     Raises UserError with the command that fetches the model.
     """
     path, name = Path(source), NAME.fullmatch(str(source))
@@ -29,7 +30,8 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
     if name is None or path.exists() or path.parent.exists():
         return path
     repository, revision = f"{name['owner']}/{name['model']}", name["revision"] or "main"
-    if cached := _cached(name["owner"], name["model"], revision, pickles=not fetch):
+    cached = _cached(name["owner"], name["model"], revision, pickles=not fetch)
+    if cached and (not fetch or has_file(cached / TOKENIZER)):  # the library that filled the cache may not have asked
         return cached
     why = "huggingface_hub is not installed here" if fetch else "nagjax import fetches it"
     if fetch:
@@ -46,6 +48,8 @@ def find_model(source: str | Path, fetch: bool = False, say: Callable[[str], Non
                 why = f"it could not be fetched ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})"
             else:
                 return _with_weights(Path(folder), repository)
+    if cached:
+        return cached
     command = f"hf download {repository}" + (f" --revision {revision}" if name["revision"] else "")
     fix = (
         f"is no folder here, nor in the hub's cache {cache_folder()}, and {why}. Where there is a network: pip install"

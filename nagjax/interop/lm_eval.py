@@ -11,6 +11,7 @@ from nagjax.errors import UserError
 from nagjax.generate.sample import cut, facts_of, generate
 from nagjax.runs.opening import OpenRun
 from nagjax.train.score import continuation_scores
+from nagjax.train.tasks import encode_pairs
 
 try:
     from lm_eval import simple_evaluate
@@ -56,6 +57,11 @@ class NagjaxLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         front = [] if add_special_tokens is False else self.run.beginning
         return front + self.run.tokenizer.encode(string).tolist()
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """As training scores its tasks, and as the harness does; but where a continuation merged with its context, or
+        the context is of spaces alone, neither is without tokens."""
+        return encode_pairs(self.run.tokenizer, [(context, continuation)])[0]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
         """`requests` are ((context, continuation), their ids, ids)."""

@@ -30,10 +30,11 @@ def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
     if not (out / TOKENIZER).exists():
         text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
         write_text(out / TOKENIZER, text)
-    if not (out / TOKENIZER_CONFIG).exists():
+    path = out / TOKENIZER_CONFIG
+    settings = read_json(path, lenient=True) if path.exists() else {}
+    if "tokenizer_class" not in settings:  # a run on conversations keeps what its template reads, and no more
         ending = _token(read_json(out / TOKENIZER), tokenizer.end_of_text)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending}
-        write_json(out / TOKENIZER_CONFIG, settings)
+        write_json(path, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | settings)
 
 
 def _token(spec: dict, wanted: int) -> str:

@@ -58,6 +58,22 @@ def test_answers_of_a_template_without_marks():
 
 
 @pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("m['content'] | trim", "(m['content'] if loop.last else '...')"),
+        CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}"),
+        CHATML.replace("m['content'] | trim", "('<think></think>' if loop.last else '') + m['content']"),
+    ],
+)
+def test_what_ends_an_answer_is_known_also_where_history_is_shown_otherwise(template):
+    """As templates of models that reason show it: an answer without its thoughts, once others follow."""
+    form = ChatTemplate(template, name="reasoning")
+    assert form.ending(TALK[:1]) == form.ending(TALK[:3]) == "<|im_end|>"
+    with pytest.raises(UserError, match="generation"):
+        form.render(TALK)
+
+
+@pytest.mark.parametrize(
     "text, message",
     [
         ("{{ messages", "no Jinja template"),

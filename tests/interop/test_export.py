@@ -206,6 +206,17 @@ def test_a_run_that_reads_bytes_reads_bytes_when_its_bundle_was_imported(tmp_pat
     assert all((tmp_path / "bundle" / name).read_text() == (tmp_path / "again" / name).read_text() for name in names)
 
 
+def test_a_tokenizer_s_settings_name_its_class_whatever_a_run_on_conversations_has_kept(tmp_path):
+    """Its special tokens alone, which the chat template reads: transformers would guess the class by the model's."""
+    run = run_of(find_scheme("plain")(), tmp_path / "run")
+    run.folder.mkdir(exist_ok=True)
+    (run.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    export(run, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    end = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    assert settings == end | {"bos_token": "<s>"}
+
+
 ADAPTED = {name: (name, {}) for name in adapted_schemes()} | {
     "review_rank_2": ("review", {"rank": 2}),
     "nag_tied": ("nag", {"directions": 3}),

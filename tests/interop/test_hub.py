@@ -96,6 +96,20 @@ def test_the_hub_s_client_fetches(cache, monkeypatch):
     assert asked == [("owner/new", "dev"), ("owner/closed", "main")]
 
 
+def test_a_tokenizer_that_the_cache_lacks_is_fetched(cache, monkeypatch):
+    """Of a model that another library has left there; where that fails, the model is there without it."""
+    snapshot = cache / "snapshots" / COMMIT
+    (snapshot / "tokenizer.json").rename(cache / "kept")
+    assert find_model("owner/tiny") == find_model("owner/tiny", fetch=True) == snapshot
+
+    def snapshot_download(name, **options):
+        (cache / "kept").rename(snapshot / "tokenizer.json")
+        return str(snapshot)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(snapshot_download=snapshot_download))
+    assert find_model("owner/tiny", fetch=True) == snapshot and (snapshot / "tokenizer.json").exists()
+
+
 def test_a_repository_of_pickles_alone_is_told_so(cache, monkeypatch):
     """In the cache, and where the client fetches it, for which pickles are left where they are."""
     snapshot = cache / "snapshots" / COMMIT

@@ -127,6 +127,17 @@ def test_loglikelihood_and_rolling(run, harness):
     assert rolled[1] == close_to(by_hand(run, [256], encode("ab"))[0], terms=64, chain=24)
 
 
+def test_a_continuation_that_merged_with_its_context_has_a_token(run, harness, monkeypatch):
+    """Nobody's is the sum of no tokens, which is the best there is."""
+    merged = {"3": [51], "34": [257 - 1], "": []}
+    encode_batch = lambda texts: [np.array(merged.get(text, list(text.encode()))) for text in texts]  # noqa: E731
+    monkeypatch.setattr(run.tokenizer, "encode_batch", encode_batch)
+    assert harness._encode_pair("3", "4") == ([51], [256])
+    assert harness._encode_pair("  ", "a") == ([256], list(b"  a"))
+    scores = harness.loglikelihood([request("3", "4"), request("\n", "b")], disable_tqdm=True)
+    assert all(nats < 0 for nats, _ in scores)
+
+
 def test_generate_until_stops_where_it_is_told_to(harness):
     greedy = {"until": [], "max_gen_toks": 8, "do_sample": False}
     whole, again = harness.generate_until([request("x = ", greedy), request("x" * 90, greedy)])
