@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.parts.rows import Case, Options
 from nagjax.layers.attend import attend
 from nagjax.layers.where import Where
+from nagjax.mod import kept
 from nagjax.model.config import ModelConfig
 from pallas_kernels.bench import in_one_line
 from pallas_kernels.timing import seconds
@@ -46,19 +47,27 @@ def measure(shape: tuple[int, int, int, int], documents: int, implementation: st
 
 
 def working(model: ModelConfig, batch: int) -> ModelConfig:
-    """The model for whole steps of so many sequences, with XLA's attention where that of "auto" fails here."""
-    return dataclasses.replace(model, attention=_chosen((batch, model.context, model.heads, model.head_width)))
+    """The model for whole steps of so many sequences, with XLA's attention where that of "auto" fails here: for all
+    tokens' queries, or for as many as Mixture-of-Depths chooses."""
+    shape = batch, model.context, model.heads, model.head_width
+    rates = {rate for rate, _ in model.mod.rates(model.depth) if 0.0 < rate < 1.0}
+    counts = [model.context, *sorted({kept(rate, model.context) for rate in rates})]
+    fails = any(_chosen(shape, count) == "xla" for count in counts)
+    return dataclasses.replace(model, attention="xla" if fails else "auto")
 
 
 @functools.cache
-def _chosen(shape: tuple[int, int, int, int]) -> str:
+def _chosen(shape: tuple[int, int, int, int], queries: int) -> str:
     try:
-        *arrays, where = inputs(shape, 1)
-        found = jax.jit(functools.partial(both, where, "auto"))(*arrays)
+        q, k, v, pulled, where = inputs(shape, 1)
+        first = lambda x: x[:, :queries]  # noqa: E731
+        asking = Where(*map(first, where))
+        found = jax.jit(functools.partial(both, where, "auto", asking=asking))(first(q), k, v, first(pulled))
         if not all(np.isfinite(np.asarray(x, np.float32)).all() for x in found):
             raise FloatingPointError("values that are not finite")
     except Exception as failed:  # cuDNN's is compiled by nothing but a GPU: a step is better than none
-        print(f"attention at {list(shape)}: XLA's, as that of auto failed: {in_one_line(failed)}", flush=True)
+        at = f"attention at {list(shape)} with {queries} queries"
+        print(f"{at}: XLA's, as that of auto failed: {in_one_line(failed)}", flush=True)
         return "xla"
     return "auto"
 
@@ -76,16 +85,20 @@ def inputs(
     return *jax.random.normal(jax.random.key(0), (4, *shape), jnp.bfloat16), where
 
 
-def both(where: Where, implementation: str, q, k, v, pulled) -> tuple[jax.Array, ...]:
-    """Attention's output and the gradients of queries, keys and values."""
-    out, pull = jax.vjp(lambda *x: attend(*x, where, where, implementation), q, k, v)
+def both(where: Where, implementation: str, q, k, v, pulled, asking: Where | None = None) -> tuple[jax.Array, ...]:
+    """Attention's output and the gradients of queries, keys and values. `asking`: where the queries are, if elsewhere
+    than the keys."""
+    out, pull = jax.vjp(lambda *x: attend(*x, asking or where, where, implementation), q, k, v)
     return out, *pull(pulled.astype(out.dtype))
 
 
 @functools.lru_cache(maxsize=1)  # the implementations at one shape come one after the other
 def _exact(shape: tuple[int, int, int, int], documents: int) -> tuple[jax.Array, ...]:
+    """One row at a time, as scores of all may not fit where what is measured keeps none; all rows have one `where`."""
     *arrays, where = inputs(shape, documents)
-    return in_float32(functools.partial(both, where, "xla"), *arrays)
+    row = Where(*(x[:1] for x in where))
+    one = lambda x: [y[0] for y in both(row, "xla", *(part[None] for part in x))]  # noqa: E731
+    return in_float32(lambda *x: tuple(jax.lax.map(one, x)), *arrays)
 
 
 def in_float32(program, *args: jax.Array) -> tuple[jax.Array, ...]:

@@ -120,8 +120,11 @@ class Rows:
         return contextlib.nullcontext() if self.limit is None else alarm(limit, self._end, case, limit)
 
     def _end(self, case: Case, limit: float) -> None:
-        error = f"took longer than {limit:g} s"
-        self._append({"case": case.name, "error": error, "ended": True, "hung": True, **_stage(last(self.path))})
+        error, stage = f"took longer than {limit:g} s", _stage(last(self.path))
+        if case.compile is not None and not COMPILED.items() <= stage.items():  # slow, and tried again by itself
+            self._append({"case": case.name, "ended": True, **stage})
+        else:
+            self._append({"case": case.name, "error": error, "ended": True, "hung": True, **stage})
         print(f"{self.path.stem}: {line(case.name)}: {error}", flush=True)
         os._exit(AGAIN)
 

@@ -42,7 +42,7 @@ SETTINGS = (  # size, rematerialisation, kernels, schemes; five minutes are enou
     *(("1B", "none", "auto", SCHEMES), ("1B", "none", "xla", SCHEMES)),
 )
 # Parameters, moments and gradients take 16 GB at 1B; activations that nothing computes again, 60 more (docs/plan.md).
-LEAST_BYTES = {("1B", "none"): 90 * 2**30}
+LEAST_BYTES = {("1B", "block"): 20 * 2**30, ("1B", "dots"): 20 * 2**30, ("1B", "none"): 90 * 2**30}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,8 @@ def device_bytes() -> float:
 def routed_cases(options: Options) -> Iterator[Case]:
     """Part `mod`: Mixture-of-Depths at a quarter and at half of the tokens, against the dense step."""
     for size in sizes(options.rehearsal):
+        if device_bytes() < LEAST_BYTES.get((size.name, "block"), 0):
+            continue
         for scheme in ("nag",) if options.rehearsal else ("nag", "plain"):
             block = functools.partial(measure, size, scheme, remat="block")
             dense, half, quarter = (functools.partial(block, mod=ModConfig(rate=(rate,))) for rate in (0.0, 0.5, 0.25))

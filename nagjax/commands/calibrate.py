@@ -53,17 +53,20 @@ def main(
     dense = found["dense"]
     print(
         "  rate  skipped (attention, MLP)  threshold   FLOPs    loss  other tokens  at random  "
-        "blocks off (FLOPs): least influence, last"
+        "blocks off (FLOPs): loss, of least influence, of the last"
     )
     print(f"  0.00    0.0%  (  0.0%,   0.0%)          -  1.000  {dense['loss']:.4f}")
     for p in found["points"]:
         mark = "*" if p["rate"] == found["chosen"] else " "
         by_kind = f"({p['mod_rate_attention']:6.1%}, {p['mod_rate_mlp']:6.1%})"
         tokens = f"{p['loss']:.4f}        {p['tokens_loss']:.4f}     {p['random_loss']:.4f}"
-        whole = f"{len(p['late_blocks'])} ({p['late_flops'] / dense['flops']:.3f}): {p['influence_loss']:.4f}"
+        whole = ", ".join(
+            f"{len(p[f'{way}_blocks'])} ({p[f'{way}_flops'] / dense['flops']:.3f}): {p[f'{way}_loss']:.4f}"
+            for way in ("influence", "late")
+        )
         print(
             f"{mark} {_rate(p['rate']):4}  {p['mod_rate']:6.1%}  {by_kind}  {p['threshold']:9.5f}  "
-            f"{p['flops'] / dense['flops']:.3f}  {tokens}  {whole}, {p['late_loss']:.4f}"
+            f"{p['flops'] / dense['flops']:.3f}  {tokens}  {whole}"
         )
     used = f"rate {found['chosen']:g} is used by eval, generate, chat, map and diagnose"
     print(used if found["chosen"] else DENSE)

@@ -92,3 +92,5 @@ def main(
         print(report(results[0]))
     if json:
         write_text(json, json_text(results if search else results[0], indent=1) + "\n")
+    if all("error" in own for own in results):
+        raise UserError("search", search, f"nothing could be compiled, at first because: {results[0]['error']}")

@@ -52,7 +52,7 @@ def too_dense(rows: int, queries: int, keys: int, itemsize: int) -> bool:
 def tokamax_installed() -> bool:
     """Whether it is; a warning if not."""
     return installed(
-        ("tokamax",),
+        ("tokamax", "jax_triton", "triton"),  # its module imports all of them
         f"attention: a mask of more than {DENSE_LIMIT >> 30} GiB is made for cuDNN; pip install -e '.[tokamax]' has "
         "kernels that need none",
     )

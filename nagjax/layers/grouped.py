@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from nagjax.layers.platform import installed, on_gpu
+from nagjax.layers.platform import installed, on_gpu, warn_once
 from pallas_kernels.dispatch import here
+from pallas_kernels.launch import raw_triton
 from pallas_kernels.launch.gpu import wrong_capability
 
 TILE, DEEP = 128, 32  # rows and columns of a tile, and how many features it takes at a time: tokamax's own choice
@@ -24,11 +25,14 @@ def usable() -> bool:
     """Whether the program is for a GPU that these kernels run on, and the package is there; says once if it is not."""
     if not on_gpu() or here() == "rocm" or wrong_capability() is not None:
         return False
-    return installed(
-        ("tokamax", "jax_triton"),
-        "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
-        "pip install -e '.[tokamax]', or train with --moe.dispatch capacity",
-    )
+    slow = "dropless experts: XLA multiplies every row with the matrices of all experts on this GPU; "
+    if not installed(
+        ("tokamax", "jax_triton"), f"{slow}pip install -e '.[tokamax]', or train with --moe.dispatch capacity"
+    ):
+        return False
+    if why := raw_triton.missing():  # tokamax's kernels are jax_triton's
+        warn_once(f"{slow}tokamax's kernels are not taken: {why}")
+    return why is None
 
 
 def grouped_matmul(

@@ -65,8 +65,13 @@ def installed(packages: tuple[str, ...], without: str) -> bool:
     """Whether these packages are; a warning, `without`, if not."""
     found = all(importlib.util.find_spec(package) is not None for package in packages)
     if not found:
-        logger.warning(without)
+        warn_once(without)
     return found
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 def joins_matmuls() -> bool:

@@ -46,6 +46,16 @@ def choose(config: RunConfig, topology: Topology) -> tuple[RunConfig, Choices]:
                 "it is)"
             )
         attention = taken = "tokamax" if attention == "tokamax" else "xla"
+    if taken != "xla" and any(window is not None and window < model.context for window in model.windows):
+        notes.append(
+            "attention kernels are counted for all tokens before a query, also where they see a window of these: "
+            "matmuls and their time are upper bounds, and MFU may be above the one told"
+        )
+    if model.mod.active and model.mod.adaptive:
+        notes.append(
+            "routed sublayers are counted for all tokens, the largest of adaptive capacity's sizes: FLOPs, bytes and "
+            "time are upper bounds, and MFU may be above the one told"
+        )
     model = dataclasses.replace(model, dtype=dtype, attention=attention)
     return dataclasses.replace(config, model=model), Choices(dtype, taken, tuple(notes))
 

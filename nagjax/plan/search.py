@@ -65,8 +65,9 @@ def search(
 ) -> list[dict]:
     """Plans of at most `tries` candidates.
 
-    On each mesh the policies are tried from the least recomputation to the most, each with the fewest parts that fit:
-    more recomputation or parts than needed only cost time. A mesh is skipped if the state alone is too large.
+    On each mesh the policies are tried from the least recomputation to the most, each with the fewest parts that fit,
+    up to the first that fits in one: beyond that, recomputation adds to the work, though the bound may be lower where
+    it saves bytes moved. A mesh is skipped if the state alone is too large.
     """
     found: list[dict] = []
     for mesh in meshes(config, topology):
@@ -85,7 +86,7 @@ def search(
                 if last["fits"] or "error" in last or _state_alone(last):
                     break
             if last and (_state_alone(last) or (last["fits"] and last["config"]["train"]["accumulate"] == 1)):
-                break  # a policy that recomputes more could only be slower
+                break
     return found
 
 

@@ -70,8 +70,9 @@ def _loss(runs: Sequence[Run], styles: Sequence[Style]) -> tuple[Figure, str] | 
     late = np.concatenate([values[np.isfinite(values)] for values in late])
     if not late.size:
         return None
+    apart = "" if one_text([run for run in runs if run.evals.step.size]) else " · other texts, other heights"
     figure, (ax,) = new_figure(
-        "Loss over training", "nats per token · points: validation, faint lines: training (smoothed)"
+        "Loss over training", f"nats per token · points: validation, faint lines: training (smoothed){apart}"
     )
     trained = []
     for run, style in zip(runs, styles, strict=True):

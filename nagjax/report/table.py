@@ -37,8 +37,8 @@ class Table:
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """The facts of each run. The best step time is marked, ties included, the best bits per byte where all runs share
-    their text, and the best validation loss where they share the tokenizer, too.
+    """The facts of each run. Of runs on one machine the best step time is marked, ties included, the best bits per byte
+    where all runs share their text, and the best validation loss where they share the tokenizer, too.
 
     The step time also stands as a ratio to the plain run's where there is one of the same shape and machine. Runs with
     Mixture-of-Depths are judged by their causal decider (`nagjax.runs.metrics.EvalLog`).
@@ -46,6 +46,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     """
     evaluations = [run.last_eval for run in runs]
     depth = [run.depth_facts for run in runs]
+    one_machine = len({machine(run) for run in runs}) == 1
     step_ms = [None if run.step_seconds is None else 1000 * run.step_seconds for run in runs]
     columns: dict[str, list[Cell]] = {
         "scheme": [Cell(label) for label in run_labels(runs)],
@@ -53,7 +54,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         "parameters": [Cell(count(run.info["parameters"])) for run in runs],
         "training FLOPs/token": [Cell(count(run.info["train_flops_per_token"])) for run in runs],
         "learning rate": [Cell(rate(run.lr)) for run in runs],
-        "step time (ms)": _marked(step_ms, lambda v: number(v, 0 if v is None or v >= 100 else 1)),
+        "step time (ms)": _marked(step_ms, lambda v: number(v, 0 if v is None or v >= 100 else 1), one_machine),
     }
     ratios = [step_time_ratio(run, runs) for run in runs]
     if any(ratio is not None for ratio in ratios):

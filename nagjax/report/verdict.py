@@ -33,13 +33,13 @@ def ranking(runs: Sequence[Run]) -> tuple[list[float], str]:
 def verdict(runs: Sequence[Run]) -> str:
     """Who is ahead and by how much, from the last evaluations, by `ranking`.
 
-    Nats per token are added to bits per byte where all runs share one vocabulary. Of runs on several texts none is
+    Nats per token are added to bits per byte where all runs share one tokenizer. Of runs on several texts none is
     ahead.
     Raises `UserError` for a run with no evaluation yet.
     """
     labels, evaluations = run_labels(runs), [run.last_eval for run in runs]
     values, unit = ranking(runs)
-    both = unit == "bits per byte" and len({run.config["model"].get("vocab") for run in runs}) == 1
+    both = unit == "bits per byte" and one_text(runs)
     order = sorted((i for i, value in enumerate(values) if math.isfinite(value)), key=values.__getitem__)
     lost = _unranked(labels, evaluations, order)
     if not order:

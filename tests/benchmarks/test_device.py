@@ -176,6 +176,12 @@ def test_a_step_is_set_beside_its_base_of_the_same_process(monkeypatch):
     assert order[:4] == [("nag", 0.0), ("nag", 0.5), ("nag", 0.25), ("plain", 0.0)]
 
 
+def test_what_a_small_device_has_no_memory_for_is_left_out(monkeypatch):
+    monkeypatch.setattr(steps, "device_bytes", lambda: 15.75 * 2**30)
+    for cases in (steps.cases, steps.routed_cases):
+        assert {case.name["size"] for case in cases(Options(False, None, 0.0))} == {"350M"}
+
+
 def test_nothing_is_measured_where_jax_sees_no_accelerator(tmp_path, capfd):
     folders = ["--out", str(tmp_path), "--scratch", str(tmp_path / "scratch")]
     with pytest.raises(SystemExit) as ended:

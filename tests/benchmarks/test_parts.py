@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.parts import attention, experts, steps, training
 from benchmarks.parts.rows import Options
+from nagjax.mod import ModConfig
 
 
 def products(program, *args):
@@ -59,8 +60,25 @@ def test_steps_are_measured_with_xla_s_attention_where_that_of_auto_fails(fault,
     assert [model.attention for model in (*found, trained)] == ["xla"] * 3
     assert tried == [(2, 16, found[0].heads, found[0].head_width), (8, 16, trained.heads, trained.head_width)]
     why = "RuntimeError: no plan" if fault == "raises" else "FloatingPointError: values that are not finite"
-    assert f"attention at {list(tried[0])}: XLA's, as that of auto failed: {why}" in capsys.readouterr().out
+    told = f"attention at {list(tried[0])} with 16 queries: XLA's, as that of auto failed: {why}"
+    assert told in capsys.readouterr().out
     assert steps.blueprint_of(size, "plain").config.model.attention == "auto"
+
+
+def test_attention_is_tried_with_as_many_queries_as_are_routed(monkeypatch):
+    """cuDNN may refuse those alone."""
+    attend, size = attention.attend, steps.sizes(True)[0]
+
+    def failing(q, *rest):
+        if q.shape[1] == 8:
+            raise RuntimeError("no plan")
+        return attend(q, *rest)
+
+    monkeypatch.setattr(attention, "attend", failing)
+    attention._chosen.cache_clear()
+    by_rate = {rate: steps.blueprint_of(size, "nag", mod=ModConfig(rate=(rate,))).config.model for rate in (0.0, 0.5)}
+    attention._chosen.cache_clear()
+    assert {rate: model.attention for rate, model in by_rate.items()} == {0.0: "auto", 0.5: "xla"}
 
 
 def test_torch_compiles_each_shape_for_itself(monkeypatch):

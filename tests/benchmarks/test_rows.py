@@ -213,6 +213,23 @@ Rows("part", pathlib.Path(sys.argv[1]), time.monotonic() + 60, 50.0).run(cases)
 """
 
 
+def test_a_case_that_compiles_for_too_long_is_tried_once_more_by_itself(tmp_path, monkeypatch):
+    """Beside seven others a compilation may be slow; it is the second time that tells."""
+    monkeypatch.setattr(rows.os, "_exit", lambda code: None)
+    slow = case("slow", 1)._replace(compile=lambda: 1)
+    for number in (1, 2):
+        part = Rows("part", tmp_path, time.monotonic() + 60, 50.0)
+        part._append({"origin": part.origin})
+        part._append({"case": slow.name, "begun": True})
+        part._end(slow, 50.0)
+        assert not any("hung" in line or "error" in line for line in rows.read(part.path))
+        finished, begun, _ = Rows("part", tmp_path, time.monotonic() + 60)._known()
+        assert not finished and sum(begun.values()) == number
+        assert Rows("part", tmp_path, time.monotonic() + 60)._ended()[1]  # the next compiles one at a time
+    assert Rows("part", tmp_path, time.monotonic() + 60).run([slow]) == 0
+    assert "never finished" in measured(tmp_path / "part.jsonl")[-1]["error"]
+
+
 def test_a_case_of_another_device_is_measured_again(tmp_path):
     lines = [{"origin": ORIGIN}, {"case": {"case": "a"}, "result": {"value": 1}, "seconds": 1.0}]
     (tmp_path / "part.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from nagjax.errors import UserError
 from nagjax.layers import cudnn
 from nagjax.layers.attend import _best, attend
 from nagjax.layers.platform import tracing_for
 from nagjax.layers.where import Where
+from pallas_kernels import shard_rows
 from pallas_kernels.launch import gpu
 
 
@@ -62,6 +65,28 @@ def test_heads_that_cudnn_does_not_take_are_xla_s(device, make, width, dtype, wh
         if why:
             with pytest.raises(UserError, match=f"attention = 'cudnn': .*{why}.* choose auto or xla"):
                 attend(x, x, x, where, where, "cudnn")
+
+
+def test_cudnn_has_each_device_s_own_sequences_and_heads(monkeypatch):
+    """Where heads of keys cannot be split as those of queries are, which JAX's rule for cuDNN refuses, none are."""
+    mesh, seen = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "tensor")), []
+    own = jax.nn.dot_product_attention
+
+    def attention(q, k, v, *, mask, implementation):
+        if implementation == "cudnn":
+            seen.append((q.shape, k.shape, mask.shape))
+        return own(q, k, v, mask=mask)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
+    monkeypatch.setattr(cudnn, "refusal", lambda width, dtype: None)
+    noise, where = np.random.default_rng(0), Where.whole(4, 6)
+    draw = lambda heads: jnp.asarray(noise.normal(size=(4, 6, heads, 8)), jnp.float32)  # noqa: E731
+    for heads, kept in ((2, 8), (4, 2)):
+        q, k, v = draw(8), draw(heads), draw(heads)
+        run = lambda q, k, v: attend(q, k, v, where, where, "cudnn")  # noqa: E731
+        got = jax.jit(shard_rows(run, mesh, P("data")))(q, k, v)
+        np.testing.assert_allclose(got, attend(q, k, v, where, where, "xla"), rtol=1e-5, atol=1e-5)
+        assert seen.pop() == ((2, 6, kept, 8), (2, 6, heads * kept // 8, 8), (2, 1, 6, 6))
 
 
 @pytest.mark.parametrize("queries, keys", [(103, 128), (127, 127), (64, 65), (1, 1)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nagjax.layers import grouped, ragged
-from nagjax.layers.platform import installed, tracing_for
+from nagjax.layers.platform import installed, tracing_for, warn_once
 
 ROWS, EXPERTS, WIDTH, HIDDEN = 40, 5, 8, 16
 
@@ -63,6 +63,7 @@ def test_rows_after_the_last_group_have_zeros_and_no_gradient(monkeypatch, sizes
 @pytest.mark.parametrize("platform, taken", [("cpu", False), ("tpu", False), ("gpu", True)])
 def test_they_are_taken_on_gpus_with_the_package(monkeypatch, platform, taken):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(grouped.raw_triton, "missing", lambda: None)
     installed.cache_clear()
     with tracing_for(platform):
         assert grouped.usable() == taken
@@ -72,9 +73,23 @@ def test_they_are_taken_on_gpus_with_the_package(monkeypatch, platform, taken):
     installed.cache_clear()
 
 
+def test_where_their_triton_compiles_nothing_they_are_not_taken(monkeypatch, caplog):
+    """As beside a PyTorch that keeps an older one; said once."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(grouped.raw_triton, "missing", lambda: "jax_triton 0.4.1 needs triton 3.7 or newer")
+    installed.cache_clear()
+    warn_once.cache_clear()
+    with tracing_for("gpu"), caplog.at_level(logging.WARNING):
+        assert not grouped.usable() and not grouped.usable()
+    (record,) = caplog.records
+    assert "all experts on this GPU" in record.getMessage() and "needs triton 3.7" in record.getMessage()
+    installed.cache_clear()
+
+
 def test_without_the_package_it_is_said_once_what_that_costs(monkeypatch, caplog):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     installed.cache_clear()
+    warn_once.cache_clear()
     with tracing_for("gpu"), caplog.at_level(logging.WARNING):
         assert not grouped.usable() and not grouped.usable()
     (record,) = caplog.records

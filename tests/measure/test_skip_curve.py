@@ -11,7 +11,7 @@ import pytest
 from nagjax.cli import main
 from nagjax.errors import UserError
 from nagjax.measure.cuts import Cutter
-from nagjax.measure.skip_curve import Sweep
+from nagjax.measure.skip_curve import CLOSE, Sweep, _choose
 from nagjax.runs.lock import WriterLock
 from nagjax.runs.names import CALIBRATION
 from nagjax.runs.opening import open_run
@@ -40,6 +40,18 @@ def test_a_saved_rate_is_taken_back_without_a_sweep(run, tmp_path, monkeypatch, 
         assert main(command) == 0 and not (folder / CALIBRATION).exists()
         assert "the dense model is used" in capsys.readouterr().out
     assert main(["calibrate", str(tmp_path / "absent"), "--choose", "0"]) == 2 and not (tmp_path / "absent").exists()
+
+
+def test_the_highest_rate_within_the_rise_is_chosen():
+    points, dense = [{"rate": 0.1, "loss": 2.01}, {"rate": 0.3, "loss": 2.02}, {"rate": 0.5, "loss": 2.5}], {"loss": 2}
+    assert _choose(points, dense, None, 0.025) == 0.3 and _choose(points, dense, None, 0.015) == 0.1
+    assert _choose(points, dense, None, 0.005) == 0.0 and _choose(points, dense, 0.5, 0.005) == 0.5
+
+
+def test_a_threshold_skips_the_share_that_was_asked_for(run):
+    swept = Sweep(run, batches=1, search_batches=2)
+    for rate in (0.2, 0.4):
+        assert swept._skipped(swept.threshold(rate)) == pytest.approx(rate, abs=CLOSE)
 
 
 def test_every_control_leaves_out_what_it_says(run, monkeypatch):

@@ -72,6 +72,16 @@ def test_a_place_for_the_result_is_looked_at_before_anything_is_compiled(capsys,
         fails(capsys, ["--preset", "1M", "--topology", "v5e:2x2", "--json", str(out)], "json = ")
 
 
+def test_a_search_in_which_nothing_compiles_fails(capsys, tmp_path, monkeypatch):
+    """What was tried is listed and written all the same."""
+    monkeypatch.setattr("nagjax.plan.compile.WORKER", ("false",))
+    args = f"--preset 1M --topology v5e:2x2 --search --tries 2 --json {tmp_path / 'plans.json'}".split()
+    assert main(["plan", *args]) == 2
+    said = capsys.readouterr()
+    assert "search = " in said.err and "nothing could be compiled" in said.err
+    assert len(json.loads((tmp_path / "plans.json").read_text())) == 2
+
+
 def test_what_is_planned_is_told_with_its_own_batch(capsys):
     assert main("plan --preset 1M --topology v5e:2x2".split()) == 0
     assert "steps of 256 x 128 = 32,768 tokens, on v5e:2x2" in capsys.readouterr().out

@@ -82,6 +82,20 @@ def test_attention_that_cannot_be_compiled_here_is_said():
     assert not choose(run(), parse("v5e:2x2"))[1].notes
 
 
+def test_what_is_counted_in_full_is_said():
+    """A window that a kernel's blocks leave out, and the sizes of adaptive capacity."""
+
+    def notes(machine="v5e:2x2", **model):
+        return " ".join(choose(run(**model), parse(machine))[1].notes)
+
+    windowed = BlockConfig(window=64)
+    assert "see a window" in notes(block=windowed) and "see a window" not in notes(block=BlockConfig(window=4096))
+    assert "see a window" not in notes(block=windowed, attention="xla")
+    assert "see a window" not in notes("h200x8", block=windowed) and "tokamax" not in notes(block=windowed)
+    assert "adaptive capacity" in notes(mod=ModConfig(rate=(0.5,), capacity="adaptive"))
+    assert not notes(mod=ModConfig(rate=(0.5,)))
+
+
 def test_the_attention_of_a_long_context_on_a_gpu_is_the_one_that_runs(monkeypatch):
     """One row of 32k tokens on each of two GPUs: cuDNN's mask would take 2 GiB, and half of that with four of 16k."""
     monkeypatch.setattr(flash, "tokamax_installed", lambda: True)

@@ -45,6 +45,11 @@ def test_the_lowest_is_marked_ties_included(runs, make_run):
     assert not any(c.best for c in column(table, "parameters"))
 
 
+def test_steps_of_two_machines_are_not_compared(runs):
+    runs[1].info["device"] = "NVIDIA H200"
+    assert not any(c.best for c in column(comparison_table(runs), "step time (ms)"))
+
+
 def test_tokens_of_two_tokenizers_are_not_compared(runs, make_run):
     """A token of a larger vocabulary is more text: its loss is higher, where the bits per byte may be fewer."""
     other = load_run(

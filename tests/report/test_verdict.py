@@ -60,6 +60,16 @@ def test_other_vocabularies_are_compared_in_bits_only(load):
     assert "nats/token" not in verdict([plain, nag])
 
 
+def test_other_tokenizers_of_one_size_are_compared_in_bits_only(load):
+    """On one text, as their documents and bytes tell."""
+    plain, nag = load("plain", 1.8), load("nag", 1.7)
+    for run, name in ((plain, "x"), (nag, "y")):
+        known = {"tokenizer": name, "documents": 9, "bytes": 1000, "content": name}
+        (run.path / "corpus.json").write_text(json.dumps(known))
+    told = verdict([plain, nag])
+    assert "NAG is ahead" in told and "nats/token" not in told
+
+
 def test_without_an_evaluation_there_is_no_verdict(make_run):
     with pytest.raises(UserError, match="no evaluation yet"):
         verdict([load_run(make_run("a", []))])
