@@ -144,7 +144,7 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(UV)
 	$(call INSTALL,$(VENV)) -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(UV)
+$(VENV)/.dev: pyproject.toml constraints.txt | $(UV) $(VENV)/.base
 	$(NEEDS_PYTHON)
 	$(call MAKE_VENV,$(VENV))
 	$(call INSTALL,$(VENV)) -c constraints.txt -e '.[dev]'

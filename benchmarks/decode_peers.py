@@ -10,7 +10,6 @@ and, less moved by what else the machine does, by CPU time. transformers runs in
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from nagjax.files import check_writable_file
 from nagjax.generate.sample import generate
 from nagjax.generate.weights import Weights, with_weights
 from nagjax.interop.importing import import_model
+from nagjax.processes import cores
 from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ class Transformers(Peer):
 
     def __init__(self, python: str, folder: Path, dtype: str, compiled: bool):
         options = [f"--folder={folder}", f"--dtype={dtype}", f"--config={json.dumps(MODEL)}"]
-        options += [f"--threads={os.cpu_count()}", *["--compiled"] * compiled]
+        options += [f"--threads={cores()}", *["--compiled"] * compiled]
         super().__init__(python, "hf_decode.py", *options)
 
     def written(self, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], np.ndarray]:

@@ -4,10 +4,12 @@ import json
 import os
 from pathlib import Path
 
+from nagjax.processes import cores
+
 
 def machine() -> dict:
     """Cores, and what else they had to do before: processes that wanted one, 0 on an idle machine."""
-    return {"cores": os.cpu_count(), "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None}
+    return {"cores": cores(), "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None}
 
 
 def kept(path: Path, sitting: dict) -> list[dict]:

@@ -6,7 +6,6 @@ benchmarks/results/step_cpu.json keeps the last sitting of every CPU, and the ta
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from nagjax.files import check_writable_file
 from nagjax.measure.profile import OTHER, SCOPES, profile
 from nagjax.measure.step_times import Racer, blueprint_of, race
 from nagjax.memory import keep_freed_memory
+from nagjax.processes import cores
 from pallas_kernels.origin import origin
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ class Torch(Peer):
     def __init__(self, python: str, blueprint, batch: int, compiled: bool):
         model = blueprint.config.model
         sizes = {name: getattr(model, name) for name in ("depth", "width", "context", "vocab", "heads", "hidden")}
-        options = [f"--{name}={value}" for name, value in {**sizes, "batch": batch, "threads": os.cpu_count()}.items()]
+        options = [f"--{name}={value}" for name, value in {**sizes, "batch": batch, "threads": cores()}.items()]
         super().__init__(python, "torch_step.py", *options, *["--compiled"] * compiled)
 
     def seconds(self, steps: int) -> float:

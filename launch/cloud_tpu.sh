@@ -9,7 +9,8 @@ TYPE=${TYPE:-v5litepod-16}                      # accelerator type
 RUNTIME=${RUNTIME:-v2-alpha-tpuv5-lite}         # software version that goes with the type
 NAME=${NAME:-nagjax}
 CAPACITY=${CAPACITY---spot}                     # --spot, --reserved, or "" for on demand
-SOURCE=${SOURCE:?what pip installs: a git+https URL or a wheel in a bucket}
+SOURCE=${SOURCE:?what pip installs: a git+https URL, or file:///mnt/nagjax/NAME.whl, a wheel in the bucket}
+CONSTRAINTS=${CONSTRAINTS:-}                    # constraints.txt of that version, as a URL or under /mnt/nagjax
 BUCKET=${BUCKET:?a bucket with hierarchical namespace, mounted on every host: checkpoints and the corpus}
 STEPS=${STEPS:-55000}                           # of 64 x 2048 tokens: 7.2 billion, 20 for each parameter
 OPTIONS=${OPTIONS:---preset 350M --remat block --batch 64 --mesh.fsdp 16 \
@@ -22,6 +23,11 @@ state() { tpus queued-resources describe "$NAME" --format 'value(state.state)' 2
 case "$(state)" in
   SUSPENDED | FAILED) tpus queued-resources delete "$NAME" --force --quiet ;;
 esac
+have=$(tpus tpu-vm describe "$NAME" --format 'value(acceleratorType.basename())' 2>/dev/null || true)
+if [ -n "$have" ] && [ "$have" != "$TYPE" ]; then
+  echo "$NAME is a $have, not a $TYPE: delete it first, or give another NAME" >&2
+  exit 1
+fi
 if [ -z "$(state)" ]; then
   # shellcheck disable=SC2086
   tpus queued-resources create "$NAME" --node-id "$NAME" --accelerator-type "$TYPE" --runtime-version "$RUNTIME" $CAPACITY
@@ -43,5 +49,6 @@ tpus tpu-vm ssh "$NAME" --worker all --command "
     command -v python3.12 >/dev/null || { sudo add-apt-repository -y ppa:deadsnakes/ppa; sudo apt-get install -y python3.12-venv; }
     python3.12 -m venv ~/nagjax
   fi
-  ~/nagjax/bin/pip install -q 'nagjax[tpu] @ $SOURCE'
+  ~/nagjax/bin/pip install -q ${CONSTRAINTS:+-c $CONSTRAINTS} 'nagjax[tpu] @ $SOURCE'
+  ~/nagjax/bin/pip install -q --force-reinstall --no-deps 'nagjax @ $SOURCE'  # new code has no new version
   exec ~/nagjax/bin/nagjax train $OPTIONS --steps $STEPS"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains on a GKE cluster through xpk, on one TPU slice or several; restarted by itself after a preemption.
+# Trains on a GKE cluster through xpk, on one TPU slice or several; restarted by itself after a preemption. A pod that
+# was asked to end by SIGTERM fails with 143, which restarts all: with 0, as nagjax ends, it would count as complete.
 set -euo pipefail
 
 PROJECT=${PROJECT:?the Google Cloud project}
@@ -19,5 +20,6 @@ OPTIONS=${OPTIONS:---preset 350M --remat block --batch 64 --mesh.fsdp 16 \
 xpk workload create \
   --project "$PROJECT" --zone "$ZONE" --cluster "$CLUSTER" --workload "$NAME" \
   --tpu-type "$TYPE" --num-slices "$SLICES" --docker-image "$IMAGE" \
-  --max-restarts "$RESTARTS" --termination-grace-period-seconds "$GRACE" \
-  --command "exec nagjax train $OPTIONS --steps $STEPS"
+  --max-restarts "$RESTARTS" --restart-on-exit-codes 1,2 --termination-grace-period-seconds "$GRACE" \
+  --command "t=0; trap 't=1; kill -TERM \$p' TERM; nagjax train $OPTIONS --steps $STEPS & p=\$!; wait \$p; c=\$?;
+    if [ \$t = 1 ]; then wait \$p; c=\$?; [ \$c != 0 ] || c=143; fi; exit \$c"

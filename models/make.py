@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import queue
 import re
 import shlex
 import shutil
@@ -169,9 +170,19 @@ def main() -> None:
     if not (RUNS / "tokenizer.json").exists():
         run(TOKENIZER)
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None, None]
+    free = queue.SimpleQueue()
+    for cpu in cpus:
+        free.put(cpu)
+
+    def on_a_free_cpu(scheme: str) -> None:
+        cpu = free.get()
+        try:
+            make(scheme, cpu)
+        finally:
+            free.put(cpu)
+
     with ThreadPoolExecutor(len(cpus)) as pool:
-        for done in [pool.submit(make, scheme, cpus[i % len(cpus)]) for i, scheme in enumerate(schemes)]:
-            done.result()
+        list(pool.map(on_a_free_cpu, schemes))
     (HERE / "README.md").write_text(index())
 
 

@@ -102,7 +102,7 @@ def call(words: str, function: Callable, args: list[str]) -> None:
                 fix += f"of a run in {args[0]} nagjax config {args[0]} prints one"
             raise UserError("config", args[0], fix)
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
-        for name in written.keys() & (mine - {option.name for option in shared}):
+        for name in [name for name in written if name in mine - {option.name for option in shared}]:
             fix = f"is no option of a run, which a file keeps: give --{name.replace('_', '-')} on the command line"
             raise UserError(name, written[name], fix)
         options += [option for option in shared if option.name not in mine]

@@ -8,8 +8,9 @@
 
 YAML, because flax and orbax bring PyYAML wherever nagjax is, and because TOML has no null, which many options may be.
 Of YAML only what says one thing: null, true and false, numbers as in JSON, texts, lists and mappings; `on` and `yes`
-are texts, 1e-3 is a number. Nothing in a file is executed. Aliases, tags, names given twice and names that are no
-options are refused.
+are texts, 1e-3 is a number. Nothing in a file is executed; but a .yaml task of lm-evaluation-harness that its `tasks`
+name may name Python code beside it, which runs. Aliases, tags, names given twice and names that are no options are
+refused.
 """
 
 import json
@@ -46,12 +47,14 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node, deep=False):
         names = [self.construct_object(key, deep=True) for key, _ in node.value]
+        seen = set()
         for i, name in enumerate(names):
             mark = node.value[i][0].start_mark
             if not isinstance(name, str):
                 raise yaml.MarkedYAMLError(problem=f"{name!r} is not a name", problem_mark=mark)
-            if name in names[:i]:
+            if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"{name} is there twice", problem_mark=mark)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 

@@ -2,20 +2,33 @@
 
 import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for the tab and the new line
+
 
 def say(text: str) -> None:
     """A line that is seen at once, also through a pipe."""
-    write(sys.stdout, f"{text}\n")
+    write(sys.stdout, f"{visible(text)}\n")
 
 
 def note(text: str) -> None:
     """The same of a command whose answer goes to stdout: to stderr."""
-    write(sys.stderr, f"{text}\n")
+    write(sys.stderr, f"{visible(text)}\n")
+
+
+def visible(text: str) -> str:
+    """Without the characters that control a terminal, which a stranger's file or model may have in its texts."""
+    return CONTROL.sub("?", text)
+
+
+def for_terminal(text: str) -> str:
+    """What a model wrote: `visible` where stdout is a terminal, as it is through a pipe."""
+    return visible(text) if sys.stdout.isatty() else text
 
 
 def write(stream: TextIO, text: str) -> None:

@@ -59,8 +59,9 @@ def _finite(text: str) -> float:
 def _once(pairs: list[tuple[str, Any]]) -> dict:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)[:60]!r} is there twice")
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"the field {twice[:60]!r} is there twice")
     return found
 
 
@@ -89,6 +90,8 @@ def read_lines(file: BinaryIO, name: str, largest: int = LONGEST_LINE) -> Iterat
             if len(line) > largest:
                 raise ValueError(f"it has more than {largest:,} bytes")
             value = parse_json(line, lenient=True)
+            if b"\\u" in line:
+                json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair can be written nowhere
         except ValueError as error:
             if not line.endswith(b"\n") and len(line) <= largest:
                 return

@@ -1,7 +1,6 @@
 """What one types in a notebook: train in a line, look at what came of it."""
 
 import contextlib
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from nagjax.console import say
 from nagjax.errors import UserError
 from nagjax.generate.paths import token_paths
 from nagjax.options import read_options
-from nagjax.ranges import check_value
+from nagjax.ranges import Positive, check_value
 from nagjax.report.maps import depth_map as draw_depth_map
 from nagjax.report.maps import skip_curve_plot
 from nagjax.report.plots import FIGURES, Plot, draw_plots
@@ -107,11 +106,11 @@ def depth_map(run: OpenRun, text: str, *, top_k: bool = False, top: float | None
     Routed tokens are chosen by the run's causal decider, or with `top_k` by capacity as in training. top: the angle in
     degrees at which the colours end, for maps that are to be compared; by default 98% of this map's are below it.
     """
+    check_value("top", top, Positive | None, "an angle in degrees")
+    check_value("top_k", top_k, bool)
     paths = token_paths(run, text, top_k=top_k)
     model = run.config.model
     title = f"{run.config.scheme.title}, {model.depth} blocks x {model.width}"
-    if top is not None and not 0.0 < top < math.inf:
-        raise UserError("top", top, "give an angle in degrees above 0, or leave it out")
     return Plot("map", title, draw_depth_map(paths, title, top=top, dpi=MAP_DPI))
 
 

@@ -50,15 +50,13 @@ def shard_rows(fn: Callable, mesh: jax.sharding.Mesh | None, rows: P | str) -> C
       rows: partition of the *leading* dimensions of row operands: `P("data")` splits the first one
         (batch, or the rows of an `[N, D]` array), `P("data", "seq")` the first two. Feature dimensions are
         never split, and an operand with fewer leading dimensions uses the beginning of the spec.
+
+    Raises:
+      ValueError: rows that are neither a name nor a PartitionSpec, or name an axis that the mesh has not.
     """
     if mesh is None:
         return fn
-    if not isinstance(rows, P | str):
-        raise ValueError(f"rows = {rows!r}: give the name of a mesh axis or a PartitionSpec of the leading dimensions")
-    spec = P(rows) if isinstance(rows, str) else rows
-    unknown = [a for a in _axes(spec) if a not in mesh.axis_names]
-    if unknown:
-        raise ValueError(f"rows = {spec}: no axis {unknown} in the mesh, whose axes are {mesh.axis_names}")
+    spec = _checked(mesh, rows)
 
     @functools.wraps(fn)
     def placed(*args, **kwargs):
@@ -69,13 +67,22 @@ def shard_rows(fn: Callable, mesh: jax.sharding.Mesh | None, rows: P | str) -> C
 
 
 @contextlib.contextmanager
-def row_placement(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rows: P) -> Iterator[None]:
+def row_placement(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh | None, rows: P | str) -> Iterator[None]:
     """The same as `shard_rows`, for the row ops traced inside a `with` block."""
-    token = _current.set(Placement(mesh, rows))
+    token = _current.set(None if mesh is None else Placement(mesh, _checked(mesh, rows)))
     try:
         yield
     finally:
         _current.reset(token)
+
+
+def _checked(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, rows: P | str) -> P:
+    if not isinstance(rows, P | str):
+        raise ValueError(f"rows = {rows!r}: give the name of a mesh axis or a PartitionSpec of the leading dimensions")
+    spec = P(rows) if isinstance(rows, str) else rows
+    if unknown := [a for a in _axes(spec) if a not in mesh.axis_names]:
+        raise ValueError(f"rows = {spec}: no axis {unknown} in the mesh, whose axes are {mesh.axis_names}")
+    return spec
 
 
 def current_placement() -> Placement | None:

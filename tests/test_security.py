@@ -17,6 +17,7 @@ import pallas_kernels
 from nagjax import config_file
 from nagjax.data import DataConfig, open_dataset, prepare, store
 from nagjax.data.store import MANIFEST, verify
+from nagjax.data.stream import TokenStream
 from nagjax.errors import UserError
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, to_dict
@@ -132,6 +133,16 @@ def test_documents_end_where_their_tokens_do(corpus, monkeypatch, ends):
     dataset = open_dataset(DataConfig(str(corpus)))
     with pytest.raises(UserError, match="train-00000.documents.*is damaged"):
         _ = dataset.byte_count  # a run notes it before it begins
+
+
+@pytest.mark.parametrize(
+    "rows", [[[1, 2], [2**62, 2], [-(2**62) - 2, 2], [3, 2]], [[1, 2], [3, -2]], [[1, 2], [3, 2**62]]]
+)
+def test_numbers_of_an_index_that_add_up_to_more_than_they_can_hold(rows):
+    """Differences of these ends are all above 0, as 64 bits have them."""
+    stream = TokenStream([(np.zeros(3, np.uint16), np.array(rows, np.int64))], exact=True)
+    with pytest.raises(UserError, match="documents.*is damaged"):
+        _ = stream.document_ends
 
 
 def test_a_pickle_in_a_shard_is_only_numbers(corpus, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
-from nagjax.console import note
+from nagjax.console import for_terminal, note
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
 
@@ -64,7 +64,7 @@ def main(
                 raise
             note(str(error))
             continue
-        print(text, flush=True)
+        print(for_terminal(text), flush=True)
         said = [*asked, {"role": "assistant", "content": text}]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from nagjax.arguments import POSITIONAL
-from nagjax.console import note
+from nagjax.console import for_terminal, note
 from nagjax.errors import UserError
 from nagjax.ranges import Count, Natural, NonNegative, Range, Seed, Share
 
@@ -57,7 +57,7 @@ def main(
         tokens = fitting_tokens(opened, prompt, slide=slide)
     texts = complete(opened, list(prompt), tokens=tokens, stop=stop, slide=slide, **sampling)
     for start, text in zip(prompt, texts, strict=True):
-        print(f"{start}{text}", end="\n---\n" if len(prompt) > 1 else "\n")
+        print(for_terminal(f"{start}{text}"), end="\n---\n" if len(prompt) > 1 else "\n")
     if speed:
         from nagjax.measure.generation_times import generation_times
         from nagjax.measure.routing_times import told

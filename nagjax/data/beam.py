@@ -41,6 +41,7 @@ from nagjax.data.store import (
 from nagjax.data.stream import ArrayFile
 from nagjax.data.tokenizer import Tokenizer
 from nagjax.errors import UserError
+from nagjax.files import refuse_link
 from nagjax.json_reader import build, parse_json
 
 STAGE = ".beam"
@@ -183,6 +184,8 @@ def prepare_on_beam(
 
 
 def _empty(stage: StoragePath) -> None:
+    if isinstance(stage, Path):
+        refuse_link(stage)
     if stage.is_dir():
         for file in list(stage.files() if isinstance(stage, RemotePath) else stage.iterdir()):
             file.unlink(missing_ok=True)

@@ -281,7 +281,7 @@ def _parquet_documents(path: StoragePath, field: Field, longest: int) -> Iterato
             rows = file.iter_batches(batch_size=1, columns=columns)  # one: each may be as large as a page can be
             for row, record in enumerate((batch.to_pylist()[0] for batch in rows), 1):
                 yield from _text_of_row(record, field, f"{path}:{row}", longest)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # the last: a time beyond Python's
         if isinstance(error, PermissionError):
             raise
         raise UserError("inputs", str(path), f"not a whole Parquet file ({error}); fetch it again") from None

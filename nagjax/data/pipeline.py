@@ -19,7 +19,7 @@ from nagjax.data.stream import TokenStream
 from nagjax.data.tokenizer import Tokenizer, load_tokenizer, opening_of
 from nagjax.data.workers import begin
 from nagjax.errors import UserError, renamed
-from nagjax.ranges import Range, Seed, check_fields
+from nagjax.ranges import Range, Seed, check_fields, check_value
 
 if TYPE_CHECKING:
     import grain
@@ -157,6 +157,7 @@ def open_dataset(config: DataConfig, *, split: str = "train", tokenizer: Tokeniz
     own for a prepared folder. Raises UserError: unknown split, absent path, unknown or other tokenizer,
     missing or cut shards, a split with no documents, corpora of a mixture with different tokenizers.
     """
+    check_value("config", config, DataConfig, "for a folder DataConfig(path=...)")
     if split not in SPLITS:
         raise UserError("split", split, f"use one of {', '.join(SPLITS)}")
     if config.mix:

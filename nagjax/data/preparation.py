@@ -337,7 +337,7 @@ def _difference(old: dict, new: dict) -> str:
             known = [1, 2] if all(len(entry) > 2 and entry[2] for entry in (before, after)) else [0, 1]
             if any(before[i] != after[i] for i in known):
                 if before[0] == after[0] and before[0].startswith(HUB_PREFIX):
-                    was_at = dataclasses.replace(HubDataset.of(before[0]), revision=before[2])
+                    was_at = dataclasses.replace(HubDataset.of(before[0]), revision=(*before, "")[2])
                     return f"{after[0]} in {field} is now at {after[2]}: that one was {was_at}"
                 return f"{after[0]} in {field} has changed, or was another file"
     return ""

@@ -87,7 +87,7 @@ def cache_root() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nagjax"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / "nagjax"
+        return Path(tempfile.gettempdir()) / f"nagjax-{os.getuid()}"
 
 
 def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
@@ -114,6 +114,8 @@ def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
 
 def _cached(folder: Path, split: str) -> TokenStream | None:
     try:
+        if folder.stat().st_uid != os.getuid():
+            return None  # of somebody else, in a folder that all share
         return open_stream(folder, read_manifest(folder), split)
     except (OSError, UserError):
         return None

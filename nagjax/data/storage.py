@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 OF_FSSPEC = ("hf", "memory")
 SCHEMES = ("gs", "s3", "file", *OF_FSSPEC)
 HUB_PREFIX = "hub:"
+MOST_LINKS = 8  # to folders, on the way to a file
 TRIES = 5  # of a read: half a minute at most between the first and the last
 
 
@@ -197,20 +198,22 @@ def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
         every = ((str(PurePosixPath(p.key.strip("/")).relative_to(root)), p) for p in folder.files())
         found = [(name, p) for name, p in every if "/." not in f"/{name}"]
     else:
-        found = [(p.relative_to(folder).as_posix(), p) for p in _walked(folder, ())]
+        found = [(p.relative_to(folder).as_posix(), p) for p in _walked(folder, (), MOST_LINKS)]
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _walked(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """The files; a link to a folder that it lies in is not entered again."""
+def _walked(folder: Path, above: tuple[Path, ...], links: int) -> Iterator[Path]:
+    """The files; a link to a folder that it lies in is not entered again, nor one behind more than so many links. What
+    is a pipe or a device, also by a link, is none of them."""
     if (real := folder.resolve()) in above:
         return
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            yield from _walked(path, (*above, real))
-        elif path.is_file() or path.is_symlink():
+            if left := links - path.is_symlink():
+                yield from _walked(path, (*above, real), left)
+        elif path.is_file() or (path.is_symlink() and not path.exists()):
             yield path
 
 

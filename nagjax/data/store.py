@@ -29,7 +29,7 @@ from nagjax.data.stream import ArrayFile, TokenStream
 from nagjax.data.tokenizer import LARGEST as LARGEST_TOKENIZER
 from nagjax.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from nagjax.errors import UserError
-from nagjax.files import PARTIAL, create, inside, partial_name, read_bytes, refuse_link
+from nagjax.files import PARTIAL, create, inside, partial_name, read_bytes, refuse_link, sync_folder
 from nagjax.json_reader import parse_json
 
 MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
@@ -97,6 +97,8 @@ def write_file(folder: StoragePath, name: str, parts: Iterable[bytes | np.ndarra
             if here:
                 refuse_link(folder / name)
             partial.replace(folder / name)
+            if here:
+                sync_folder(folder)
         finally:
             partial.unlink(missing_ok=True)
     return FileRecord(name, size, digest.hexdigest())

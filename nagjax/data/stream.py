@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int32, Int64
 from nagjax.data.storage import RemoteArray, RemotePath, StoragePath
 from nagjax.errors import UserError
 
+LARGEST = 2**40  # bytes of a document
 FEW = 64  # maps that any process has room for
 
 
@@ -111,7 +112,8 @@ class TokenStream:
                 tokens, documents = self._shards[shard]
                 found = _opened(documents)
                 ends = found[:, 0]
-                if not (ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (np.diff(ends) > 0).all()):
+                rising = ends.size and ends[0] > 0 and ends[-1] == tokens.shape[0] and (ends[1:] > ends[:-1]).all()
+                if not (rising and (found[:, 1] >= 0).all() and found[:, 1].max() <= LARGEST):
                     name = documents.path if isinstance(documents, ArrayFile) else "documents"
                     raise UserError("path", str(name), "is damaged (its documents do not end where its tokens do)")
                 self._documents[shard] = found

@@ -1,12 +1,12 @@
 """Answers in a conversation, shown to the model by its chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
 from nagjax.data.tokenizer import opening_of, special_ids
 from nagjax.errors import UserError
-from nagjax.generate.sample import cut, facts_of, generate, room_behind
+from nagjax.generate.sample import check_options, cut, facts_of, generate, room_behind
 from nagjax.generate.text import encodable
 from nagjax.runs.opening import OpenRun, check_opened
 
@@ -32,13 +32,16 @@ def answer(
     A run that was trained here sees the token that opened each conversation in training; an imported one only what the
     template writes. An answer ends where the template ends its turn, with the document, or at what an imported model
     names as its `eos_token_id`. `options` are `generate`'s: temperature, top_k, top_p, min_p, seed, slide. What is not
-    UTF-8 in a message is replaced.
+    UTF-8 in a message is replaced. Defaults are those of `generate`; the command's are temperature 0.8 and top_p 0.95.
 
     Raises UserError: no template, a conversation that the template refuses, a message that spells a special token, and
     what `generate` raises.
     """
     check_opened(run)
+    check_options(options)
     form = find_form(run, template)
+    if any(isinstance(own, Mapping) for own in conversations):
+        raise UserError("conversations", conversations, "give a list of conversations, [[message, ...], ...]")
     if not conversations:
         return []
     conversations = [_read(messages) for messages in conversations]

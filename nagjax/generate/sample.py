@@ -1,7 +1,7 @@
 """Batched generation from token ids and from texts."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -68,9 +68,13 @@ def generate(
     `end_of_text`. Prompts of like lengths (32, 64, 128, ... tokens) are read together, all are written on together, and
     every 64 tokens rows that are done leave the batch, when it can be halved.
 
-    Raises UserError: a prompt that does not fit the context together with `tokens` and may not slide, has an id outside
-    of the vocabulary, or is empty without `end_of_text`; another argument out of its range.
+    Returns the new ids of each prompt alone, at most `tokens`, without what ended it.
+
+    Raises UserError: what is no Transformer; a prompt that does not fit the context together with `tokens` and may not
+    slide, has an id outside of the vocabulary, or is empty without `end_of_text`; another argument out of its range.
     """
+    if not isinstance(model, Transformer):
+        raise UserError("model", type(model).__name__, "give a nagjax.Transformer, such as run.model")
     config = model.config
     config.check_causal("generation")
     check_value("tokens", tokens, Count)
@@ -85,6 +89,8 @@ def generate(
     check_value("seed", seed, Seed)
     check_value("slide", slide, bool)
     check_value("progress", progress, Share, "the share of the training that lies behind")
+    check_value("end_of_text", end_of_text, Natural | None)
+    check_value("ends", tuple(ends) if np.iterable(ends) else ends, tuple[Natural, ...])
     if end_of_text is not None:
         config.check_id("end_of_text", end_of_text)
     for i in ends:
@@ -119,11 +125,13 @@ def complete(
     An empty prompt begins a document; others are read as a piece from within one, behind what an imported model
     expects before every text. A row ends with its document, and at what an imported model names as its `eos_token_id`.
     What is not UTF-8, in a prompt or in what the model wrote, is replaced.
+
+    Defaults are those of `generate` (temperature 1, top_p 1); the command's are 0.8 and 0.95. Returns a text for each
+    prompt. Raises UserError for what is no opened run, an unknown option, a prompt or `stop` that is no text, and all
+    that `generate` raises.
     """
     check_opened(run)
-    if unknown := sorted(options.keys() - {*OPTIONS}):
-        fix = f"{nearest(unknown[0], ('tokens', *OPTIONS))}options: {', '.join(OPTIONS)}"
-        raise UserError(unknown[0], options[unknown[0]], fix)
+    check_options(options)
     stop = tuple(stop) if np.iterable(stop) and not isinstance(stop, str) else (stop,)
     check_value("stop", stop, tuple[str, ...])
     if "" in stop:
@@ -138,6 +146,13 @@ def complete(
         told["finished"] = lambda row, new: cut(whole := text(row, new), stop) != whole
     after = generate(run.model, [run.beginning + ids for ids in before], tokens=tokens, **told, **options)
     return [cut(_new_text(tokenizer, *ids), stop) for ids in zip(before, after, strict=True)]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises UserError for an option that texts are not written by."""
+    if unknown := sorted(options.keys() - {*OPTIONS}):
+        fix = f"{nearest(unknown[0], ('tokens', *OPTIONS))}options: {', '.join(OPTIONS)}"
+        raise UserError(unknown[0], options[unknown[0]], fix)
 
 
 def facts_of(run: OpenRun, ends: Iterable[int] = ()) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from nagjax.errors import UserError
 from nagjax.layers.int8 import Quantized, quantized
 from nagjax.layers.lora import GROUPS
 from nagjax.model.transformer import Transformer
+from nagjax.ranges import check_value
 from nagjax.runs.opening import OpenRun
 
 Weights = Literal["full", "int8"]
@@ -86,6 +87,8 @@ def int8_model(model: Transformer) -> Transformer:
 
 
 def with_weights(run: OpenRun, weights: Weights) -> OpenRun:
-    """The run with its weights as `narrow_model` ("full") or `int8_model` has them. Raises what that raises."""
+    """The run with its weights as `narrow_model` ("full") or `int8_model` has them. Raises UserError for others, and
+    what those raise."""
+    check_value("weights", weights, Weights)
     model = int8_model(run.model) if weights == "int8" else narrow_model(run.model)
     return run if model is run.model else dataclasses.replace(run, params=nnx.to_pure_dict(nnx.state(model)))

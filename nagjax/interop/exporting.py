@@ -1,7 +1,6 @@
 """`nagjax export`: a run as a folder that others load: a transformers model, or nagjax's own bundle."""
 
 import functools
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ import numpy as np
 
 from nagjax.data.tokenizer import NoTokenizer
 from nagjax.errors import UserError
-from nagjax.files import copy, has_file, write_json
+from nagjax.files import copy, has_file, write_bytes, write_json
 from nagjax.interop.adapter import ADAPTER, adapted_schemes
 from nagjax.interop.express import Expressed, express, unadapted
 from nagjax.interop.families.common import write_sizes
@@ -68,7 +67,7 @@ def export(
         write_folder(building, tensors, shard_bytes)
         write_files(run.tokenizer, run.folder, building)
         if plain is None:
-            shutil.copyfile(ADAPTER, building / ADAPTER.name)
+            write_bytes(building / ADAPTER.name, ADAPTER.read_bytes())
             if has_file(run.folder / CALIBRATION):
                 copy(run.folder / CALIBRATION, building / CALIBRATION)
         write_json(building / MODEL_CONFIG, values | special_ids(run) | {"dtype": dtype})

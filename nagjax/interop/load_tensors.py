@@ -1,6 +1,7 @@
 """Tensors of a file into a run's parameters: checked as a whole first, then read shard by shard."""
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 
@@ -15,6 +16,7 @@ from nagjax.runs.config import nested
 # Buffers that some files hold besides the parameters; they follow from the config.
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.attn\.bias|\.attn\.masked_bias|attention\.bias|attention\.masked_bias)$")
 HEADS = ("lm_head", "embed_out", "cls.predictions.decoder", "lm_head.decoder")
+LARGEST_JOINED = 1 << 26  # numbers of a tensor whose shape is told as it would be in one piece
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 Found = dict[str, tuple[Tensor, list[np.ndarray]]]  # by parameter: what holds it, and that for each block (or once)
@@ -81,10 +83,11 @@ def _check(name: str, value: np.ndarray, tensor: Tensor, shapes: list[tuple[int,
     blank = np.broadcast_to(np.float32(0), value.shape)
     try:
         got = [part.shape for part in tensor.split(blank)]
-    except ValueError:
+    except (ValueError, IndexError):
         got = None
     if got != shapes:
-        want = tensor.join(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).shape
+        large = sum(map(math.prod, shapes)) > LARGEST_JOINED  # as a config.json may claim
+        want = shapes if large else tensor.join(*(np.broadcast_to(np.float32(0), shape) for shape in shapes)).shape
         raise UserError("weights", name, f"has the shape {value.shape}; the config.json says {want}")
 
 

@@ -32,6 +32,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PACKED = re.compile(r"F[468](_\w+)?|U(16|32|64)")  # dtypes of quantised weights
+MOST_AXES = 32  # of a tensor
 LONGEST_HEADER = 100 << 20  # bytes, as the format's own reader has it
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 Offset = Annotated[int, Range(ge=0, le=2**48)]
@@ -102,6 +103,8 @@ def _view(name: str, body: np.ndarray, entry: _Entry) -> np.ndarray:
     if entry.dtype not in DTYPES:
         raise ValueError(f"{name} has the dtype {entry.dtype}; known: {', '.join(DTYPES)}")
     dtype = DTYPES[entry.dtype]
+    if len(entry.shape) > MOST_AXES:
+        raise ValueError(f"{name} has {len(entry.shape)} axes")
     if end - begin != math.prod(entry.shape) * dtype.itemsize:
         raise ValueError(f"{name} of shape {entry.shape} does not take {end - begin} bytes")
     return np.asarray(body[begin:end]).view(dtype).reshape(entry.shape)

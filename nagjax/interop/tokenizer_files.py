@@ -4,7 +4,8 @@ import functools
 from pathlib import Path
 
 from nagjax.data import ByteTokenizer, Tokenizer
-from nagjax.data.tokenizer import END_OF_TEXT, JsonTokenizer, NoTokenizer
+from nagjax.data.tokenizer import END_OF_TEXT, LARGEST, JsonTokenizer, NoTokenizer
+from nagjax.errors import UserError
 from nagjax.files import copy, has_file, read_json, write_json, write_text
 from nagjax.runs.names import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 
@@ -23,18 +24,36 @@ def copy_into_run(tokenizer: Tokenizer, source: Path, out: Path) -> None:
 
 
 def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
-    """The files of the run in `source`, and a tokenizer.json with its tokenizer_config.json in any case."""
+    """The files of the run in `source`, and a tokenizer.json with its tokenizer_config.json in any case, which names no
+    code of others. Raises UserError for a damaged one."""
     copy_files(source, out)
+    path = out / TOKENIZER_CONFIG
+    kept = _settings(path, source)
+    told = {name: value for name, value in kept.items() if name != "auto_map"}  # names a stranger's code
     if isinstance(tokenizer, NoTokenizer):
+        if told != kept:
+            write_json(path, told)
         return
     if not (out / TOKENIZER).exists():
         text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
         write_text(out / TOKENIZER, text)
-    path = out / TOKENIZER_CONFIG
-    settings = read_json(path, lenient=True) if path.exists() else {}
-    if "tokenizer_class" not in settings:  # a run on conversations keeps what its template reads, and no more
-        ending = _token(read_json(out / TOKENIZER), tokenizer.end_of_text)
-        write_json(path, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | settings)
+    if "tokenizer_class" not in told:  # a run on conversations keeps what its template reads, and no more
+        ending = _token(read_json(out / TOKENIZER, largest=LARGEST), tokenizer.end_of_text)
+        told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | told
+    if told != kept:
+        write_json(path, told)
+
+
+def _settings(path: Path, source: Path) -> dict:
+    """What a copy of tokenizer_config.json says; nothing where there is none. Raises UserError for a damaged one."""
+    try:
+        found = read_json(path, lenient=True) if path.exists() else {}
+    except ValueError as error:
+        fix = f"cannot be read ({error}): bring it back, or remove it"
+        raise UserError("tokenizer", str(source / path.name), fix) from None
+    if not isinstance(found, dict):
+        raise UserError("tokenizer", str(source / path.name), "is no JSON object: bring it back, or remove it")
+    return found
 
 
 def _token(spec: dict, wanted: int) -> str:

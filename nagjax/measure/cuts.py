@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from nagjax.measure import angles, counted
 from nagjax.measure.interventions import without
 from nagjax.measure.norms import cosine
 from nagjax.model.transformer import BlockCall, Output, Transformer
+from nagjax.ranges import Range, check_value
 from nagjax.runs.opening import OpenRun
 from nagjax.train.head_loss import head_loss
 from nagjax.train.loss import Batch
@@ -47,10 +49,12 @@ def choose(
     """Chooses the blocks to remove, in ascending order, from mean cosines and angles between the residuals around
     them. The rule "drop" needs what each block's removal adds to the loss; what is not finite is the most.
 
-    Raises UserError for an unknown rule, and where what it compares could not be measured.
+    Raises UserError for an unknown rule, for a count that is not from 0 to the number of blocks, and where what the
+    rule compares is missing or could not be measured.
     """
     check_rules([rule])
     depth = len(cosine) - 1
+    check_value("count", count, Annotated[int, Range(ge=0, le=depth)])
     if rule == "late":
         return list(range(depth - count, depth))
     if rule == "penultimate":
@@ -61,6 +65,8 @@ def choose(
         start = int(np.argmin(turns))
         return list(range(start, start + count))
     if rule == "drop":
+        if damage is None:
+            raise UserError("damage", None, "drop compares it: give what each block's removal adds to the loss")
         score = np.where(np.isfinite(damage), damage, np.inf)
         _check_measured(rule, np.any(np.isfinite(score)))
     else:

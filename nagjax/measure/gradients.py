@@ -35,10 +35,10 @@ tap.defvjp(_tap, _tapped)
 
 
 def spike_score(values: Float[np.ndarray, " N"], window: int = 1000, deviations: float = 7.0) -> float:
-    """Share of the steps whose value (a loss or gradient norm) lies at least 7 standard deviations from the mean of
-    the `window` steps before it (OLMo 2, arXiv:2501.00656, Section 3). Steps whose value is not finite are left out, of
-    windows too: a log has null for bad steps and for batches without a counted target. Steps before a full window do
-    not count; NaN if there are no others."""
+    """Share of the steps whose value (a loss or gradient norm) lies at least `deviations` standard deviations (7 in the
+    source) from the mean of the `window` steps before it (OLMo 2, arXiv:2501.00656, Section 3). Steps whose value is
+    not finite are left out, of windows too: a log has null for bad steps and for batches without a counted target.
+    Steps before a full window do not count; NaN if there are no others."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if len(values) <= window:

@@ -22,11 +22,18 @@ def holds(model: Transformer) -> bool:
     return hasattr(model.blocks.attention.gate, "held_at") and not model.config.mod.active
 
 
+def _check(model: Transformer) -> None:
+    if not holds(model):
+        fix = "its gates cannot be held: its scheme has no held_at, or tokens skip by them"
+        raise UserError("model", model.scheme.name, fix)
+
+
 def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float = 1.0) -> Float[Array, "S G"]:
     """Mean gate of each sublayer over the counted tokens that it ran for, of all batches; 0 where it ran for none. G is
     the width, or 1 for NAG's modulator.
 
-    Raises UserError where no token counts."""
+    Raises UserError where no token counts, and for gates that cannot be held."""
+    _check(model)
     graph, params = nnx.split(model)
 
     @jax.jit
@@ -52,7 +59,8 @@ def gate_means(model: Transformer, batches: Sequence[Batch], *, progress: float 
 
 
 def held(model: Transformer, means: Float[Array, "S G"]) -> Transformer:
-    """A copy of the model whose gates are `means` whatever their token."""
+    """A copy of the model whose gates are `means` whatever their token. Raises UserError for gates that cannot be."""
+    _check(model)
     model = nnx.clone(model)
     for own, mean in ((model.blocks.attention.gate, means[::2]), (model.blocks.mlp.gate, means[1::2])):
         for name, value in own.held_at(mean).items():

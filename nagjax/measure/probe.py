@@ -20,7 +20,9 @@ from nagjax.measure.counted import most_counted
 from nagjax.measure.interventions import of_rows, rebuilt, residual, through
 from nagjax.measure.jacobian import identity_distance
 from nagjax.model.transformer import BlockCall, Transformer
+from nagjax.ranges import Count, Seed, check_value
 from nagjax.residual import Boundary
+from nagjax.residual.module import share_done
 from nagjax.train.distributed.mesh import batch_parts, pin_rows, row_axes
 from nagjax.train.loss import Batch
 from pallas_kernels.placement import shard_rows
@@ -78,8 +80,8 @@ def probe(
     Statistics are computed inside the scan over depth, so that only `sample` tokens, drawn by `seed`, are kept at every
     depth; `full` keeps all of them, [S, B, T, D]. With a mesh, parameters and batch keep their sharding.
     `progress`, `cuts` and `causal` are those of `Transformer.__call__`. A run's batches are those of
-    `nagjax.report.curve.text_batches`. Raises UserError for any other model, for what is no batch, and for one without
-    a counted token inside a document.
+    `nagjax.report.curve.text_batches`. Raises UserError for any other model, for what is no batch, for one without a
+    counted token inside a document, and for a `sample`, `seed` or `progress` out of range.
     """
     if not isinstance(model, Transformer):
         fix = "give a nagjax.Transformer, such as run.model; a residual in a model of your own has observe=True"
@@ -87,13 +89,16 @@ def probe(
     if not isinstance(batch, Batch):
         fix = "give a batch: nagjax.report.curve.text_batches(run, None, 'validation', 1)[0]"
         raise UserError("batch", type(batch).__name__, fix)
+    check_value("sample", sample, Count)
+    check_value("seed", seed, Seed)
+    progress = share_done(progress)
     inside = np.flatnonzero(_inside(batch))
     if not inside.size:
         raise UserError("batch", batch.tokens.shape, "no token inside its documents counts: give one with targets")
     chosen = np.random.default_rng(seed).permutation(inside)[:sample]
     graph, params = nnx.split(model)
     options = {"graph": graph, "full": full, "causal": causal, "mesh": mesh}
-    return _probe(params, batch, jnp.asarray(np.sort(chosen)), jnp.float32(progress), cuts, **options)
+    return _probe(params, batch, jnp.asarray(np.sort(chosen)), progress, cuts, **options)
 
 
 def looks_at(batch: Batch) -> bool:

@@ -5,18 +5,21 @@ coarse for everything that shares its scale. Computed in float32; shape and dtyp
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from nagjax.measure.norms import TINY
+from nagjax.ranges import Range, check_value
 
 FLOAT8_MAX = 448.0  # of e4m3: 4 bits of exponent, 3 of mantissa, no infinities (Micikevicius et al. 2022)
 
 
 def integer_round_trip(x: Float[Array, "*n"], bits: int = 8, axes: Sequence[int] | None = None) -> Float[Array, "*n"]:
     """`s round(x / s)`, `s = max |x| / (2^(bits-1) - 1)`: symmetric absmax quantisation (Dettmers et al. 2022,
-    arXiv:2208.07339, Section 2), rounding half to even."""
+    arXiv:2208.07339, Section 2), rounding half to even. Raises UserError for less than 2 bits."""
+    check_value("bits", bits, Annotated[int, Range(ge=2)])
     wide, most = x.astype(jnp.float32), 2.0 ** (bits - 1) - 1.0
     step = _largest(wide, axes) / most
     return (step * jnp.round(wide / step)).astype(x.dtype)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from nagjax.measure.step_times import Racer, blueprint_of, check_batch, race, record
 from nagjax.mod import ModConfig
-from nagjax.ranges import Fraction, check_fields
+from nagjax.ranges import Count, Fraction, check_fields
 from nagjax.runs.facts import model_costs, run_facts
 from nagjax.train.abstract_step import abstract_batch
 from nagjax.train.state import Blueprint
@@ -24,12 +24,12 @@ class Routed:
     rate: Fraction = 0.5
     router: str = "auto"
     kv: str = "all"
-    depth: int = 24
-    width: int = 256
-    batch: int = 1
-    context: int = 1024
-    rounds: int = 5  # each round times both once, so that noise affects both
-    steps: int = 1  # steps in a row per round
+    depth: Count = 24
+    width: Count = 256
+    batch: Count = 1
+    context: Count = 1024
+    rounds: Count = 5  # each round times both once, so that noise affects both
+    steps: Count = 1  # steps in a row per round
     out: Path | None = None  # also write the result as JSON
 
     def __post_init__(self):

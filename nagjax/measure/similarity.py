@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from nagjax.errors import UserError
 from nagjax.measure.norms import TINY
 
 
@@ -62,7 +63,10 @@ def stable_rank(x: Float[Array, "N D"]) -> Float[Array, ""]:
 
 def linear_map_error(h: Float[np.ndarray, "N D"], other: Float[np.ndarray, "N E"]) -> float:
     """`min_W ||h - other W||_F / ||h||_F` by least squares, in [0, 1]; 0 if `h` is a linear function of another model's
-    residual `other` of the same tokens (Csordas et al. 2025, arXiv:2505.13898). Needs more tokens than E."""
+    residual `other` of the same tokens (Csordas et al. 2025, arXiv:2505.13898). Raises UserError for no more tokens
+    than E, of which any `h` is a linear function."""
     h, other = np.asarray(h, np.float64), np.asarray(other, np.float64)
+    if len(other) <= other.shape[1]:
+        raise UserError("other", other.shape, "give more tokens than features")
     fitted = other @ np.linalg.lstsq(other, h, rcond=None)[0]
     return float(np.linalg.norm(h - fitted) / max(np.linalg.norm(h), TINY))

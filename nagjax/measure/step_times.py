@@ -15,7 +15,7 @@ from nagjax.errors import UserError, renamed
 from nagjax.files import json_text, write_text
 from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
-from nagjax.ranges import check_each_once
+from nagjax.ranges import Count, check_each_once, check_fields
 from nagjax.residual import find_scheme
 from nagjax.runs.config import RunConfig, TrainConfig
 from nagjax.runs.facts import run_facts
@@ -34,15 +34,16 @@ class StepTimes:
     """Time whole training steps of several schemes against the first one."""
 
     schemes: tuple[str, ...] = ("plain", "lns", "review", "nag")
-    depth: int = 24
-    width: int = 256
-    batch: int = 4
-    context: int = 256
-    rounds: int = 7  # each round times every scheme once, so that noise affects all of them
-    steps: int = 2  # steps in a row per round
+    depth: Count = 24
+    width: Count = 256
+    batch: Count = 4
+    context: Count = 256
+    rounds: Count = 7  # each round times every scheme once, so that noise affects all of them
+    steps: Count = 2  # steps in a row per round
     out: Path | None = None  # also write the result as JSON
 
     def __post_init__(self):
+        check_fields(self)
         _check_schemes(self.schemes)
         check_batch(self.batch)
 
@@ -118,15 +119,16 @@ class CompileTimes:
     """Time tracing and compiling one training step at two depths: scanned layers should make both take equally long."""
 
     schemes: tuple[str, ...] = ("plain", "nag")
-    shallow: int = 12
-    deep: int = 96
-    width: int = 64
-    batch: int = 4
-    context: int = 128
-    rounds: int = 3
+    shallow: Count = 12
+    deep: Count = 96
+    width: Count = 64
+    batch: Count = 4
+    context: Count = 128
+    rounds: Count = 3
     out: Path | None = None
 
     def __post_init__(self):
+        check_fields(self)
         _check_schemes(self.schemes)
         check_batch(self.batch)
         if self.deep <= self.shallow:

@@ -18,7 +18,7 @@ from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, shapes_of
 from nagjax.ranges import Natural, check_value
-from nagjax.residual.module import OpenStream, Residual, Slot, say
+from nagjax.residual.module import OpenStream, Residual, Slot, check_rngs, say
 from nagjax.residual.protocol import Boundary
 from nagjax.residual.stacks import unstacked
 
@@ -52,6 +52,8 @@ class Routed(NamedTuple):
         mean, rows = mean_cut(self.cut)
         if cuts is None:
             return mean
+        if np.shape(cuts) != np.shape(mean):
+            raise UserError("cuts", np.shape(cuts), f"give those of the step before, {list(np.shape(mean))}")
         return moved_cut(cuts, mean, rows, decay if step is None else decay_after(step, decay))
 
 
@@ -66,7 +68,8 @@ class MixtureOfDepths(nnx.Module):
     residual: the module it routes (`nagjax.NAG(...)`), kept as `residual`. rate: share of the tokens that skip. router:
     nag, linear, skip_class or random; auto is the scheme's own, which is random where updates are normalised (but for
     NAG). decider: who lets a token in at sampling time, when later tokens are not there to compare with: threshold,
-    predictor, aux_loss, balance. rngs: for a router or decider with parameters.
+    predictor, aux_loss, balance. The last three are trained: add their weighted loss to yours, 0.01 *
+    routed.loss.mean() in nagjax's trainer (nats). rngs: for a router or decider with parameters.
 
     Raises UserError for a rate outside [0, 1), a router that does not fit the scheme, a decider that does not fit the
     router, and parameters without rngs.
@@ -95,7 +98,9 @@ class MixtureOfDepths(nnx.Module):
             raise UserError(
                 "rngs", None, f"the {self.rules.router.name} router or its decider has parameters: give some"
             )
-        rngs = rngs or nnx.Rngs(0)
+        if rngs is not None:
+            check_rngs(rngs)
+        rngs = nnx.Rngs(0) if rngs is None else rngs
         self.routing = nnx.vmap(make, transform_metadata=STACKED)(rngs.split(residual.sublayers))
 
     def __call__(
@@ -122,10 +127,9 @@ class MixtureOfDepths(nnx.Module):
             given = type(branches).__name__ if listed is None else len(listed)
             raise UserError("branches", given, f"give a list of {sublayers} callables, one for a sublayer")
         check_cuts(cuts, sublayers)
-        if noise is None:
-            noise = 0
-            if self.rules.router.draws:
-                say("a random router draws the same tokens in every pass: pass noise=step in training, 0 afterwards")
+        if cuts is not None and not causal:
+            raise UserError("cuts", np.shape(cuts), "top-k does not read them: give causal=True, or leave them out")
+        noise = self._number(noise)
         stream, done = self.residual.open(x, progress), []
         whole = self.residual.slots(), self.routing
         parts = jax.tree.transpose(jax.tree.structure(whole), None, jax.tree.map(unstacked, whole))  # split once
@@ -143,13 +147,30 @@ class MixtureOfDepths(nnx.Module):
         where: Where | None = None,
         cut: Float[Array, ""] | None = None,
         causal: bool = False,
-        noise: int | UInt32[Array, ""] = 0,
+        noise: int | UInt32[Array, ""] | None = None,
     ) -> tuple[OpenStream, Routed]:
-        """The stream behind sublayer i, whose branch reads, runs and is committed here: only for the tokens chosen. A
-        gradient through it is as large as all sublayers' parameters, for each i; through a call of all it is not."""
+        """The stream behind sublayer i (1 .. S), whose branch reads, runs and is committed here, only for the tokens
+        chosen; and what it did, `Routed` with ran [B, T], cut and loss [B]. A gradient through it is as large as all
+        sublayers' parameters, for each i; through a call of all it is not.
+
+        where, causal, noise: as in a call. cut: the sublayer's own number of `Routed.averaged_cuts`. Raises UserError
+        for an i outside of 1 .. S, rows that are not [B, T, D], a `where` of other shapes, a threshold without a cut if
+        `causal`, and a cut if not."""
         own = jax.tree.map(lambda all: all[i - 1], self.routing)
-        slot = self.residual.slot(i)
+        slot, noise = self.residual.slot(i), self._number(noise)
+        if cut is not None and not causal:
+            raise UserError("cut", np.shape(cut), "top-k does not read it: give causal=True, or leave it out")
         return self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
+
+    def _number(self, noise: Any) -> int | UInt32[Array, ""]:
+        """What a random router draws by."""
+        if noise is None:
+            if self.rules.router.draws:
+                say("a random router draws the same tokens in every pass: pass noise=step in training, 0 afterwards")
+            return 0
+        if not jnp.issubdtype(jnp.result_type(noise), jnp.integer):
+            raise UserError("noise", noise, "give the step's number, a whole one")
+        return noise
 
     def _run(
         self,

@@ -42,6 +42,9 @@ def checked(
         config.check_id("tokens", i)
     if types is not None:
         _check_types(types, tokens.shape, config)
+    if not isinstance(where, Where | None):
+        fix = "give nagjax.layers.where.Where of segments (0: padding) and positions, [B, T] each"
+        raise UserError("where", type(where).__name__, fix)
     where = Where.whole(*tokens.shape) if where is None else where.of(tokens.shape)
     for position in _ends(where.positions) if learned else ():
         if not 0 <= position < config.context:

@@ -32,7 +32,7 @@ from nagjax.model.parametrization import Parametrization
 from nagjax.model.tokens import check_slots, checked
 from nagjax.parameters import STACKED, label
 from nagjax.residual import Boundary, Scheme, Stream
-from nagjax.residual.module import Residual, as_scheme, share_done
+from nagjax.residual.module import Residual, as_scheme, check_rngs, share_done
 from nagjax.residual.protocol import SublayerIndex, telemetry, turn_angle
 from nagjax.residual.sublayer import Result, following, run
 from pallas_kernels import using
@@ -150,6 +150,7 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: ModelConfig, scheme: str | Scheme | type[Scheme] | type[Residual], rngs: nnx.Rngs):
         scheme = as_scheme(scheme)
+        check_rngs(rngs)
         self.config, self.scheme = config, scheme
         config.moe.check_scheme(scheme.name, scheme.scale_free)
         self.mod = MoD.of(scheme, config.mod, config.context, config.compute_dtype)
@@ -271,23 +272,23 @@ class Transformer(nnx.Module):
     ) -> Output:
         """Maps token ids [B, T], 0 to vocab - 1, to what the head reads. With rotary positions T is free.
 
-        `where` gives each token's document and position; by default each row is one document. `types`: of the tokens
-        of a model with `config.token_types`, such as BERT's sentences; all 0 by default. `progress` is the share of
-        the training done. `cache` makes the pass incremental; an integer begins one, of so many tokens; a pass that
-        goes on with it needs `where`, as positions begin at 0 by default. `observed` adds telemetry per sublayer,
-        `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or change the
-        stream or skip the block, and returns the stream after the block and what it gathered. `pin` is applied to
-        activations [B, T, ...] between blocks (the trainer pins their sharding with it).
+        `where` gives each token's document and position; by default each row is one document. `types`: of the tokens of
+        a model with `config.token_types` (BERT's sentences), by default 0. `progress` is the share of the training
+        done, step / steps in your loop. `cache` makes the pass incremental; an integer begins one, of so many tokens; a
+        pass that goes on with it needs `where`, as positions begin at 0 by default. `observed` adds telemetry per
+        sublayer, `mapped` per sublayer and token. `intervene` runs each block instead of the model: it may measure or
+        change the stream or skip the block, and returns the stream after the block and what it gathered. `pin` is
+        applied to activations [B, T, ...] between blocks, to shard them.
 
         Mixture-of-Depths: `causal` chooses tokens with the causal decider instead of top-k; a pass with a cache needs
         it. `cuts` are the average cuts that a threshold compares with; `noise` varies the random router.
 
-        Raises UserError for tokens that are no ids [B, T] of the vocabulary (of traced ids only shape and dtype are
-        known), or more than the learned positions or the cache; for types, or learned positions in `where`, that the
-        model does not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends
-        where its slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; if `causal`, or
-        adaptive capacity, needs cuts and there are none, or another number of them; and for a cache where tokens are
-        routed without `causal`, or of a model that is not causal.
+        Raises UserError for tokens that are no ids [B, T] of the vocabulary (traced, of a wrong shape or dtype), or
+        more than the learned positions or the cache; for types, or learned positions in `where`, that the model does
+        not have, for what a cache cannot hold (a row is one document, which begins at position 0 and ends where its
+        slots do), and for other shapes than the tokens'; for a `progress` outside of [0, 1]; for no cuts, or too few,
+        where `causal` or adaptive capacity needs them; and for a cache of routed tokens without `causal`, or of a model
+        that is not causal.
         """
         places = cache if isinstance(cache, int) else None
         tokens, where = checked(tokens, self.config, where, types, places)
@@ -306,7 +307,6 @@ class Transformer(nnx.Module):
             stream = self.scheme.open(self.embedding(tokens, where, self.config.stream_dtype, types), at, self.ends)
         layers, observe = self.layers(cuts), Observe(observed, mapped, intervene)
         caches = cache or ((None,) * len(group.rates) for group in self.groups)
-
         written, notes, seen = [], [], []
         with using(None if self.config.kernels == "auto" else self.config.kernels):
             for group, own in zip(self.groups, caches, strict=True):

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from nagjax.console import visible
 from nagjax.errors import UserError
 from nagjax.files import check_writable
 from nagjax.report.report import build_report, save_report
@@ -32,15 +33,16 @@ def compare(paths: Sequence[str | Path], out: str | Path, console: Console | Non
     late = [line for run in runs if (line := behind(run))]
     report = build_report(runs, "Comparison of runs", late)
     page = save_report(report, out)
+    tell = lambda text, style="": console.print(Text(visible(text), style=style))  # noqa: E731
     for line in late:
-        console.print(Text(f"Warning: {line}", style="yellow"))
+        tell(f"Warning: {line}", "yellow")
     console.print(to_rich(report.table, console.width))
-    console.print(Text(report.verdict, style="bold"))
-    console.print(Text(report.learning_rates))
+    tell(report.verdict, "bold")
+    tell(report.learning_rates)
     if report.unequal:
-        console.print(Text("Not a like-for-like comparison:", style="yellow"))
+        tell("Not a like-for-like comparison:", "yellow")
         for line in report.unequal:
-            console.print(Text(f"  {line}", style="yellow"))
+            tell(f"  {line}", "yellow")
     return page
 
 

@@ -21,7 +21,7 @@ from nagjax.measure.held_gates import held_losses, holds
 from nagjax.measure.interventions import skipping, tapped
 from nagjax.measure.probe import Probe, looks_at, probe
 from nagjax.model.transformer import Output
-from nagjax.ranges import check_value
+from nagjax.ranges import Count, check_fields, check_value
 from nagjax.report.curve import check_depth, check_loss, curve_of, text_batches
 from nagjax.report.verdict_depth import depth_verdict
 from nagjax.runs.opening import OpenRun
@@ -36,9 +36,12 @@ class Effort:
     """How much text each part of a diagnosis reads, in batches of the run's size; of a mixture at least one of each
     corpus."""
 
-    probes: int = 4
-    skips: int = 4  # one pass over twice the sequences for each block and batch
-    curve: int = 8
+    probes: Count = 4
+    skips: Count = 4  # one pass over twice the sequences for each block and batch
+    curve: Count = 8
+
+    def __post_init__(self):
+        check_fields(self, "effort.")
 
 
 def diagnose(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nagjax.errors import UserError
-from nagjax.files import has_file, read_bytes
+from nagjax.files import has_file, read_bytes, refuse_link
 from nagjax.report.labels import listing, machine, run_labels
 from nagjax.report.page import Report, html_page, markdown_page, write_files
 from nagjax.report.plots import FIGURES as PLOTS
@@ -20,6 +20,7 @@ from nagjax.runs.names import MAP
 FIGURES = "figures"
 """Folder of the PNGs, beside the report."""
 PAGE = "report.html"
+LARGEST_MAP = 1 << 26  # bytes of a run's own picture
 
 
 def write_report(runs: Sequence[Run], folder: str | Path, title: str, notes: Sequence[str] = ()) -> Path:
@@ -34,9 +35,10 @@ def write_report(runs: Sequence[Run], folder: str | Path, title: str, notes: Seq
 def save_report(report: Report, folder: str | Path) -> Path:
     """Lay the report out and write its files into `folder`; return the path of the HTML page."""
     folder = Path(folder)
+    refuse_link(folder / FIGURES)
     files = {f"{FIGURES}/{plot.name}.png": plot.png for plot in report.plots}
-    files["report.md"] = markdown_page(report, FIGURES).encode()
-    files[PAGE] = html_page(report).encode()
+    files["report.md"] = markdown_page(report, FIGURES).encode(errors="replace")
+    files[PAGE] = html_page(report).encode(errors="replace")
     if has_file(folder / PAGE):
         _forget(folder / FIGURES, {plot.name for plot in report.plots})
     write_files(folder, files)
@@ -78,8 +80,10 @@ def build_report(runs: Sequence[Run], title: str, notes: Sequence[str] = ()) -> 
 def _maps(pairs: Sequence[tuple[str, Run]]) -> list[Plot]:
     """The depth maps that `nagjax map` has left in the runs' folders."""
     caption = "which sublayers each token of a text went through (white: skipped), coloured by how far they turned it"
-    found = [(label, run.path / MAP) for label, run in pairs if has_file(run.path / MAP)]
-    return [Plot(f"map-{i}", f"{label}: {caption}.", read_bytes(path)) for i, (label, path) in enumerate(found, 1)]
+    found = [
+        (label, read_bytes(run.path / MAP, largest=LARGEST_MAP)) for label, run in pairs if has_file(run.path / MAP)
+    ]
+    return [Plot(f"map-{i}", f"{label}: {caption}.", png) for i, (label, png) in enumerate(found, 1)]
 
 
 def _origin(pairs: Sequence[tuple[str, Run]]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The comparison of runs as one table: in the terminal, in Markdown, in HTML."""
 
 import html
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from nagjax.console import visible
 from nagjax.report.labels import NOT_MEASURED, count, factor, machine, number, rate, run_labels
 from nagjax.report.verdict import one_text, same_text
 from nagjax.runs.log import Run
@@ -120,7 +122,7 @@ def to_rich(table: Table, width: int) -> Group:
             left -= _needed(rows[0]) + 3
             shown.append(rows.pop(0))
         for row in shown:
-            out.add_column(Text(row[0].text), width=_needed(row), justify="right", overflow="fold")
+            out.add_column(Text(visible(row[0].text)), width=_needed(row), justify="right", overflow="fold")
         for j, name in enumerate(names, start=1):
             out.add_row(name, *(_terminal(row[j]) for row in shown))
         tables += [out, Text()]
@@ -131,7 +133,7 @@ def to_markdown(table: Table) -> str:
     """A Markdown table with a row per quantity, the best values in bold."""
 
     def line(texts):
-        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+        return "| " + " | ".join(re.sub(r"([\\<\[|])", r"\\\1", " ".join(text.split())) for text in texts) + " |"
 
     rule = line([":--"] + ["--:"] * len(table.rows))
     head, *lines = [
@@ -174,4 +176,5 @@ def _needed(row: Sequence[Cell]) -> int:
 
 def _terminal(cell: Cell) -> Text:
     # The star keeps the mark where there is no colour; in front, it leaves the digits aligned.
-    return Text("*" + cell.text, style="bold green") if cell.best else Text(cell.text)
+    text = visible(cell.text)
+    return Text("*" + text, style="bold green") if cell.best else Text(text)

@@ -84,8 +84,13 @@ class Asked:
 class Residual(nnx.Module):
     """A residual scheme for `sublayers` branches on hidden states of `width` features.
 
-    scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class. embedding_std:
-    standard deviation of the x that opens the stream; it only sets the first gain of `logits`. Default: the scheme's.
+    scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class.
+
+    width: D, features of x. sublayers: S, branches in all. rngs: `nnx.Rngs(seed)`, whose stream `params` draws initial
+    values. embedding_std: standard deviation of the x that opens the stream, for the first gain of NAG's `logits`;
+    other schemes do not read it. Default: the scheme's. Raises UserError for an option that the scheme has not, and for
+    any of these that is none: a width or number of sublayers that is no whole number from 1, rngs without such a
+    stream.
 
     Schemes that count blocks (LNS, DeepNorm, ...) take a pair of sublayers as a block, as in a Transformer.
 
@@ -106,10 +111,7 @@ class Residual(nnx.Module):
         for field, value in (("width", width), ("sublayers", sublayers)):
             check_value(field, value, Count)
         check_value("embedding_std", embedding_std, Positive | None)
-        if not hasattr(rngs, "split"):
-            raise UserError("rngs", rngs, "give nnx.Rngs(seed)")
-        if not hasattr(rngs, "params"):
-            raise UserError("rngs", sorted(rngs), "there is no stream for parameters: give nnx.Rngs(seed)")
+        check_rngs(rngs)
         width, sublayers = int(width), int(sublayers)
         self.scheme, self.width, self.sublayers = as_scheme(scheme), width, sublayers
         self.asked = Asked()
@@ -171,7 +173,8 @@ class Residual(nnx.Module):
         return OpenStream(self.scheme.open(_folded(x, lead), at, self.ends), progress, lead)
 
     def read(self, stream: OpenStream, i: int | Int[Array, ""] = 1) -> Float[Array, "*lead D"]:
-        """What sublayer i reads."""
+        """What the next sublayer reads, [*lead, D] in x's dtype. i is only checked to be one of 1 .. S: the stream
+        itself tells which is next."""
         checked(i, self.sublayers)
         return self.scheme.read(_opened(stream).rows).reshape(*stream.lead, self.width)
 
@@ -197,6 +200,7 @@ class Residual(nnx.Module):
         """Float32 logits over the rows of a table, by the scheme's own head. NAG's head uses the residual's norm."""
         if np.ndim(table) != 2 or np.shape(table)[1] != self.width:
             raise UserError("table", np.shape(table), f"give a row of {self.width} features for each word")
+        table = jnp.asarray(table)
         logits = unembed(*self.scheme.close(_opened(stream).rows, self.ends), self.scheme.head_rows(table))
         return logits.reshape(*stream.lead, table.shape[0])
 
@@ -275,6 +279,14 @@ class Residual(nnx.Module):
         stream, (facts, new) = jax.lax.scan(step, stream, (slots, params, state))
         nnx.update(tuple(stacks), new)
         return stream, jax.tree.map(lambda x: x.reshape(-1), facts)
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raises UserError for what are no random streams of Flax, or have none for parameters."""
+    if not hasattr(rngs, "split"):
+        raise UserError("rngs", rngs, "give nnx.Rngs(seed)")
+    if not hasattr(rngs, "params"):
+        raise UserError("rngs", sorted(rngs), "there is no stream for parameters: give nnx.Rngs(seed)")
 
 
 def start_factors(

@@ -24,6 +24,7 @@ import time
 import uuid
 from pathlib import Path
 
+from nagjax.console import note
 from nagjax.errors import UserError
 from nagjax.files import naming_folder, open_to_change, read_json
 from nagjax.json_reader import read
@@ -139,7 +140,7 @@ class WriterLock:
             age = os.fstat(probe.fileno()).st_mtime - os.fstat(file.fileno()).st_mtime
         if age < STALE:
             left = STALE - max(age, 0.0)
-            print(f"nagjax: {self.folder} was written by {_told(holder)}; waiting up to {left:.0f} s", file=sys.stderr)
+            note(f"nagjax: {self.folder} was written by {_told(holder)}; waiting up to {left:.0f} s")
             until = time.monotonic() + left
             while time.monotonic() < until:
                 time.sleep(LOOK)

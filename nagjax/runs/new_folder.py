@@ -50,6 +50,7 @@ def new_folder(out: str | os.PathLike, doing: str) -> Generator[Path]:
 
 def _take_place(building: Path, place: Path) -> None:
     try:
+        sync_folder(building)
         building.rename(place)
         (place / LOCK).unlink(missing_ok=True)
         sync_folder(place.parent)

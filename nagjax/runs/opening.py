@@ -20,7 +20,7 @@ from nagjax.errors import UserError
 from nagjax.files import has_file, inside, read_json, read_record
 from nagjax.mod import ModConfig
 from nagjax.model.transformer import Transformer
-from nagjax.ranges import Count, Fraction, Natural
+from nagjax.ranges import Count, Fraction, Natural, check_value
 from nagjax.runs.blueprint import ModelBlueprint, Tree
 from nagjax.runs.config import MeshConfig, RunConfig
 from nagjax.runs.folder import read_config
@@ -174,6 +174,7 @@ def open_run(folder: str | Path, *, devices: Sequence[jax.Device] | None = None,
     checkpoint yet, a damaged one, a tokenizer other than the one the run was trained with, or a calibration after
     another step.
     """
+    check_value("run", folder, Path, "the folder of a run")
     folder = Path(folder)
     config = read_config(folder)
     devices = devices_of(devices)

@@ -78,8 +78,9 @@ def optimizer(
     Muon orthogonalises the last two axes of a matrix, of Flax's attention the heads together.
 
     Warns where a scheme has start factors that nobody asked its nnx module for, and where Muon takes an array of more
-    axes for a stack of matrices. Raises UserError: no residual in the model, a `tx` that is neither, a config without
-    steps (or steps beside a chain), without `lr` for a Linen module, or whose `freeze` names no parameter or all.
+    axes for a stack of matrices. Raises UserError: no residual in the model, a role that there is not, a `tx` that is
+    neither, a config without steps (or steps beside a chain), without `lr` for a Linen module, or whose `freeze` names
+    no parameter or all; and from `update` without parameters, or with some that the model has not.
     """
     if not isinstance(tx, OptimizerConfig):
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -90,12 +91,7 @@ def optimizer(
             raise UserError(
                 "steps", steps, "is for an OptimizerConfig: a chain has a schedule of its own, leave it out"
             )
-    parts = _residuals(model)
-    if not parts:
-        fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
-        if any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model)):
-            fix = "is no pytree (pytree=False), so nothing in it is seen: leave that out, keep modules in nnx.List"
-        raise UserError("model", type(model).__name__, fix)
+    parts = _parts(model)
     own = tx if isinstance(tx, OptimizerConfig) else None
     known = describe(model, muon=own is not None and own.optimizer == "muon", freeze=own.freeze if own else ())
     for _, scheme, module in parts:
@@ -137,14 +133,20 @@ def optimizer(
 
 
 def decays(model: Tree) -> Any:
-    """For an optax `mask`: a function from parameters to True for those that decay, the matrices."""
+    """For an optax `mask`: a function from parameters to True for those that decay, the matrices.
+
+    model: as for `optimizer`. Raises UserError where it holds no residual, and for a role that there is not."""
+    _parts(model)
     known = describe(model)
     return lambda params: _map(known, lambda of, _: of.role == "matrix", params)
 
 
 def constrain(model: Tree) -> Tree:
     """The model with its parameters where their schemes want them at the start (nGPT). Those of an nnx module move in
-    place; of Linen's, which `init` has returned, it is a new tree."""
+    place; of Linen's, which `init` has returned, it is a new tree.
+
+    model: as for `optimizer`. Raises UserError where it holds no residual, and for a role that there is not."""
+    _parts(model)
     known, leaves = describe(model), _leaves(model)
     if not any(isinstance(leaf, nnx.Variable) for _, leaf in leaves):
         return _map(known, Known.brought, model)
@@ -237,6 +239,16 @@ def _stacked(model: Tree, sublayers: set[int]) -> set[Path]:
         if vectors and shared > (1,) and any(count % shared[0] == 0 for count in sublayers):
             found.add(path)
     return found
+
+
+def _parts(model: Tree) -> list[tuple[Path, Scheme, Any]]:
+    """`_residuals`; raises UserError where there are none."""
+    if parts := _residuals(model):
+        return parts
+    fix = "holds no residual of nagjax: hand over the model itself, or Linen's parameters before unbox"
+    if any(isinstance(leaf, nnx.Module) for leaf in jax.tree.leaves(model)):
+        fix = "is no pytree (pytree=False), so nothing in it is seen: leave that out, keep modules in nnx.List"
+    raise UserError("model", type(model).__name__, fix)
 
 
 def _residuals(model: Tree) -> list[tuple[Path, Scheme, Any]]:

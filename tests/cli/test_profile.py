@@ -1,7 +1,9 @@
 """nagjax profile: every part of the model is found in the trace of a real step, and times add up."""
 
+import contextlib
 import re
 import types
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -60,3 +62,31 @@ def test_what_the_host_did_to_start_an_instruction_is_no_time_of_the_device(monk
     trace = types.SimpleNamespace(planes=[plane("/host:CPU", 7, "fusion.1"), plane("/device:GPU:0", 5, of_device)])
     monkeypatch.setattr(profile, "ProfileData", types.SimpleNamespace(from_file=lambda path: trace))
     assert profile.times_by_scope(iter([Path("a.xplane.pb")]), {"fusion.1": "mlp"}) == {"mlp": found}
+
+
+def test_times_are_of_one_step_on_one_device(tmp_path, monkeypatch):
+    """Two steps on four devices: they wait six seconds for their metrics, and work eight milliseconds in all."""
+    now, done = types.SimpleNamespace(seconds=10.0), []
+    blueprint = types.SimpleNamespace(create=lambda: 0, mesh=types.SimpleNamespace(size=4))
+
+    class Step:
+        def __call__(self, state, batch):
+            done.append(state)
+            return state + 1, None
+
+        def as_text(self):
+            return ""
+
+    def wait(metrics):
+        now.seconds += 6.0
+
+    lowered = types.SimpleNamespace(compile=Step)
+    monkeypatch.setattr(profile, "jit_train_step", lambda plan: types.SimpleNamespace(lower=lambda *given: lowered))
+    monkeypatch.setattr(profile, "time", types.SimpleNamespace(perf_counter=lambda: now.seconds))
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    monkeypatch.setattr(jax.profiler, "trace", lambda folder: contextlib.nullcontext())
+    monkeypatch.setattr(profile, "scopes_of", lambda hlo: {})
+    monkeypatch.setattr(profile, "times_by_scope", lambda files, scopes: Counter(mlp=6_000_000, head=2_000_000))
+    found = profile.trace_steps(blueprint, None, tmp_path, 2)
+    assert found.pop("scopes") == pytest.approx({"mlp": 0.75, "head": 0.25})
+    assert found == {"steps": 2, "devices": 4, "milliseconds": 3000.0} and done == [0, 1, 2]

@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -13,7 +14,7 @@ import zstandard
 
 from nagjax.data import DataConfig, compressed, open_dataset, prepare, read_documents, train_bpe
 from nagjax.data.documents import TEXT_PIECE, find_files, fingerprints, is_one_text, split_documents, split_name
-from nagjax.data.storage import storage_path
+from nagjax.data.storage import files_under, storage_path
 from nagjax.errors import UserError
 
 PACK = {
@@ -110,6 +111,23 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
         (tmp_path / "a.txt").write_text("text")
         with pytest.raises(UserError, match="no permission to read it"):
             find_files([str(folder)])
+
+
+def test_pipes_and_a_tower_of_links_are_not_read(tmp_path):
+    """Two links in each of thirty folders to the next one are 2 ** 30 ways to one file."""
+    os.mkfifo(tmp_path / "pipe")
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "a.txt").symlink_to("/dev/zero")
+    (inputs / "b.txt").symlink_to(tmp_path / "pipe")
+    (inputs / "c.txt").write_text("text")
+    folders = [tmp_path / f"floor{i}" for i in range(30)]
+    for folder in folders:
+        folder.mkdir()
+    for lower, upper in itertools.pairwise([inputs, *folders]):
+        (lower / "left").symlink_to(upper)
+        (lower / "right").symlink_to(upper)
+    assert [name for name, _ in files_under(inputs)] == ["c.txt"]
 
 
 def test_links_are_followed_once_and_must_lead_somewhere(tmp_path):

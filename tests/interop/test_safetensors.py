@@ -122,6 +122,7 @@ def entry(shape, begin, end, dtype="F32"):
         ({"a": entry([2], 0, 16)}, 8, "lies outside"),
         ({"a": entry([-2], 0, 8)}, 8, "a.shape[0] = -2: give a whole number"),
         ({"a": entry([2**40, 0], 0, 8)}, 8, "does not take 8 bytes"),
+        ({"a": entry([2**48] * 5000, 0, 8)}, 8, "a has 5000 axes"),
         ({"a": entry([2.0], 0, 8)}, 8, "a.shape[0] = 2.0"),
         ({"a": entry([2], 0, 8, "F7")}, 8, "has the dtype F7"),
         ({"a": {"dtype": "F32", "shape": [2]}}, 8, "a.data_offsets = None: is missing"),

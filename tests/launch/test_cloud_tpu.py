@@ -9,6 +9,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "launch" / "cloud_tpu.sh"
 GCLOUD = """
 case "$*" in
+  *"tpu-vm describe"*) echo v5litepod-16 ;;
   *describe*) echo ACTIVE ;;
   *"tpu-vm ssh"*) while [ "$1" != --command ]; do shift; done; bash -c "$2" ;;
 esac
@@ -32,14 +33,23 @@ def test_a_second_start_goes_on_with_the_bucket_that_is_mounted(tmp_path):
     given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s", "OPTIONS": "--preset 1M", "STEPS": "20"}
     done = subprocess.run(["bash", SCRIPT], env=own | given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["pip install -q nagjax[tpu] @ s", "nagjax train --preset 1M --steps 20"]
+    new_code = "pip install -q --force-reinstall --no-deps nagjax @ s"
+    told = ["pip install -q nagjax[tpu] @ s", new_code, "nagjax train --preset 1M --steps 20"]
+    assert done.stdout.splitlines() == told
+    smaller = {"TYPE": "v5litepod-8", "CONSTRAINTS": "c.txt"}
+    done = subprocess.run(["bash", SCRIPT], env=own | given | smaller, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "is a v5litepod-16, not a v5litepod-8: delete it first" in done.stderr
+    smaller = {"CONSTRAINTS": "c.txt"}
+    done = subprocess.run(["bash", SCRIPT], env=own | given | smaller, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[0] == "pip install -q -c c.txt nagjax[tpu] @ s"
 
 
 @pytest.mark.parametrize(
     ("capacity", "asked"), [({}, ["--spot"]), ({"CAPACITY": "--reserved"}, ["--reserved"]), ({"CAPACITY": ""}, [])]
 )
 def test_capacity_is_what_was_asked_for(capacity, asked, tmp_path):
-    gcloud = 'case "$*" in *describe*) [ ! -e made ] || echo FAILED ;; *create*) touch made; echo "$@" ;; esac'
+    created = '*describe*) [ ! -e made ] || echo FAILED ;; *create*) touch made; echo "$@" ;;'
+    gcloud = f'case "$*" in *"tpu-vm describe"*) ;; {created} esac'
     program(tmp_path / "bin" / "gcloud", gcloud)
     own = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path)} | capacity
     given = {"PROJECT": "p", "BUCKET": "b", "SOURCE": "s"}

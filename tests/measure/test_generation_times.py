@@ -15,6 +15,7 @@ from nagjax.data.tokenizer import ByteTokenizer
 from nagjax.errors import UserError
 from nagjax.generate import batching
 from nagjax.layers.where import Where
+from nagjax.measure import generation_times as generation_module
 from nagjax.measure import step_times
 from nagjax.measure.generation_times import Generation, generation_times
 from nagjax.measure.routing_times import compared, told
@@ -63,6 +64,19 @@ def test_a_run_that_skips_is_compared_with_itself_run_densely(run):
     assert set(found["tokens_per_second"]) == {"routed", "dense"} and 0 < found["executed"] < 1
     saved = (1 - found["time_ratio"]) / (1 - found["flops_ratio"])
     assert found["time_saved_over_flops_saved"] == pytest.approx(saved) and 0.4 < found["flops_ratio"] < 1
+
+
+def test_tokens_are_those_of_all_rows_and_what_is_saved_is_a_share_of_what_could_be(run, monkeypatch):
+    """Five tokens of each of three rows; a quarter of the FLOPs is saved, and in most rounds half of the time."""
+    times = {"dense": [2.0, 4.0, 8.0], "routed": [1.0, 3.0, 4.0]}
+    monkeypatch.setattr(generation_module, "race", lambda *given: times)
+    monkeypatch.setattr(Generation, "executed", lambda self: np.full((2, 2), 0.5))
+    costs = lambda *given, slots, shares: SimpleNamespace(forward=4.0 if shares is None else 3.0)  # noqa: E731
+    monkeypatch.setattr(generation_module, "model_costs", costs)
+    found = generation_times(run, PROMPTS, 5)
+    assert found["tokens_per_second"] == {"dense": 5 * 3 / 4.0, "routed": 5 * 3 / 3.0}
+    assert found["milliseconds"] == {"dense": 4000.0, "routed": 3000.0} and found["executed"] == 0.5
+    assert (found["flops_ratio"], found["time_ratio"], found["time_saved_over_flops_saved"]) == (0.75, 0.5, 2.0)
 
 
 def test_flops_are_those_of_the_slots_that_the_cache_has(run, monkeypatch):

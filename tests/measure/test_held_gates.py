@@ -12,6 +12,7 @@ from nagjax.layers.config import MoEConfig
 from nagjax.measure.held_gates import gate_means, held, held_losses, holds
 from nagjax.mod import ModConfig
 from nagjax.residual import find_scheme
+from nagjax.train.loss import cross_entropy
 from tests import tiny
 from tests.tiny import blueprint, fresh, moved, packed_batch, run_config
 from tests.tolerance import assert_close
@@ -70,6 +71,23 @@ def test_losses_by_batch_with_and_without_channels_of_their_own():
     for found in (nag, review):
         assert all(len(losses) == 2 and np.all(np.isfinite(losses)) for losses in found.values())
         assert len({tuple(losses) for losses in found.values()}) == len(found)
+
+
+def test_the_means_are_of_training_text_and_the_losses_of_another():
+    """One mean of a gate is that over its channels. Parameters are so large that gates are far from one another."""
+    plan = blueprint(run_config(find_scheme("review")()))
+    model, batch = plan.model(moved(fresh(plan).params, 0.5)), packed_batch(5)
+    means = np.asarray(gate_means(model, BATCHES))
+    one = np.repeat(means.mean(axis=1, keepdims=True), means.shape[1], axis=1)
+    models = {"whole": model, "mean": held(model, jnp.asarray(means)), "one_mean": held(model, jnp.asarray(one))}
+    for name, (loss,) in held_losses(model, BATCHES, [batch]).items():
+        sums = cross_entropy(logits(models[name], batch), batch)
+        assert_close(loss, float(sums.nats / sums.count), **tiny.FORWARD)
+
+
+@nnx.jit
+def logits(model, batch):
+    return model.logits(model(batch.tokens, batch.where))
 
 
 def test_which_models_can_be_held():

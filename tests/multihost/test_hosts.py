@@ -34,11 +34,34 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_S
         pytest.param(HostsConfig(), SLURM | {"SLURM_NTASKS": ""}, False, None, id="slurm-no-number"),
         pytest.param(HostsConfig(), {"SLURM_NTASKS": "four"}, False, None, id="no-slurm-job"),
         pytest.param(HostsConfig(), {}, True, Place(), id="cloud-tpu"),
+        pytest.param(HostsConfig(), {"JOB_COMPLETION_INDEX": "1"}, True, Place(), id="gke"),
         pytest.param(HostsConfig(count=1), PLAIN | SLURM, True, None, id="told-to-be-alone"),
     ],
 )
 def test_who_is_where(config, environment, cloud_tpu, place):
     assert find(config, environment, cloud_tpu) == place
+
+
+@pytest.mark.parametrize(
+    "environment, several",
+    [
+        pytest.param({}, True, id="a-vm"),
+        pytest.param({"TPU_SKIP_MDS_QUERY": "1"}, False, id="no-chip"),
+        pytest.param({"TPU_SKIP_MDS_QUERY": "true", "TPU_WORKER_HOSTNAMES": "localhost"}, False, id="gke-one-host"),
+        pytest.param({"TPU_SKIP_MDS_QUERY": "true", "TPU_WORKER_HOSTNAMES": "a,b,c,d"}, True, id="gke-slice"),
+        pytest.param({"TPU_SKIP_MDS_QUERY": "true", "TPU_PROCESS_ADDRESSES": "a:1,b:1"}, True, id="gke-addresses"),
+        pytest.param({"TPU_SKIP_MDS_QUERY": "true", "MEGASCALE_NUM_SLICES": "2"}, True, id="gke-slices"),
+        pytest.param({"TPU_WORKER_HOSTNAMES": "a,b", "JAX_PLATFORMS": "cpu"}, False, id="not-asked-for"),
+    ],
+)
+def test_hosts_of_a_tpu_look_for_each_other(environment, several, monkeypatch):
+    """On GKE, too, where the variable that jax sets without a chip is set in every pod."""
+    monkeypatch.setattr(hosts_module.importlib.util, "find_spec", lambda name: object())
+    for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert hosts_module._on_cloud_tpu() == several
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from nagjax.data import DataConfig
 from nagjax.errors import UserError
+from nagjax.mod import ModConfig
 from nagjax.model.config import ModelConfig
 from nagjax.options import read_options
 from nagjax.plan.order import started
@@ -19,10 +20,11 @@ from nagjax.runs.folder import read_config
 from nagjax.runs.metrics import comparable
 from nagjax.runs.names import CONFIG, IDENTITY, LOCK
 from nagjax.runs.opening import open_run
-from nagjax.train.checkpoint.store import steps_saved
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.facts import resolve
 from nagjax.train.loop import train
-from nagjax.train.warm_start import OF_THE_MACHINE
+from nagjax.train.warm_start import OF_THE_MACHINE, begin
+from tests import tiny
 from tests.tolerance import close_to
 
 
@@ -74,6 +76,24 @@ def test_a_run_goes_on_from_another(first, another, tmp_path):
     (second / "config.json").write_text(json.dumps(values))
     train(again, second)
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(open_run(second).params))
+
+
+def test_the_cuts_of_a_routed_run_are_taken_over(run_of, tmp_path):
+    """The first evaluation, before any step, lets tokens in by them."""
+    config = run_of()
+    routed = dataclasses.replace(config.model, mod=ModConfig(rate=(0.5,)))
+    plan = tiny.blueprint(dataclasses.replace(config, model=routed))
+    cuts = np.linspace(0.1, 0.4, routed.sublayers, dtype=np.float32)
+    state = tiny.fresh(plan)
+    assert not np.any(state.mod["cuts"] == cuts)
+    base = tmp_path / "base"
+    with Checkpoints(base / "checkpoints") as checkpoints:
+        checkpoints.save(6, state._replace(mod=state.mod | {"cuts": jax.device_put(cuts)}))
+    (base / CONFIG).write_text(json.dumps(to_dict(plan.config)))
+    started_there = dataclasses.replace(plan, config=dataclasses.replace(plan.config, start=str(base)))
+    begun = begin(started_there)
+    np.testing.assert_array_equal(begun.mod["cuts"], cuts)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(begun.params), jax.device_get(state.params))
 
 
 def test_the_default_text_in_place_of_the_other_runs_is_told(first, run_of, tmp_path, capsys):

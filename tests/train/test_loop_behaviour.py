@@ -2,6 +2,7 @@
 
 import json
 import signal
+import types
 
 import jax
 import pytest
@@ -11,7 +12,8 @@ from nagjax.errors import UserError
 from nagjax.runs.config import MeshConfig
 from nagjax.runs.lock import WriterLock
 from nagjax.train import loop
-from nagjax.train.checkpoint.store import Checkpoints
+from nagjax.train.checkpoint.retention import SaveClock
+from nagjax.train.checkpoint.store import Checkpoints, steps_saved
 from nagjax.train.logging import steplog
 from nagjax.train.loop import train
 
@@ -144,3 +146,22 @@ def test_a_run_whose_folder_was_taken_over_writes_nothing_more(run_of, finished,
     with pytest.raises(UserError, match="was taken over"):
         train(run_of(eval_every=100, save_every=100), tmp_path / "run")
     assert len(taken) == 3 and [step for step, _ in train_losses(tmp_path / "run")] == [1]  # each is read a step late
+
+
+def test_minutes_count_from_the_last_save(run_of, tmp_path, monkeypatch):
+    """Of a run whose steps take half a minute each, which saves every minute: at every second step."""
+    now, make = types.SimpleNamespace(seconds=0.0), loop.jit_train_step
+
+    def slow(blueprint):
+        step = make(blueprint)
+
+        def take(*args):
+            now.seconds += 30.0
+            return step(*args)
+
+        return take
+
+    monkeypatch.setattr(loop, "jit_train_step", slow)
+    monkeypatch.setattr(loop, "SaveClock", lambda config: SaveClock(config, now=lambda: now.seconds))
+    run = train(run_of(eval_every=100, save_every=100, save_minutes=1.0, keep=9), tmp_path / "run")
+    assert steps_saved(run / "checkpoints") == [2, 4, 6]

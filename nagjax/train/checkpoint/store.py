@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from nagjax.console import note
 from nagjax.errors import UserError
 from nagjax.files import sync_folder
 from nagjax.runs.names import DAMAGED, DELETING, SAVING
@@ -171,7 +172,7 @@ class Checkpoints:
             except Damaged as damage:
                 if not skip_damaged:
                     raise _damaged(self.folder / str(step), damage) from damage
-                print(f"nagjax: checkpoint {self.folder / str(step)} is damaged and skipped: {damage}", file=sys.stderr)
+                note(f"nagjax: checkpoint {self.folder / str(step)} is damaged and skipped: {damage}")
                 self._put_aside(step)
         if steps_aside(self.folder):
             fix = "no intact checkpoint is left in it: bring one back, or choose another --out (--fresh deletes it)"
@@ -354,7 +355,7 @@ def steps_saved(folder: Path) -> list[int]:
             fix = "is a link that leads nowhere: mount the disk it leads to, or remove the link"
             raise UserError("checkpoint", str(folder), fix)
         return []
-    found = [path for path in folder.iterdir() if path.name.isdecimal()]
+    found = [path for path in folder.iterdir() if path.name.isdecimal() and path.name == str(int(path.name))]
     if links := [path for path in found if path.is_symlink()]:
         raise UserError("checkpoint", str(links[0]), "is a link: put the checkpoint itself there, or remove the link")
     return sorted(int(path.name) for path in found)

@@ -171,8 +171,13 @@ def _not_found(coordinator: str | None, config: HostsConfig, error: Exception) -
 
 
 def _on_cloud_tpu() -> bool:
-    """Whether this is a Cloud TPU: importing jax sets TPU_SKIP_MDS_QUERY if there is no TPU chip."""
+    """Whether this is a Cloud TPU: importing jax sets TPU_SKIP_MDS_QUERY if there is no TPU chip. GKE sets it in every
+    pod, and beside it where the hosts of a slice are, if there are several."""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     if wanted and "tpu" not in wanted.split(","):
         return False
-    return importlib.util.find_spec("libtpu") is not None and "TPU_SKIP_MDS_QUERY" not in os.environ
+    if importlib.util.find_spec("libtpu") is None:
+        return False
+    hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    gke = "," in hosts or bool({"TPU_PROCESS_ADDRESSES_PATH", "MEGASCALE_NUM_SLICES"} & os.environ.keys())
+    return gke or "TPU_SKIP_MDS_QUERY" not in os.environ
