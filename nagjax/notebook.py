@@ -19,7 +19,6 @@ from nagjax.report.plots import FIGURES, Plot, draw_plots
 from nagjax.report.table import Table, comparison_table
 from nagjax.residual import Scheme
 from nagjax.residual.module import as_scheme
-from nagjax.runs.config import DEFAULT_SCHEME
 from nagjax.runs.log import Run, load_run
 from nagjax.runs.names import CHECKPOINTS
 from nagjax.runs.opening import OpenRun, open_run
@@ -33,7 +32,7 @@ AnyRun = OpenRun | Run | str | Path
 
 
 def fit(
-    scheme: str | Scheme = "nag",
+    scheme: str | Scheme | None = None,
     *,
     out: str | Path | None = None,
     fresh: bool = False,
@@ -44,11 +43,13 @@ def fit(
 ) -> OpenRun:
     """Trains a run, or goes on training it, and opens it.
 
-    scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`). out, fresh,
-    resume, force: as on the command line (with `start` give `out`); a finished run in the folder is opened as it is,
-    which is printed. options: every option of a run, by its name on the command line: `depth=12, lr=0.01, preset="60M",
-    start=run.folder`; a group as a dict or as its dataclass, `mesh={"fsdp": 8}`, `mod=ModConfig(rate=(0.25,))`, or by
-    the option's own name, `**{"mod.rate": 0.25}`; `data` also as the path of a corpus alone.
+    scheme: a name, a module (`nagjax.NAG`), or a scheme with options (`nagjax.NAG.Scheme(directions=16)`); None: nag,
+    or with `start` that run's, which another one given here does not change. out: None: runs/SCHEME-dDEPTH-wWIDTH. out,
+    fresh, resume, force: as on the command line (with `start` give `out`); a finished run in the folder is opened as it
+    is, which is printed. options: every option of a run, by its name on the command line: `depth=12, lr=0.01,
+    preset="60M", start=run.folder`; a group as a dict or as its dataclass, `mesh={"fsdp": 8}`,
+    `mod=ModConfig(rate=(0.25,))`, or by the option's own name, `**{"mod.rate": 0.25}`; `data` also as the path of a
+    corpus alone.
 
     callback: called with each record of the log as it is written, `{"kind": "train", "step": 7, "loss": 2.3, ...}`, and
     with the run as it is then, to evaluate it: `run.logits(text)`, `nagjax.complete(run, prompts)`, `run.model`,
@@ -60,7 +61,7 @@ def fit(
     Raises UserError for an unknown option or a value it does not allow, and all that `nagjax.train.loop.train` raises.
     """
     check_value("resume", resume, Literal["latest", "previous"])
-    told = {} if scheme == DEFAULT_SCHEME else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
+    told = {} if scheme is None else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
     read = read_options({**told, **options}, beside=ARGUMENTS)
     folder = Path(out or read.folder)
     with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error

@@ -13,6 +13,8 @@ import jax
 from flax import nnx, struct
 from flax.linen import LogicallyPartitioned
 
+from nagjax.errors import UserError
+
 ROLES = ("matrix", "embedding", "head", "norm", "gate", "adapter")
 STACKED = {nnx.PARTITION_NAME: None}  # for nnx.vmap: the axis that layers are stacked along has no name
 
@@ -21,6 +23,14 @@ def parameter(value: jax.Array, axes: tuple[str | None, ...], role: str) -> nnx.
     """A parameter whose last axes have these names. They stand in Flax's own metadata too: `nnx.get_partition_spec`
     gives its specs, with mesh axes in place of names inside `flax.linen.logical_axis_rules`."""
     return nnx.Param(value, axes=axes, role=role, out_sharding=axes, eager_sharding=False)
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raises UserError for what are no random streams of Flax, or have none for parameters."""
+    if not isinstance(rngs, nnx.Rngs):
+        raise UserError("rngs", type(rngs).__name__, "give nnx.Rngs(seed)")
+    if not hasattr(rngs, "params"):
+        raise UserError("rngs", sorted(rngs), "there is no stream for parameters: give nnx.Rngs(seed)")
 
 
 def shapes_of[T](make: Callable[[], T]) -> T:

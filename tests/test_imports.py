@@ -16,7 +16,7 @@ LINES = {
     "nagjax": ["nagjax.interop", "nagjax.notebook"],  # its public names: lazily, and nobody below imports it
     "nagjax.errors": [],
     "nagjax.discovery": ["nagjax.errors"],
-    "nagjax.parameters": [],
+    "nagjax.parameters": ["nagjax.errors"],
     "nagjax.memory": [],
     "nagjax.json_reader": ["nagjax.ranges"],
     "nagjax.files": ["nagjax.json_reader"],
@@ -33,7 +33,7 @@ LINES = {
     "nagjax.runs.config": ["nagjax.model", "nagjax.data"],
     "nagjax.options": ["nagjax.runs.config", "nagjax.arguments"],
     "nagjax.train.distributed": ["nagjax.runs.config", "nagjax.processes"],
-    "nagjax.train.checkpoint": ["nagjax.train.distributed", "nagjax.runs.names", "nagjax.files"],
+    "nagjax.train.checkpoint": ["nagjax.train.distributed", "nagjax.runs.names", "nagjax.files", "nagjax.console"],
     "nagjax.runs": ["nagjax.train.checkpoint"],
     "nagjax.train": ["nagjax.runs", "nagjax.console"],
     "nagjax.measure": ["nagjax.generate", "nagjax.memory"],

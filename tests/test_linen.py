@@ -215,3 +215,8 @@ def test_every_scheme_is_there_by_its_name():
     assert nagjax.linen.Review is nagjax.linen.Review and "arXiv:2606.31859" in nagjax.linen.Review.__doc__
     with pytest.raises(AttributeError, match="nagjax.linen has no 'Nag'"):
         nagjax.linen.Nag  # noqa: B018
+
+
+def test_a_module_that_is_not_bound_says_so():
+    with pytest.raises(UserError, match="module = 'NAG': is not bound: call it in init or apply"):
+        nagjax.linen.NAG(WIDTH, 2)(jnp.ones((3, WIDTH)), [jnp.tanh] * 2)

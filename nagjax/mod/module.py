@@ -12,13 +12,14 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from nagjax.errors import UserError
+from nagjax.layers.branch import Mixing
 from nagjax.layers.where import Where
 from nagjax.mod.config import ModConfig, Rate, kept
 from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
-from nagjax.parameters import STACKED, shapes_of
+from nagjax.parameters import STACKED, check_rngs, shapes_of
 from nagjax.ranges import Natural, check_value
-from nagjax.residual.module import OpenStream, Residual, Slot, check_rngs, say
+from nagjax.residual.module import OpenStream, Residual, Slot, say
 from nagjax.residual.protocol import Boundary
 from nagjax.residual.stacks import unstacked
 
@@ -170,6 +171,8 @@ class MixtureOfDepths(nnx.Module):
             return 0
         if not jnp.issubdtype(jnp.result_type(noise), jnp.integer):
             raise UserError("noise", noise, "give the step's number, a whole one")
+        if not isinstance(noise, jax.core.Tracer):
+            check_value("noise", np.asarray(noise).item(), Natural, "the step's number")
         return noise
 
     def _run(
@@ -184,6 +187,9 @@ class MixtureOfDepths(nnx.Module):
         causal: bool,
         noise: int | UInt32[Array, ""],
     ) -> tuple[OpenStream, Routed]:
+        if not callable(branch) and not isinstance(branch, Mixing):
+            fix = "give a callable, which runs here, or one with keys_values and mix; not the update that it makes"
+            raise UserError("branch", type(branch).__name__, fix)
         if len(stream.lead) != 2:
             raise UserError("x", (*stream.lead, self.residual.width), "tokens are chosen within sequences: [B, T, D]")
         if causal and cut is None and self.rules.decider.needs_cuts:

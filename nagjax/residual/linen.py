@@ -11,6 +11,7 @@ from flax.core import FrozenDict
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float, Int
 
+from nagjax.errors import UserError
 from nagjax.layers.parameters import Scales
 from nagjax.parameters import Labelled, shapes_of
 from nagjax.residual import Scheme
@@ -49,7 +50,9 @@ class LinenResidual(nn.Module):
 
     @property
     def residual(self) -> Residual:
-        """The nnx module over this module's parameters."""
+        """The nnx module over this module's parameters. Raises UserError outside of init and apply."""
+        if self.scope is None:
+            raise UserError("module", type(self).__name__, "is not bound: call it in init or apply, as Linen's modules")
         return nnx.merge(self.graph, nn.unbox(dict(self.values)))
 
     def __call__(

@@ -34,12 +34,12 @@ from nagjax.errors import UserError
 from nagjax.layers.branch import Update, fitting
 from nagjax.layers.embedding import unembed
 from nagjax.layers.parameters import Scales
-from nagjax.parameters import STACKED, label
+from nagjax.parameters import STACKED, check_rngs, label
 from nagjax.ranges import Count, Positive, Share, check_value
 from nagjax.residual import Scheme, Stream
 from nagjax.residual.protocol import Boundary, SublayerIndex, telemetry
 from nagjax.residual.registry import find_scheme, schemes
-from nagjax.residual.stacks import changed, refused, unstacked, values
+from nagjax.residual.stacks import changed, refused, stacks_of_one, unstacked, values
 from nagjax.residual.sublayer import run
 
 Branch = Callable[[Float[Array, "*lead D"]], Float[Array, "*lead D"]]
@@ -86,11 +86,9 @@ class Residual(nnx.Module):
 
     scheme: a name, a scheme with its options (`nagjax.NAG.Scheme(directions=16)`), or a scheme's class.
 
-    width: D, features of x. sublayers: S, branches in all. rngs: `nnx.Rngs(seed)`, whose stream `params` draws initial
-    values. embedding_std: standard deviation of the x that opens the stream, for the first gain of NAG's `logits`;
-    other schemes do not read it. Default: the scheme's. Raises UserError for an option that the scheme has not, and for
-    any of these that is none: a width or number of sublayers that is no whole number from 1, rngs without such a
-    stream.
+    width: D, features of x. sublayers: S, branches in all. rngs: `nnx.Rngs(seed)`; its stream `params` draws values.
+    embedding_std: standard deviation of the x that opens the stream, for the first gain of NAG's `logits` alone.
+    Raises UserError for any of these that is none, and for an option that the scheme has not.
 
     Schemes that count blocks (LNS, DeepNorm, ...) take a pair of sublayers as a block, as in a Transformer.
 
@@ -148,7 +146,8 @@ class Residual(nnx.Module):
         or numbers that are not floating.
         """
         stream = self.open(x, progress)
-        if isinstance(branches, Sequence | nnx.List) and len(branches) == self.sublayers:
+        listed = isinstance(branches, Sequence | nnx.List) and len(branches) == self.sublayers
+        if listed and not stacks_of_one(branches):
             if remat:
                 raise UserError("remat", remat, "wrap the branches themselves (nnx.remat), or stack them")
             stream, facts = self._unrolled(stream, branches, observe)
@@ -279,14 +278,6 @@ class Residual(nnx.Module):
         stream, (facts, new) = jax.lax.scan(step, stream, (slots, params, state))
         nnx.update(tuple(stacks), new)
         return stream, jax.tree.map(lambda x: x.reshape(-1), facts)
-
-
-def check_rngs(rngs: Any) -> None:
-    """Raises UserError for what are no random streams of Flax, or have none for parameters."""
-    if not hasattr(rngs, "split"):
-        raise UserError("rngs", rngs, "give nnx.Rngs(seed)")
-    if not hasattr(rngs, "params"):
-        raise UserError("rngs", sorted(rngs), "there is no stream for parameters: give nnx.Rngs(seed)")
 
 
 def start_factors(

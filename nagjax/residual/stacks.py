@@ -27,6 +27,12 @@ def refused(branches: Any, sublayers: int) -> UserError:
     return UserError("branches", given, f"is one branch that is not stacked: {fix}")
 
 
+def stacks_of_one(branches: Iterable[Any]) -> bool:
+    """Whether all are modules that stand for one sublayer each, with parameters [1, ...]."""
+    leaves = [jax.tree.leaves(nnx.state(own)) if isinstance(own, nnx.Module) else [] for own in branches]
+    return all(own and all(leaf.shape[:1] == (1,) for leaf in own) for own in leaves)
+
+
 def values(state: nnx.State) -> dict[tuple, list[Array]]:
     return {path: jax.tree.leaves(own) for path, own in nnx.to_flat_state(state)}
 

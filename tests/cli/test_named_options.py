@@ -14,7 +14,7 @@ OURS = {"--help", "--help-all", "--version", "--scheme.OPTION", "--scheme.no-OPT
 OTHERS = {  # of gcloud, hf, XLA, and of this repository's programs that are not its command line
     *("--location", "--uniform-bucket-level-access", "--enable-hierarchical-namespace", "--repo-type", "--revision"),
     *("--xla_cpu_max_isa", "--xla_cpu_experimental_ynn_fusion_type", "--part", "--repeats", "--size", "--results"),
-    *("--docs", "--op", "--step"),
+    *("--docs", "--op", "--step", "--command", "--project", "--worker", "--zone"),
 }
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import nagjax
+from nagjax import notebook
 from nagjax.errors import UserError
 from nagjax.notebook import ARGUMENTS
 from nagjax.options import read_options
@@ -121,3 +122,13 @@ def test_arguments_of_another_kind_are_named(run_folder):
 
 def test_an_error_is_one_line_in_a_notebook():
     assert UserError("width", 0, "give more")._render_traceback_() == ["UserError: width = 0: give more"]
+
+
+def test_a_scheme_that_was_named_is_told_from_none(tmp_path, monkeypatch):
+    """With `start` it is said that it is not used, also where it is the default's name."""
+    given = []
+    monkeypatch.setattr(notebook, "train", lambda config, folder, **_: given.append("scheme" in config.given))
+    monkeypatch.setattr(notebook, "open_run", lambda folder: folder)
+    for scheme in ({}, {"scheme": "nag"}):
+        nagjax.fit(**scheme, start="another", out=tmp_path, steps=1)
+    assert given == [False, True]

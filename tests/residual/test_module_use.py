@@ -60,3 +60,11 @@ def test_the_residual_itself_is_its_direction_times_its_length():
         stream = own.advance(stream, 2.0 * x, i)
     direction, log_rms = own.scheme.lanes(stream.rows)
     np.testing.assert_allclose(jnp.exp(log_rms)[..., None] * direction, 5.0 * x, rtol=1e-5, atol=1e-6)
+
+
+def test_modules_that_stand_for_one_sublayer_each_are_stacks():
+    """As a list of k stacks of S / k is where there is one block."""
+    own, kinds = residual("plain", 2), [stacked(1, 1), stacked(2, 1)]
+    x = jnp.ones((3, WIDTH)) + jnp.arange(WIDTH)
+    want = own(x, [jax.tree.map(lambda p: p[0], kind) for kind in kinds], progress=1.0)
+    np.testing.assert_allclose(own(x, kinds, progress=1.0), want, rtol=1e-5, atol=1e-5)
