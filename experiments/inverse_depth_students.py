@@ -35,7 +35,7 @@ from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, paired_interval, power_law
 from experiments.harness.students import KINDS
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
-from experiments.harness.verdicts import few_teachers, unsettled
+from experiments.harness.verdicts import few, unsettled
 from nagjax.errors import UserError
 
 ORDINARY, JUDGED = "ordinary", "nag"
@@ -158,7 +158,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
     own = found.get(INDEPENDENT, {})
     judged = [kind for kind in (ORDINARY, JUDGED) if own.get(kind)]
     counted = settings.teachers - 1
-    reasons = few_teachers(counted)
+    reasons = few(counted, "teachers")
     reasons += [why for kind in judged if (why := unsettled(kind, _mean(own[kind]), _mean(before.get(kind))))]
     judging = [edge for edge in edges if edge.startswith(f"{INDEPENDENT}-")]
     reasons += [f"best rate at the grid's edge: {', '.join(judging)}"] if judging else []

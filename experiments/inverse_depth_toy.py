@@ -30,7 +30,7 @@ from experiments.harness.jobs import Record
 from experiments.harness.results import Summary
 from experiments.harness.statistics import Interval, mean_interval, power_law
 from experiments.harness.toy import REGIMES, Toy, ToyTraining
-from experiments.harness.verdicts import few_teachers, unsettled, within
+from experiments.harness.verdicts import few, unsettled, within
 from nagjax.errors import UserError
 
 NEAR_ONE, NEAR_THREE = (0.5, 1.5), (2.0, 4.0)
@@ -108,7 +108,7 @@ def summarise(settings: Settings, records: Sequence[Record]) -> Summary:
             rows.append({"regime": regime, "T": t if logits else "", "exponent": exponent.text(2)} | means)
     told = [f"{name} {e.text(2)}" for name, e in found.items()]
     told += [f"{name} at half the steps {e.text(2)}" for name, e in before.items()]
-    reasons = few_teachers(settings.teachers)
+    reasons = few(settings.teachers, "teachers")
     reasons += [why for name in JUDGED if name in found and (why := unsettled(name, found[name], before.get(name)))]
     head = f"exponent on tied teachers: {found['tied'].text(2)}" if "tied" in found else ""
     verdict = "undecided" if reasons else _verdict(found)

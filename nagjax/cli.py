@@ -102,9 +102,10 @@ def call(words: str, function: Callable, args: list[str]) -> None:
                 fix += f"of a run in {args[0]} nagjax config {args[0]} prints one"
             raise UserError("config", args[0], fix)
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
-        for name in [name for name in written if name in mine - {option.name for option in shared}]:
-            fix = f"is no option of a run, which a file keeps: give --{name.replace('_', '-')} on the command line"
-            raise UserError(name, written[name], fix)
+        of_the_command = mine - {option.name for option in shared}
+        if wrong := next((name for name in written if name in of_the_command), None):
+            fix = f"is no option of a run, which a file keeps: give --{wrong.replace('_', '-')} on the command line"
+            raise UserError(wrong, written[wrong], fix)
         options += [option for option in shared if option.name not in mine]
     if wanted := {"-h", "--help", "--help-all"} & {*args}:
         everything = not runs or "--help-all" in wanted

@@ -39,9 +39,15 @@ def parse_json(content: str | bytes, *, lenient: bool = False) -> Any:
         if depth > DEEPEST:
             raise ValueError(_TOO_DEEP)
         level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
-    if not lenient and _HALF_PAIR.search(text):
-        json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
+    if not lenient:
+        _refuse_halves(text, value)
     return value
+
+
+def _refuse_halves(text: str, value: Any) -> None:
+    """Raises ValueError for half a surrogate pair in the value of a text, which can be written nowhere."""
+    if _HALF_PAIR.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError, a ValueError
 
 
 def _whole(digits: str) -> int:
@@ -89,9 +95,9 @@ def read_lines(file: BinaryIO, name: str, largest: int = LONGEST_LINE) -> Iterat
         try:
             if len(line) > largest:
                 raise ValueError(f"it has more than {largest:,} bytes")
-            value = parse_json(line, lenient=True)
-            if b"\\u" in line:
-                json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair can be written nowhere
+            text = line.decode("utf-8-sig")
+            value = parse_json(text, lenient=True)
+            _refuse_halves(text, value)
         except ValueError as error:
             if not line.endswith(b"\n") and len(line) <= largest:
                 return

@@ -71,13 +71,18 @@ def cases(options: Options) -> Iterator[Case]:
     known = {size.name: size for size in sizes(options.rehearsal)}
     rehearsed = [("rehearsal", "block", "auto", SCHEMES)]
     for name, remat, kernels, schemes in rehearsed if options.rehearsal else SETTINGS:
-        if device_bytes() < LEAST_BYTES.get((name, remat), 0):
+        if too_large(name, remat):
             continue
         plain = functools.partial(measure, known[name], "plain", kernels=kernels, remat=remat)
         for scheme in schemes:
             case = {"size": name, "scheme": scheme, "kernels": kernels, "remat": remat}
             own = functools.partial(measure, known[name], scheme, kernels=kernels, remat=remat)
             yield Case(case, functools.partial(compared, own, plain))
+
+
+def too_large(name: str, remat: str) -> bool:
+    """Whether a size cannot fit into this device's memory."""
+    return device_bytes() < LEAST_BYTES.get((name, remat), 0)
 
 
 def device_bytes() -> float:
@@ -88,7 +93,7 @@ def device_bytes() -> float:
 def routed_cases(options: Options) -> Iterator[Case]:
     """Part `mod`: Mixture-of-Depths at a quarter and at half of the tokens, against the dense step."""
     for size in sizes(options.rehearsal):
-        if device_bytes() < LEAST_BYTES.get((size.name, "block"), 0):
+        if too_large(size.name, "block"):
             continue
         for scheme in ("nag",) if options.rehearsal else ("nag", "plain"):
             block = functools.partial(measure, size, scheme, remat="block")

@@ -174,15 +174,15 @@ def unsettled(name: str, exponent: Interval, at_half: Interval | None) -> str:
     return f"{name}: moved by {moved:+.2f} as the steps doubled" if abs(moved) >= STEADY else ""
 
 
-def few_teachers(count: int) -> list[str]:
-    """Why nothing is decided where seeds are teachers of students, none of them one that a rate was chosen on."""
-    return [f"{count} fresh teachers, {SEEDS} needed"] if count < SEEDS else []
+def few(count: int, what: str) -> list[str]:
+    """Why nothing is decided with so few seeds, or teachers of students, none of which a rate was chosen on."""
+    return [f"{count} fresh {what}, {SEEDS} needed"] if count < SEEDS else []
 
 
 def barred(seeds: int, edges: Sequence[str], above_floor: bool | None, tuned: bool) -> list[str]:
     """Why nothing is decided whatever the differences say; `above_floor` None: no text, no floor; `tuned`: the rates
     were, or nothing is compared that was trained apart."""
-    reasons = [f"{seeds} fresh seeds, {SEEDS} needed"] if seeds < SEEDS else []
+    reasons = few(seeds, "seeds")
     reasons += [] if tuned else [UNTUNED]
     reasons += [f"best rate at the grid's edge: {', '.join(edges)}"] if edges else []
     return reasons + (["above the 4-gram table"] if above_floor else [])

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import secrets
 import shutil
 import sys
 import sysconfig
@@ -87,7 +88,9 @@ def cache_root() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nagjax"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"nagjax-{os.getuid()}"
+        own = Path(tempfile.gettempdir()) / f"nagjax-{os.getuid()}"
+        planted = os.path.lexists(own) and own.lstat().st_uid != os.getuid()  # by somebody else: all may write there
+        return own.with_name(f"{own.name}-{secrets.token_hex(8)}") if planted else own
 
 
 def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
@@ -114,8 +117,6 @@ def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
 
 def _cached(folder: Path, split: str) -> TokenStream | None:
     try:
-        if folder.stat().st_uid != os.getuid():
-            return None  # of somebody else, in a folder that all share
         return open_stream(folder, read_manifest(folder), split)
     except (OSError, UserError):
         return None

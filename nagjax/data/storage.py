@@ -211,7 +211,7 @@ def _walked(folder: Path, above: tuple[Path, ...], links: int) -> Iterator[Path]
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            if left := links - path.is_symlink():
+            if (left := links - path.is_symlink()) >= 0:
                 yield from _walked(path, (*above, real), left)
         elif path.is_file() or (path.is_symlink() and not path.exists()):
             yield path

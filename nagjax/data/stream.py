@@ -62,13 +62,11 @@ class TokenStream:
         self._shards, self.exact, self._byte_count = list(shards), exact, byte_count
         self._starts = np.cumsum([0] + [tokens.shape[0] for tokens, _ in self._shards])
         self._firsts = np.cumsum([0] + [documents.shape[0] for _, documents in self._shards])
-        self._forget()
-        self._allow()
+        self._begin()
 
-    def _allow(self) -> None:
+    def _begin(self) -> None:
+        """Nothing is open yet, and all may be."""
         _allow_maps(sum(isinstance(array, ArrayFile) and array.local for pair in self._shards for array in pair))
-
-    def _forget(self) -> None:
         self._tokens: dict[int, np.ndarray | RemoteArray] = {}
         self._documents: dict[int, np.ndarray] = {}
         self._locks = [Lock() for _ in self._shards]  # threads that read ahead wait for an index, and read it once
@@ -164,8 +162,7 @@ class TokenStream:
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._forget()  # what is mapped or open does not travel
-        self._allow()
+        self._begin()  # what is mapped or open does not travel
 
 
 def _allow_maps(count: int) -> None:

@@ -30,16 +30,13 @@ def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
     path = out / TOKENIZER_CONFIG
     kept = _settings(path, source)
     told = {name: value for name, value in kept.items() if name != "auto_map"}  # names a stranger's code
-    if isinstance(tokenizer, NoTokenizer):
-        if told != kept:
-            write_json(path, told)
-        return
-    if not (out / TOKENIZER).exists():
-        text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
-        write_text(out / TOKENIZER, text)
-    if "tokenizer_class" not in told:  # a run on conversations keeps what its template reads, and no more
-        ending = _token(read_json(out / TOKENIZER, largest=LARGEST), tokenizer.end_of_text)
-        told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | told
+    if not isinstance(tokenizer, NoTokenizer):
+        if not (out / TOKENIZER).exists():
+            text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
+            write_text(out / TOKENIZER, text)
+        if "tokenizer_class" not in told:  # a run on conversations keeps what its template reads, and no more
+            ending = _token(read_json(out / TOKENIZER, largest=LARGEST), tokenizer.end_of_text)
+            told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | told
     if told != kept:
         write_json(path, told)
 

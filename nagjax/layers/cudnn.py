@@ -4,13 +4,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
-from nagjax.layers.platform import head_axis, on_gpu, platform
+from nagjax.layers.platform import by_own_heads, on_gpu, platform
 from pallas_kernels.dispatch import here
 from pallas_kernels.launch.gpu import HOPPER_OR_NEWER, wrong_capability
-from pallas_kernels.placement import current_placement
 
 
 def refusal(width: int, dtype: jnp.dtype) -> str | None:
@@ -41,13 +39,7 @@ def attention(
 ) -> Float[Array, "B Tq H Dh"]:
     """`jax.nn.dot_product_attention` by cuDNN; on a mesh, of each device's own sequences and heads. Its gradients take
     even numbers of queries and of keys: an odd one gets another, which nothing sees."""
-    placement = current_placement()
-    if placement is None:
-        return _local(q, k, v, mask)
-    mesh, batch = placement.mesh, placement.rows[0]
-    rows = P(batch, None, head_axis(mesh, k.shape[2]), None)  # JAX's own rule refuses queries split as keys are not
-    run = jax.shard_map(_local, mesh=mesh, in_specs=(rows, rows, rows, P(batch)), out_specs=rows, check_vma=False)
-    return run(q, k, v, mask)
+    return by_own_heads(_local, q, k, v, mask)  # JAX's own rule for a mesh refuses queries split as keys are not
 
 
 def _local(q, k, v, mask):

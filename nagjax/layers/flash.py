@@ -13,14 +13,12 @@ import re
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from nagjax.errors import UserError
-from nagjax.layers.platform import head_axis, installed
+from nagjax.layers.platform import by_own_heads, installed
 from nagjax.layers.where import Where, Window, seen_mask
 from pallas_kernels.launch.gpu import traced_gpus
-from pallas_kernels.placement import current_placement
 
 SCOPE = "tokamax_attention"  # by which `nagjax plan` knows the kernels for Hopper
 DENSE_LIMIT = 2**30  # bytes on a device of the mask for cuDNN's attention, a number for each query and key
@@ -69,14 +67,7 @@ def flash(
 ) -> Float[Array, "B Tq H Dh"]:
     """`nagjax.layers.attend.attend` of whole sequences. Raises UserError where tokamax is not installed."""
     local = functools.partial(_local, _kernel(_hopper_tile(q)))
-    stretch = seen_keys(q_where, k_where, window, causal)
-    placement = current_placement()
-    if placement is None:
-        return local(q, k, v, *stretch)
-    mesh, batch = placement.mesh, placement.rows[0]
-    rows = P(batch, None, head_axis(mesh, k.shape[2]), None)
-    specs = (rows, rows, rows, P(batch, None), P(batch, None))
-    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(q, k, v, *stretch)
+    return by_own_heads(local, q, k, v, *seen_keys(q_where, k_where, window, causal))
 
 
 def _local(kernel, q, k, v, first, end):

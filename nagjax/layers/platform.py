@@ -4,11 +4,13 @@ import contextlib
 import functools
 import importlib.util
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
 from pallas_kernels.launch import tracing_for as kernels_for
 from pallas_kernels.placement import current_placement
@@ -48,6 +50,18 @@ def platform_of(mesh: Mesh | AbstractMesh) -> str:
 def head_axis(mesh: Mesh | AbstractMesh, heads: int) -> str | None:
     """The mesh axis that so many heads are split over; None where they stay together."""
     return HEAD_AXIS if HEAD_AXIS in mesh.shape and heads % mesh.shape[HEAD_AXIS] == 0 else None
+
+
+def by_own_heads(local: Callable, q: Array, k: Array, v: Array, *by_row: Array) -> Array:
+    """`local(q, k, v, *by_row)`, on a mesh under `shard_map`: each device has its own sequences, whole, and its heads
+    where those of the keys can be split. q, k, v: [B, T, H, Dh]; by_row: [B, ...]."""
+    placement = current_placement()
+    if placement is None:
+        return local(q, k, v, *by_row)
+    mesh, batch = placement.mesh, placement.rows[0]
+    rows = P(batch, None, head_axis(mesh, k.shape[2]), None)
+    specs = rows, rows, rows, *(P(batch) for _ in by_row)
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)(q, k, v, *by_row)
 
 
 def on_one_cpu() -> bool:

@@ -132,8 +132,7 @@ class MixtureOfDepths(nnx.Module):
             raise UserError("cuts", np.shape(cuts), "top-k does not read them: give causal=True, or leave them out")
         noise = self._number(noise)
         stream, done = self.residual.open(x, progress), []
-        whole = self.residual.slots(), self.routing
-        parts = jax.tree.transpose(jax.tree.structure(whole), None, jax.tree.map(unstacked, whole))  # split once
+        parts = unstacked((self.residual.slots(), self.routing))
         for branch, (slot, own), cut in zip(listed, parts, [None] * sublayers if cuts is None else cuts, strict=True):
             stream, routed = self._run(stream, branch, slot, own, where=where, cut=cut, causal=causal, noise=noise)
             done.append(routed)

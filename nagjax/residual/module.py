@@ -241,10 +241,8 @@ class Residual(nnx.Module):
     def _unrolled(
         self, stream: OpenStream, branches: Sequence[Branch] | nnx.List, observe: bool
     ) -> tuple[OpenStream, dict]:
-        parts = jax.tree.map(unstacked, self.slots())
-        slots = jax.tree.transpose(jax.tree.structure(self.slots()), None, parts)
         facts = []
-        for branch, slot in zip(branches, slots, strict=True):
+        for branch, slot in zip(branches, unstacked(self.slots()), strict=True):
             if not callable(branch):
                 raise UserError("branches", branch, f"give {self.sublayers} callables")
             stream, fact = self._step(stream, branch, slot, observe)

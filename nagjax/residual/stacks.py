@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Shaped
+from jaxtyping import Array
 
 from nagjax.errors import UserError
 
@@ -44,6 +44,7 @@ def changed(old: dict[tuple, list[Array]], state: nnx.State) -> nnx.State:
     return nnx.from_flat_state([(path, own) for path, own in nnx.to_flat_state(state) if not same(path, own)])
 
 
-def unstacked(x: Shaped[Array, "S ..."]) -> list[Shaped[Array, "..."]]:
-    """Uses a single split: its gradient is a single concatenation."""
-    return [part[0] for part in jax.lax.split(x, (1,) * x.shape[0], axis=0)]
+def unstacked[T](tree: T) -> list[T]:
+    """The S trees of one with leaves [S, ...], each leaf by a single split: its gradient is a single concatenation."""
+    parts = jax.tree.map(lambda x: [part[0] for part in jax.lax.split(x, (1,) * x.shape[0], axis=0)], tree)
+    return jax.tree.transpose(jax.tree.structure(tree), None, parts)

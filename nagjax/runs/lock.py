@@ -129,7 +129,7 @@ class WriterLock:
             self._write(file)
             if not locked:
                 time.sleep(LOOK)  # whoever found it free at the same time has written by now
-            if not (locked and not holder) and self._replaced():
+            if (holder or not locked) and self._replaced():
                 return  # another machine took it, too
             self._file = file
             stack.pop_all()

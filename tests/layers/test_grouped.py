@@ -60,38 +60,43 @@ def test_rows_after_the_last_group_have_zeros_and_no_gradient(monkeypatch, sizes
     assert tiles == [64]  # the power of two that has room for all rows
 
 
+@pytest.fixture
+def not_told():
+    """Nothing was said, or known of packages, before; nor is it afterwards."""
+    for told in (installed, warn_once):
+        told.cache_clear()
+    yield
+    for told in (installed, warn_once):
+        told.cache_clear()
+
+
+@pytest.mark.usefixtures("not_told")
 @pytest.mark.parametrize("platform, taken", [("cpu", False), ("tpu", False), ("gpu", True)])
 def test_they_are_taken_on_gpus_with_the_package(monkeypatch, platform, taken):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(grouped.raw_triton, "missing", lambda: None)
-    installed.cache_clear()
     with tracing_for(platform):
         assert grouped.usable() == taken
     monkeypatch.setattr(grouped, "wrong_capability", lambda: "compute capability 7.5")
     with tracing_for(platform):
         assert not grouped.usable()
-    installed.cache_clear()
 
 
+@pytest.mark.usefixtures("not_told")
 def test_where_their_triton_compiles_nothing_they_are_not_taken(monkeypatch, caplog):
     """As beside a PyTorch that keeps an older one; said once."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(grouped.raw_triton, "missing", lambda: "jax_triton 0.4.1 needs triton 3.7 or newer")
-    installed.cache_clear()
-    warn_once.cache_clear()
     with tracing_for("gpu"), caplog.at_level(logging.WARNING):
         assert not grouped.usable() and not grouped.usable()
     (record,) = caplog.records
     assert "all experts on this GPU" in record.getMessage() and "needs triton 3.7" in record.getMessage()
-    installed.cache_clear()
 
 
+@pytest.mark.usefixtures("not_told")
 def test_without_the_package_it_is_said_once_what_that_costs(monkeypatch, caplog):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    installed.cache_clear()
-    warn_once.cache_clear()
     with tracing_for("gpu"), caplog.at_level(logging.WARNING):
         assert not grouped.usable() and not grouped.usable()
     (record,) = caplog.records
     assert "pip install -e '.[tokamax]'" in record.getMessage() and "--moe.dispatch capacity" in record.getMessage()
-    installed.cache_clear()
