@@ -21,7 +21,7 @@ SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4), 1, ("plain", "nag"), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings((*crossed((16,), 64, 128, 4, 2048, 4096), Shape(32, 64, 128, 4, 2048)), 5, eval_batches=128),
     "h200": Settings(crossed((16, 32), 256, 512, 4, 1024), 5, eval_batches=128),
-    "paper": Settings(crossed((16, 64), 512, 1024, 64, 4096, 8192), 5, eval_batches=80),
+    "paper": Settings((*crossed((16,), 512, 1024, 64, 4096, 8192), Shape(32, 512, 1024, 64, 4096)), 5, eval_batches=80),
 }
 COMPARISON = Comparison(
     schemes("plain", "lns", "review", "nag", "rezero_prenorm"),

@@ -29,7 +29,7 @@ SIZES = {
     "smoke": Settings(crossed((2,), 16, 16, 8, 4), 1, ("nag", JUDGED), (1.0,), eval_batches=1, looks=1),
     "cpu": Settings(crossed((16, 32), 64, 128, 4, 2048), 5, eval_batches=128, first_seed=2),
     "h200": Settings(crossed((16, 32), 256, 512, 4, 1024), 5, eval_batches=128),
-    "paper": Settings(crossed((16, 64), 512, 1024, 64, 4096), 5, eval_batches=80),
+    "paper": Settings(crossed((16, 32), 512, 1024, 64, 4096), 5, eval_batches=80),
 }
 COMPARISON = Comparison(ARMS, Lowest(JUDGED, ("nag",)), "NAG by the size of its first rotations")
 

@@ -30,7 +30,7 @@ SIZES = {
     "paper": Settings(crossed((64, 1000), 256, 512, 128, 2000, **REMAT), 5, looks=2),
 }
 COMPARISON = Comparison(
-    schemes("plain", "lns", "nag", "rezero_prenorm"),
+    schemes("plain", "lns", "nag", "rezero_prenorm", "nag_harmonic"),
     Deeper("rezero_prenorm"),
     "64 and 1,000 blocks at equal tokens",
     measures=COMMON

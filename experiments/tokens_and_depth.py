@@ -6,16 +6,16 @@ Expected: over earlier recipes, each at its own shape, plain minus NAG was 0.05 
   184k, 0.036 at 307k, -0.017 at 410k; nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
 Time: smoke 30 s; cpu (16 blocks, 1M tokens, two arms) 45 minutes; arms (all five) an hour more; longer (two arms, and
-  2.1M) 80 minutes more; longest (and 4.2M) three hours more; cpu64 (64 blocks, five arms) twenty hours more than the
-  runs it reuses; all resumable; h200 and paper not measured
+  2.1M) 80 minutes more; longest (and 4.2M) three hours more; cpu16 (all five at the three) three hours more than
+  the runs it reuses (estimated); cpu64 (the same at 64 blocks) twenty; all resumable; h200 and paper not measured
 Command: nice python -m experiments.tokens_and_depth --processes 2
-Known: longest, cpu64: the runs at all budgets but the largest
+Known: longest, cpu64: the runs at all budgets but the largest; cpu16: these, and plain's and NAG's at the largest
 
 With `--reuse cpu` the sizes `arms` and `longer` take their runs of 1M tokens from the result file of `cpu`; likewise
-`longest` with `--reuse longer`, and `cpu64` with `--reuse sixty_four_blocks.longer`, where 1M and 2.1M were seen before
-4.2M. Plain has its scaled start. A table ranks all arms at every shape. Runs that end above the 4-gram table of their
-own text decide nothing, which is why the width is 64 and not 32 (experiments/LOG.md). Start it early and let it run
-beside other work: a stopped run goes on where it was.
+`longest` with `--reuse longer`, `cpu16` with `--reuse longest five_schemes.cpu`, and `cpu64` with `--reuse
+sixty_four_blocks.longer`, where 1M and 2.1M were seen before 4.2M. Plain has its scaled start. A table ranks all arms
+at every shape. Runs that end above the 4-gram table of their own text decide nothing, which is why the width is 64 and
+not 32 (experiments/LOG.md). Start it early and let it run beside other work: a stopped run goes on where it was.
 """
 
 from experiments.harness.claims import Lead
@@ -28,6 +28,7 @@ SIZES = {
     "arms": Settings(crossed((16,), 64, 128, 4, 2048), 5, eval_batches=128),
     "longer": Settings(crossed((16,), 64, 128, 4, 2048, 4096), 5, ("plain", "nag"), eval_batches=128),
     "longest": Settings(crossed((16,), 64, 128, 4, 2048, 4096, 8192), 5, ("plain", "nag"), eval_batches=128),
+    "cpu16": Settings(crossed((16,), 64, 128, 4, 2048, 4096, 8192), 5, eval_batches=128),
     "cpu64": Settings(crossed((64,), 64, 128, 4, 2048, 4096, 8192), 5, eval_batches=128),
     "h200": Settings(crossed((64,), 256, 512, 16, 512, 1024), 5, ("plain", "nag")),
     "paper": Settings(crossed((64,), 512, 1024, 64, 8192, 16_384), 5, ("plain", "nag"), eval_batches=80),

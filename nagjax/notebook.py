@@ -1,8 +1,9 @@
 """What one types in a notebook: train in a line, look at what came of it."""
 
 import contextlib
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,13 @@ from nagjax.train.loop import train
 DPI, MAP_DPI = 85, 115  # a map has a small letter under every column
 
 ARGUMENTS = ("out", "fresh", "resume", "force", "callback")  # of fit, beside a run's options
+# How an error of fit names them where the command line's would name an option; quoted commands keep theirs.
+KEYWORDS = {
+    r"--fresh\b": "fresh=True",
+    r"--force\b": "force=True",
+    r"--resume=previous\b": 'resume="previous"',
+    r"--out\b(?! RUN)": "out",
+}
 AnyRun = OpenRun | Run | str | Path
 
 
@@ -64,13 +72,25 @@ def fit(
     told = {} if scheme is None else {"scheme": scheme if isinstance(scheme, str) else as_scheme(scheme)}
     read = read_options({**told, **options}, beside=ARGUMENTS)
     folder = Path(out or read.folder)
-    with contextlib.redirect_stderr(sys.stdout):  # a notebook shows stderr as if it were an error
+    with contextlib.redirect_stderr(sys.stdout), _keywords():  # a notebook shows stderr as if it were an error
         skip, config = resume == "previous", read.config()
         done = not fresh and finished(folder / CHECKPOINTS, config.train.steps)
         train(config, folder, fresh=fresh, skip_damaged=skip, force=force, callback=callback)
         if done and jax.process_index() == 0:
             say(f"opened the finished run in {folder}; fresh=True trains anew, as after a change of a scheme's code")
         return open_run(folder)
+
+
+@contextlib.contextmanager
+def _keywords() -> Iterator[None]:
+    """Errors inside name arguments of `fit` in place of options."""
+    try:
+        yield
+    except UserError as error:
+        fix = error.fix
+        for option, keyword in KEYWORDS.items():
+            fix = re.sub(option, keyword, fix)
+        raise UserError(error.field, error.value, fix) from error.__cause__
 
 
 def log(run: AnyRun) -> Run:

@@ -106,6 +106,11 @@ def test_a_scheme_whose_new_code_is_broken(whole, run_of, monkeypatch):
     assert contents(whole) == before
 
 
+def test_errors_of_fit_name_its_arguments(whole, corpus):
+    with pytest.raises(UserError, match=r"another out \(fresh=True deletes it\)"):
+        nagjax.fit("plain", depth=3, data=corpus, out=whole)
+
+
 def test_fit_says_that_it_opened_a_finished_run(corpus, tmp_path, capsys):
     size = dict(depth=2, width=16, heads=2, context=16, steps=1, batch=4, eval_batches=1, mesh={"data": 1})
     told = []
