@@ -42,7 +42,8 @@ run = nagjax.load("{scheme}-24")
 print(nagjax.complete(run, "def read(self"))
 ```
 
-A model to look into, not to use: it has read the sources of the Python standard library and knows nothing else.
+This model is for examination, not for use: it has read the sources of the Python standard library and knows nothing
+else.
 
 | | |
 |---|---|
@@ -54,24 +55,24 @@ A model to look into, not to use: it has read the sources of the Python standard
 | next token right | {accuracy:.1%} |
 | trained on | {info[cpu]}, one thread; nagjax at commit {info[commit]}, jax {info[versions][jax]}, {date} |
 
-Made by these commands in `models/runs`, before the folder `models/{scheme}-24` was there, of which the second goes on
-where it was stopped (`make models MODELS={scheme}`):
+These commands, run in `models/runs` before the folder `models/{scheme}-24` existed, made the model. The second one
+continues a training that was stopped. `make models MODELS={scheme}` runs them all:
 
 ```sh
 {commands}
 ```
 
-[metrics.jsonl](metrics.jsonl), which `nagjax.log(run)` reads, has every evaluation, what the depth did at each, and one
-in {thinned} of the training steps.
+[metrics.jsonl](metrics.jsonl), which `nagjax.log(run)` reads, has every evaluation with its depth profile, and one in
+{thinned} of the training steps.
 """
 
 
 CARD_FACTS = (r"^# [\w-]+: ([^,]+),", r"validation loss \| ([^,]+) nats", r"next token right \| (\S+)")
 INDEX = """# Models to look into
 
-Small models that have read the same text, each with another residual scheme, long enough to have learned something.
-`nagjax.load` and the commands that read models (`generate`, `eval`, `map`, `diagnose`, `compare`, `info`,
-`import`) know them by name, if nagjax runs from a clone; the others take runs, which `import` makes of them:
+These are small models that have read the same text, each with another residual scheme, long enough to have learned
+something. If nagjax runs from a clone, `nagjax.load` and some commands know them by name: `generate`, `eval`, `map`,
+`diagnose`, `compare`, `info` and `import`. The other commands need a run folder, which `import` makes:
 
 ```sh
 nagjax generate nag-24 --prompt 'def read(self'
@@ -83,9 +84,9 @@ nagjax import nag-24 --out runs/mine     # a run's folder of one's own, to calib
 |---|---|---|---|
 {rows}
 
-The losses are those of the whole held-out text; pages that look at a part of it have others. One seed each: what they
-show beside one another is an example, not a result ([results](../experiments/README.md)). `make models` trains them
-again, with the commands on their cards: about two hours each on one CPU core.
+The losses are those of the whole held-out text; pages that measure a part of it give other values. Each model has one
+seed, so a difference between two of them is an example, not a result ([results](../experiments/README.md)).
+`make models` trains them again, with the commands on their cards: about two hours each on one CPU core.
 """
 
 

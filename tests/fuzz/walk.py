@@ -121,13 +121,14 @@ HEAD = """# Damaged files, and what reads them
 Written by `make fuzz`; do not edit. {total:,} mutations in {minutes:.0f} minutes (seed {seed}, {date},
 commit {commit}).
 
-Every kind of file that a command reads is damaged at random, one change at a time: in JSON a field is left out,
-doubled, or replaced by values of other types and sizes, by NaN, by nests 60,000 deep; in safetensors the header, its
-length, the weights; in all of them bytes are changed, lost and added; and the file is lost, made unreadable, or becomes
-a folder, a link, a pipe or, where it is not a text, 8 GiB of zeros.
-Then a command that reads it runs, in one process. It must end with code 2 and one line, or with code 0 where what was
-changed says nothing (a note, white space) or something else that is as good (a smaller seed). *Anything else* is a
-traceback, another code, more than {limit} seconds, or a gigabyte of memory more.
+Every kind of file that a command reads is damaged at random, one change at a time. In JSON a field is left out,
+doubled, or replaced by values of other types and sizes, by NaN, or by values nested 60,000 deep. In safetensors the
+change is in the header, its length, or the weights. In all of them bytes are changed, lost and added. The file is also
+lost, made unreadable, or becomes a folder, a link, a pipe or, where it is not a text, 8 GiB of zeros.
+
+Then a command that reads it runs, in the same process as the commands before it. It must end with code 2 and one line,
+or with code 0 if the change means nothing (a note, white space) or gives another valid value (a smaller seed).
+*Anything else* is a traceback, another code, more than {limit} seconds, or a gigabyte of memory more.
 
 """
 

@@ -4,19 +4,20 @@ from tests.torture.faults import KINDS
 
 HEAD = """# Faults injected, and what was lost
 
-Written by `tests/torture` (`make torture`), whose runs may be added up; do not edit.
+Written by `tests/torture` (`make torture`), which may add up several of its runs; do not edit.
 
 {total} faults were injected into {runs} runs of `nagjax train` ({processes}
 processes) on {cpus} CPUs, in {minutes:.0f} minutes beside other work (seed {seed}, {date}, jax {jax},
 orbax-checkpoint {orbax}, commit {commit}).
 
-Each configuration was trained once without faults. Under faults the same command was started again after each of them,
-until the run was finished. Then the state (parameters, optimizer, routing thresholds, guards) and the metrics file
-(apart from wall-clock fields and event lines) must equal those of the unbroken run bit for bit. *Lost* counts the
-faults after which anything was different, a wrong exit code came back, or a damaged checkpoint was not refused by name.
-Two hosts are two processes with the parameters spread over both; when one has died the other is given 5 seconds to end
-by itself, as by a launcher, and both are started again; their losses without faults are those of one process, within
-0.1% at every step, or 2% with Mixture-of-Depths (MoD), where a rounding may let another token in.
+Each configuration was trained once without faults. In the runs with faults, the same command was started again after
+each fault, until the run was finished. Then the state (parameters, optimizer, routing thresholds, guards) and the
+metrics file (apart from wall-clock fields and event lines) must equal those of the unbroken run bit for bit. *Lost*
+counts the faults after which anything was different, the exit code was wrong, or a damaged checkpoint was not refused
+by name. Two hosts are two processes with the parameters spread over both. When one has died, the other is given 5
+seconds to end by itself, as a launcher does, and both are started again. Without faults, the losses of two hosts equal
+those of one process within 0.1% at every step, or within 2% with Mixture-of-Depths (MoD), where a rounding may let
+another token in.
 
 | fault | what | injected | lost |
 |---|---|---:|---:|
