@@ -3,23 +3,25 @@
 Claim: In a densely trained NAG model, the coming rotation's angle tells which (token, sublayer) pairs to skip.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (skipping by the residual's geometry as a tradeoff of accuracy and
   compute after training, rates of 20-25%); blocks of least influence: Men et al. 2024, arXiv:2403.03853
-Expected: at 20% and 25% of the pairs skipped a lower loss than random skipping, the last blocks left out and those of
-  least influence left out have at the same forward FLOPs (no figures published for skipping after training)
+Expected: with 20% and 25% of the pairs skipped by angle, a lower loss than three rivals have at the same forward FLOPs:
+  skipping at random, leaving out the last blocks, leaving out the blocks of least influence (no figures published for
+  skipping after training)
 Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
 Time: smoke 15 s; cpu about 11 min with --processes 2, long about 45 min; h200 and paper not measured
 Command: python -m experiments.calibrated_skipping --processes 2 --size long
 Known: long: the result of the nearest rival, other tokens by sublayer, which the claim names since 2026-11-26
 
-In full: at equal FLOPs less is lost than by skipping at random, and less than by leaving out whole blocks. Since
-2026-11-26, and with the result known, also less than by skipping other tokens in the same sublayers.
+In full: at equal FLOPs, skipping by the angle raises the loss less than skipping at random does, and less than leaving
+out whole blocks. Since 2026-11-26 the claim also says: less than skipping other tokens in the same sublayers. That
+result was known when it was added.
 
-Every run has the training FLOPs of the dense NAG run. Of the dense runs, NAG and plain, nothing is trained further;
-what they lose is read off at equal forward FLOPs per token (closed form, with the scores of a router counted), linearly
-between the points of a curve. Ways to skip: by NAG's angle, one threshold for the whole network, searched on training
-text; the same shares of each sublayer but other tokens, at random, which tells what the choice of tokens is worth; at
-random everywhere; the last blocks; the blocks of least influence. Beside them stand what else the FLOPs could have
-bought: NAG trained with Mixture-of-Depths at one rate and set to others, by one threshold or by its own thresholds
-times a factor, and NAG with fewer blocks from the start. Differences are paired by seed.
+Every run has the training FLOPs of the dense NAG run. The dense runs, NAG and plain, are not trained further. What they
+lose by skipping is read off at equal forward FLOPs per token (closed form, with the scores of a router counted),
+linearly between the points of a curve. Ways to skip: by NAG's angle, with one threshold for the whole network, searched
+on training text; other tokens at random, as many in each sublayer as the angle skips, which tells what the choice of
+tokens is worth; at random everywhere; the last blocks; the blocks of least influence. Beside them stands what else the
+FLOPs could have bought: NAG trained with Mixture-of-Depths at one rate and set to others, by one threshold or by its
+own thresholds times a factor, and NAG with fewer blocks from the start. Differences are paired by seed.
 """
 
 import dataclasses

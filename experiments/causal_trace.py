@@ -8,28 +8,29 @@ Expected: the indirect effect of the subject's last token falls with depth and t
 Hardware: smoke and cpu: 2 CPU cores; models: 2 CPU cores
 Time: smoke 15 s; models 5 min; cpu not measured
 Command: python -m experiments.causal_trace --size models
-Known: models: a look at the same text and models, but for nag_harmonic-24, which was trained later, with 8 windows of a
-  document, which gave 12 to 16 prompts; 64 windows and 24 prompts were chosen after it
+Known: models: a look at the same text and models (without nag_harmonic-24, which was trained later) with 8 windows of a
+  document, which gave 12 to 16 prompts; 64 windows and 24 prompts were chosen after that look
 
-Noise of three times the standard deviation of the embedding goes onto the embeddings of the subject's tokens; the
-indirect effect of a token in front of a block is how much likelier the answer is again where its stream is put back
-there.
+Noise of three times the standard deviation of the embedding is added to the embeddings of the subject's tokens, which
+makes the answer less likely. The indirect effect of a token in front of a block is how much likelier the answer becomes
+again when the token's residual from the run without noise is put back there.
 
-Prompts are found in held-out text, by one rule for every model: windows inside a document whose next token the model
-gives at least `sure`, and that stands once in the window before it, `gap` tokens or more from its end. The subject is
-that token with the one in front of it: what there is to copy. Kept are the first windows, one of a document, where the
-noise lowers p by at least `drop`; how many were read and traced stands in the result. So this tells of copying from
-context, where the paper's prompt asks for a fact, which models of this size do not know.
+Prompts are found in held-out text, by one rule for every model. A window lies inside a document; the model gives its
+next token, the answer, a probability p of at least `sure`; and the same token stands once in the window, `gap` tokens
+or more from its end. The subject is that earlier token with the one in front of it: what there is to copy. The first
+windows in which the noise lowers p by at least `drop` are kept, one of a document; the result tells how many were read
+and traced. So this measures copying from context. The paper's prompt asks for a fact, and models of this size know
+none.
 
-The rule, set before anything was measured: over prompts, the effect of the subject's last token, mean over the first
-half of the depths minus that over the second, is above 0, and so is that of the prompt's last token, second half minus
-first. A part of it holds by construction: behind the last block only the last token is read, where the one effect is 0
-and the other all that the noise took. `handover` says where they cross. Given models are one seed of each scheme, which
-decides nothing; those trained here have their schemes' default rates, which decides nothing either, and their
-intervals are over seeds.
+The rule was set before anything was measured. Over prompts, two differences must be above 0: the effect of the
+subject's last token, mean over the first half of the depths minus that over the second, and the effect of the prompt's
+last token, second half minus first. A part of this holds by construction: behind the last block only the last token is
+read, so there the effect of the subject is 0 and that of the last token is all that the noise took. `handover` says
+where the two effects cross. Models given with `--runs` are one seed of each scheme, which decides nothing. Models
+trained here have their schemes' default rates, which decides nothing either; their intervals are over seeds.
 
-`--runs FOLDER ...` looks at these models, runs or what `nagjax import` reads, and `--prompt` with `--subject` and
-`--answer` traces a prompt of one's own at every token, the paper's on an imported Pythia:
+`--runs FOLDER ...` looks at given models: runs, or what `nagjax import` reads. `--prompt` with `--subject` and
+`--answer` traces a prompt of one's own at every token, here the paper's on an imported Pythia:
 
     python -m experiments.causal_trace --size models --results OUT --runs FOLDER \
       --prompt "The space needle is in downtown" --subject "space needle" --answer " Seattle"

@@ -7,20 +7,22 @@ Expected: perplexity at 130M / 250M / 350M / 1B: LNS 25.76 / 20.35 / 18.20 / 15.
   (with the alpha of 32 blocks at every depth and an enlarged start: no evidence about DeepNorm); at 130M / 250M scaled
   start 26.04 / 20.98, LNS with it 25.80 / 20.79, depth-scaled start 26.95 / 21.50, SkipInit 27.41 / 22.29, LayerScale
   27.93 / 23.45; at 130M Sandwich-LN 26.51; the factor elsewhere 26.43 (MLP's norm), 26.53 (branch output), 26.89
-  (attention's norm), 26.97 (in front of the norm, where it does nothing: noise is about 0.24), 1358 (residual). All
-  understated: the mean loss was multiplied by B/(B + 1), B batches per rank, so 25.76 is about 25.9 and 20.35 about
-  21.0. From elsewhere: 0.2 to 0.6 ahead of Pre-LN at 50B tokens, and no longer ahead beyond 72 blocks, arXiv:2603.05369
+  (attention's norm), 26.97 (in front of the norm, where it does nothing: noise is about 0.24), 1358 (residual). All are
+  understated: the mean loss was multiplied by B/(B + 1), with B batches per rank, so 25.76 is about 25.9 and 20.35
+  about 21.0. In another paper LNS is 0.2 to 0.6 ahead of Pre-LN at 50B tokens, and no longer ahead beyond 72 blocks,
+  arXiv:2603.05369
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice, one task per run
 Time: smoke 13 s; cpu about 50 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.curse_of_depth --processes 2
 
-As in the source: Adam without weight decay or clipping, a cosine to 10%, SwiGLU, no QK-norm. Not as there: parameters
-and optimizer are float32; initial values are the library's (matrices of variance 1/fan-in, an embedding of unit scale;
-there 0.02 for all); documents are packed (there one per sequence); the corpus is whatever is given; the learning rate
-is tuned for every arm, around that of the source or, at the small sizes, around the scheme's default (there one for
-all). Where the factor stands elsewhere: `experiments.harness.placements`. Variance: over the residual's features, mean
-over tokens, in front of every block and behind the last. Damage: what leaving out one block, with no fine-tuning, adds
-to the loss on the first eighth of the validation batches.
+As in the source: Adam without weight decay or clipping, a cosine to 10%, SwiGLU, no QK-norm. Unlike the source:
+parameters and optimizer are float32; initial values are the library's (matrices of variance 1/fan-in, an embedding of
+unit scale; in the source 0.02 for all); documents are packed (in the source one per sequence); the corpus is whatever
+is given; the learning rate is tuned for every arm, around that of the source or, at the small sizes, around the
+scheme's default (in the source one rate serves all). The arms with the factor elsewhere are in
+`experiments.harness.placements`. Variance: over the residual's features, mean over tokens, in front of every block and
+behind the last. Damage: what leaving out one block, with no fine-tuning, adds to the loss on the first eighth of the
+validation batches.
 """
 
 import experiments.harness.placements  # noqa: F401 (registers the placements)

@@ -8,10 +8,10 @@ Time: smoke 12 s; cpu about 20 min with --processes 2; h200 and paper not measur
 Command: python -m experiments.deep_compositional --processes 2
 
 Two puzzles with exact answers, fresh questions at every step (harness/puzzles.py). Pointers: a permutation that is one
-cycle is written down, then a start; the answer at the h-th place is where h hops lead, and no place is told the answer
-of the one before. S5 words: the product of all letters so far, at every letter. Only answers count in the loss. A model
-is judged by its accuracy averaged over all hops; `reach` is how many hops in a row it answers with at least 90%.
-All have their schemes' default rates, and at most three seeds, by which nothing is decided.
+cycle is written down, then a start; the answer at the h-th place is where h hops lead, and no place is given the answer
+of the place before. S5 words: at every letter the answer is the product of all letters so far. Only answers count in
+the loss. A model is judged by its accuracy averaged over all hops; `reach` is how many hops in a row it answers with at
+least 90%. All models have their schemes' default rates and at most three seeds, which decides nothing.
 """
 
 import dataclasses

@@ -11,14 +11,14 @@ Time: smoke 15 s; cpu about an hour, baselines three hours, with --processes 2; 
   hours, after --reuse of the rates of other recipes; h200 and paper not measured
 Command: python -m experiments.depth_scaling --processes 2
 
-Width, batch and tokens are the same for all runs; parameters and FLOPs grow with depth, and schemes differ by what
-their gates take, Review by a quarter of the FLOPs. The size baselines is cpu with the baselines beside the four
-(`field` has every scheme at 64 and 128 blocks). The size longer, 1M tokens, is below the 4-gram table. Its rates are
-those of three other recipes, `--reuse five_schemes.cpu nag_start.cpu sixty_four_blocks.cpu`, whose seeds 1 to 6 showed
-NAG's lead shrink with depth: it has seeds from 7 on, and beside NAG the arm whose step sizes start at 1/l instead of
-1/sqrt(l). "Grows" is the slope of the lead per doubling of the depth, fitted for every seed. With `--tasks hellaswag`,
-a task of lm-evaluation-harness (extra `eval`, and its data), the table has the accuracy at every depth, which Figliolia
-& Millidge report.
+Width, batch and tokens are the same for all runs; parameters and FLOPs grow with depth. Schemes also differ by the cost
+of their gates: Review takes a quarter more FLOPs than plain. The size baselines adds the baseline schemes to the four
+of cpu (`field` has every scheme at 64 and 128 blocks). The size longer, 1M tokens, is below the 4-gram table. Its rates
+are those of three other recipes, `--reuse five_schemes.cpu nag_start.cpu sixty_four_blocks.cpu`. Their seeds 1 to 6 had
+shown NAG's lead shrink with depth, so this size has seeds from 7 on. It also has an arm of NAG whose step sizes start
+at 1/l instead of 1/sqrt(l). "Grows" is the slope of the lead per doubling of the depth, fitted for every seed. With
+`--tasks hellaswag`, a task of lm-evaluation-harness (extra `eval`, and its data), the table has the accuracy at every
+depth, which Figliolia & Millidge report.
 """
 
 import dataclasses

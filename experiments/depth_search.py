@@ -8,13 +8,14 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 10 s; cpu about 25 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.depth_search --processes 2
 
-Every scheme gets the same number of trials, all with seed 0: its defaults, then draws from its space. The trial
-of lowest validation loss is trained again with seeds that no trial had, and those runs are compared, paired by seed, at
-equal width, tokens and depth. Both may change the learning rate, the optimizer and weight decay (for NAG that of
-scale-free matrices); NAG further the exponent p of its step sizes, the gates' learning rate, the ramp and the gain its
-head starts with; plain its scaled start. Plain's space is the smaller one, so the same budget searches it more closely.
-ReZero, which has nothing more to choose (30 trials are all there are), is beside them because `depth_scaling` found it
-ahead of both; the claim is not about it.
+Every scheme gets the same number of trials, all with seed 0: its defaults, then draws from its space. The trial of
+lowest validation loss is trained again with seeds that no trial had. Those runs are compared, paired by seed, at equal
+width, tokens and depth. Both may change the learning rate, the optimizer and weight decay (for NAG that of scale-free
+matrices). NAG may also change the exponent p of its step sizes, the gates' learning rate, the ramp of the step sizes
+and the gain with which its head starts; plain may also change its scaled start. Plain's space is the smaller one, so
+the same budget searches it more closely. ReZero, which has nothing more to choose (30 trials are all there are), is
+beside them because it has a lower loss than both in `depth_scaling`, size baselines, on one seed; the claim is not
+about it.
 """
 
 import dataclasses

@@ -4,7 +4,8 @@ Claim: At equal training FLOPs NAG from 1/l has a lower loss than Review and pla
 Source: this project's sixty_four_blocks and nag_start, which compare at equal tokens; Review Residuals
   (arXiv:2606.31859) matches parameters
 Expected: at equal tokens, 1M, NAG from 1/l, Review and plain have 1.477, 1.489 and 1.514 at 16 blocks x 64 and 1.438,
-  1.439 and 1.479 at 64; by plain's gain from twice the tokens, 28% more are worth 0.05 nats to it; nothing published
+  1.439 and 1.479 at 64; judged by plain's gain from twice the tokens, 28% more tokens are worth 0.05 nats to it;
+  nothing published
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
 Time: smoke 15 s; with --processes 2 and --reuse of Review's runs: cpu three hours, longer (2.1M tokens) nine beside
   other work; h200 and paper not measured
@@ -13,10 +14,10 @@ Known: cpu, longer: that NAG from 1/l leads at equal tokens on these seeds; Revi
   blocks; of longer, most runs of cpu
 
 Review takes 28% more training FLOPs for a token than plain, and NAG 7%. So plain and NAG train on more tokens until the
-whole run costs what Review's does; `longer` in an arm's name says so, as its runs at Review's tokens are other runs.
-Each arm is at its best rate. When the claim was fixed, Review's losses on these seeds were known at 1M tokens, and at
-2.1M for 16 blocks; those of the other two at these budgets were not. Size longer, of 2.1M tokens, was added when most
-runs of cpu were known. Runs above the 4-gram table of their own text decide nothing.
+whole run costs what Review's does; `longer` in an arm's name marks these runs, as the same schemes have other runs at
+Review's tokens. Each arm is at its best rate. When the claim was fixed, Review's losses on these seeds were known at 1M
+tokens, and at 2.1M for 16 blocks; those of the other two at these budgets were not. Size longer, of 2.1M tokens, was
+added when most runs of cpu were known. Runs above the 4-gram table of their own text decide nothing.
 """
 
 from experiments.harness.claims import Lowest

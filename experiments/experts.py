@@ -8,8 +8,9 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPU
 Time: smoke 20 s; cpu 25 minutes with --processes 2; h200 and paper not measured
 Command: python -m experiments.experts --processes 2
 
-A token runs as many hidden features as in the dense model; routers make up for it by fewer steps. Dropless, with the
-load-balance loss and z-loss at their defaults. Beside the claim: NAG balanced by biases, and plain pre-norm both ways.
+A token runs as many hidden features as in the dense model. Arms with experts make up for their routers' FLOPs by fewer
+steps. Routing drops no tokens; the load-balance loss and z-loss are at their defaults. Beside the claim's arms: NAG
+balanced by biases, and plain pre-norm, dense and with experts.
 """
 
 from experiments.harness.claims import Lowest

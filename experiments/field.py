@@ -15,11 +15,11 @@ Time: smoke 8 s; cpu about an hour with --processes 2, less with JAX_COMPILATION
 Command: python -m experiments.field --processes 2
 
 The schemes are those that the library had when this ran (`nag_harmonic` came later); sizes h200 and paper have 64
-blocks alone. Width, batch and tokens are the same
-for all, or with --match flops the training FLOPs of plain pre-norm at that depth are (of matrix products: what mixes
-the lanes of a stream is not counted). Each scheme starts as its class has it. Time per step is the median in the runs
-themselves, on whatever else the machine did; `stream` is what a block hands to the next one for each token, in bytes,
-which is kept for the backward pass.
+blocks alone. Width, batch and tokens are the same for all schemes. With --match flops all have the training FLOPs of
+plain pre-norm at that depth instead; only matrix products are counted, not what mixes the lanes of a stream. Each
+scheme has the initial values of its class. Time per step is the median in the runs themselves, whatever else the
+machine did meanwhile; `stream` is what a block hands to the next one for each token, in bytes, which is kept for the
+backward pass.
 """
 
 from pathlib import Path

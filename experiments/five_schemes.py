@@ -2,15 +2,16 @@
 
 Claim: NAG has the lowest loss of five schemes at 16 blocks (1M and 2.1M tokens) and 32 blocks (1M).
 Source: this project's tokens_and_depth, size arms, where NAG was first on every seed; Figliolia & Millidge 2026,
-  arXiv:2606.16112, has plain pre-norm as its one rival at equal depth
+  arXiv:2606.16112, where plain pre-norm is the only rival at equal depth
 Expected: NAG ahead of its nearest rival by 0.014 nats at 16 blocks and 1M tokens, as seen before the claim was fixed
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: a TPU slice or 8 GPUs, one task per run
 Time: smoke 30 s; cpu five hours, after --reuse of what tokens_and_depth has; resumable; h200 and paper not measured
 Command: nice python -m experiments.five_schemes --reuse tokens_and_depth.arms tokens_and_depth.longer --processes 2
 Known: cpu: all losses at 16 blocks and 1M tokens, on these seeds, and plain's at 2.1M
 
-Plain has its scaled start; each scheme is at its best rate for each shape. What was seen before decides with the rest:
-a claim to be the lowest needs every shape. Runs above the 4-gram table of their own text decide nothing.
+Plain has its scaled start; each scheme is at its best rate for each shape. Losses that were known before the claim
+count with the rest, because a claim to be the lowest at every shape needs every shape. Runs above the 4-gram table of
+their own text decide nothing.
 """
 
 from experiments.harness.claims import Lowest

@@ -12,8 +12,9 @@ The law: `L = c_m/m^a_m + c_l/l^a_l + c_D/D^a_D + L_0`, with width m, depth l an
 
 The table needs the columns d_model, n_layers, num_tokens, model_size and loss. The objective is the paper's, the mean
 squared error of log L; the points with the highest losses are dropped first, 40 of them (203 are left) in the main fit.
-Beside it: the scan of that number, offsets l - 1 to l - 3 (first and last layers do not count), the risk with a_l held
-at other values, and a law in parameters and data alone. `--csv planted` makes a table from known exponents instead.
+Beside it: fits with other numbers of points dropped, fits with offsets l - 1 to l - 3 (as if the first and last layers
+did not count), the risk (the objective's value) with a_l held at other values, and a law in parameters and data alone.
+`--csv planted` makes a table from known exponents instead.
 """
 
 import csv

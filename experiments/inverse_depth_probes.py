@@ -3,9 +3,9 @@
 Claim: Middle blocks turn the residual by 1/depth each, in uncorrelated directions: plain pre-norm models average over
   layers.
 Source: Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970 (Pythia, OPT and Qwen2.5), and its released scripts
-Expected: exponent of the mean turn of the middle blocks in the depth 1; first and last turn 90 degrees; successive
-  updates 90 degrees apart. The released scripts take the last state behind the final norm, which is in every number
-  about the last block; here it is the residual before that norm
+Expected: the mean turn of the middle blocks falls with the depth with exponent 1; the first and the last block turn by
+  90 degrees; successive updates are 90 degrees apart. The released scripts take the last state behind the final norm,
+  which affects every number about the last block; here it is the residual before that norm
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slice
 Time: smoke 15 s; cpu about 10 min with --processes 2; models 3 min; h200 and paper not measured
 Command: python -m experiments.inverse_depth_probes --processes 2
@@ -13,20 +13,21 @@ Command: python -m experiments.inverse_depth_probes --processes 2
 In full: the first and the last block turn the residual by about a right angle whatever the depth, those in the middle
 by 1/depth each, and successive updates are uncorrelated, at right angles.
 
-With h_l the residual in front of block l, of tokens inside documents: turn arccos cos(h_l, h_l+1); angle between
-successive updates h_l+1 - h_l; ||h_l||; angle to the end arccos cos(h_l, h_L); progress
+What is measured, with h_l the residual in front of block l, of tokens inside documents: turn arccos cos(h_l, h_l+1);
+angle between successive updates h_l+1 - h_l; ||h_l||; angle to the end arccos cos(h_l, h_L); progress
 <h_l - h_0, h_L - h_0> / ||h_L - h_0||^2; and early exits: the loss where the last block reads h_l. Middle blocks are
-the middle half; the exponent over all blocks but the first and the last stands beside it, and so does that of the
-same models before their training, which is what their initial values alone would say. Intervals are Student's over
-seeds; a claim about an angle is met within 20 degrees at every depth, that about the exponent within a quarter. Models
+the middle half; the exponent over all blocks but the first and the last stands beside it, and so does that of the same
+models before their training, which is what their initial values alone would say. Intervals are Student's over seeds; a
+claim about an angle is met within 20 degrees at every depth, the claim about the exponent within a quarter. Models
 trained here have their schemes' default rates, untuned, and decide nothing.
 
-Groups of tokens (Figure 2 there, by PCA and clustering: 99.6% whose middle blocks turn them alike, and 0.4%, first
-tokens, that are done early): k-means with k = 2 of the turns of all counted tokens, first ones of documents and rows
-included, which every other number leaves out. No verdict hangs on them.
+Groups of tokens: in the source's Figure 2, PCA and clustering give two, 99.6% of the tokens, which the middle blocks
+turn alike, and 0.4%, first tokens, which are done early. Here k-means with k = 2 groups all counted tokens by their
+turns. The first tokens of documents and rows are included, which every other number leaves out. No verdict depends on
+the groups.
 
-`--runs FOLDER ...` looks at these models instead of training any: runs, or what `nagjax import` reads; intervals are
-then over batches of text, and decide nothing either: they say nothing about other models of the same sizes.
+`--runs FOLDER ...` looks at these models instead of training any: runs, or what `nagjax import` reads. Intervals are
+then over batches of text. They decide nothing either, as they say nothing about other models of the same sizes.
 """
 
 import dataclasses

@@ -9,17 +9,17 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: one GPU
 Time: smoke 15 s; cpu about 15 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.inverse_depth_students --processes 2
 
-If so, norm-agnostic students leave the 1/depth regime.
+If the claim holds, norm-agnostic students, such as NAG's, leave the regime in which the loss falls as 1/depth.
 
-Mean squared error between final states, no head. The students (harness/students.py) differ in the residual around the
-same blocks; all kinds have the same teachers and inputs. The learning rate is tuned for every kind, regime and depth:
-each student is trained at its kind's own rate times every factor of the grid. The factor is that of the lowest test
-loss on the first teacher, and the others are what counts; a best at the edge of the grid is marked. An exponent is the
-slope of log test loss over log depth, per teacher; its interval is Student's over those teachers. Sizes below paper
-train for far fewer steps with higher rates: there the deepest students are the least converged, which lowers all
-exponents. Not supported is the claim also where the interval of the difference, paired by teacher, lies within a
-quarter of 0; undecided with fewer than five teachers that count, where an exponent moves by 0.1 or more as the steps
-double, or a best rate is at the edge of the grid.
+The loss is the mean squared error between final states; there is no head. The students (harness/students.py) differ in
+the residual around the same blocks; all kinds have the same teachers and inputs. The learning rate is tuned for every
+kind, regime and depth: each student is trained at its kind's own rate times every factor of the grid. The factor of the
+lowest test loss on the first teacher is chosen, and only the other teachers count; a best factor at the edge of the
+grid is marked. An exponent is the slope of log test loss over log depth, per teacher; its interval is Student's over
+those teachers. Sizes below paper train for far fewer steps with higher rates: there the deepest students are the least
+converged, which lowers all exponents. The claim is not supported also where the interval of the difference, paired by
+teacher, lies within a quarter of 0. It is undecided with fewer than five teachers that count, where an exponent moves
+by 0.1 or more as the steps double, or a best rate is at the edge of the grid.
 """
 
 import dataclasses

@@ -2,21 +2,22 @@
 
 Claim: A student's loss falls as 1/depth where the teacher's blocks are independent, as 1/depth^3 where they are tied.
 Source: Liu, Kangaslahti, Liu & Gore 2026, arXiv:2602.05970, and its released scripts
-Expected: exponent 1 for independent teachers at every temperature; tied 3, more with Runge-Kutta students; tied at low
-  temperature 1 at 40k steps, rising with longer training
+Expected: exponent 1 for independent teachers at every temperature; 3 for tied ones, more with Runge-Kutta students; for
+  tied ones at low temperature 1 after 40k steps, rising with longer training
 Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: one GPU
 Time: smoke 20 s; cpu about 20 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.inverse_depth_toy --processes 2
 
-Independent blocks: a student's layers average; tied ones: they discretise a flow.
+The source's explanation: with independent blocks a student's layers average; with tied ones they discretise a flow.
 
-Regimes and teachers are in harness/toy.py, students in harness/students.py. One job per regime, and of the two that are
-judged another with half of the steps: all student depths, temperatures and teachers are trained side by side on the
-same fresh inputs. Sizes below paper train for far fewer steps with higher rates (`faster`): there the deepest students
-are the least converged, which lowers the exponents. An exponent is the slope of log test loss over log depth, per
-teacher; its interval is Student's over teachers. Supported is the claim where the interval of independent teachers lies
-within 0.5 to 1.5 and that of tied ones within 2 to 4, not supported where one lies outside; undecided with fewer than
-five teachers, or where an exponent moves by 0.1 or more as the steps double.
+Regimes and teachers are in harness/toy.py, students in harness/students.py. There is one job per regime, and for the
+two regimes that are judged a second one with half of the steps. A job trains all student depths, temperatures and
+teachers side by side on the same fresh inputs. Sizes below paper train for far fewer steps with higher rates
+(`faster`): there the deepest students are the least converged, which lowers the exponents. An exponent is the slope of
+log test loss over log depth, per teacher; its interval is Student's over teachers. The claim is supported where the
+interval of independent teachers lies within 0.5 to 1.5 and that of tied ones within 2 to 4, and not supported where one
+lies outside. It is undecided with fewer than five teachers, or where an exponent moves by 0.1 or more as the steps
+double.
 """
 
 import dataclasses

@@ -2,7 +2,8 @@
 
 Claim: At equal training FLOPs NAG with 20-25% of its (token, sublayer) pairs skipped matches the dense model.
 Source: Figliolia & Millidge 2026, arXiv:2606.16112 (rates); Raposo et al. 2024, arXiv:2404.02258 (linear router)
-Expected: loss at rates 20% and 25% within 0.5% of rate 0 or below; a random router clearly worse than NAG's own
+Expected: loss at skipping rates of 20% and 25% at most 0.5% above that at rate 0; a random router clearly worse than
+  NAG's own
 Hardware: smoke and cpu: 2 CPU cores; h200, h200-350M: one H200; paper (150M): a TPU slice, one task per run
 Time: smoke 15 s; cpu about 35 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.isoflop_mod --processes 2
@@ -10,9 +11,10 @@ Command: python -m experiments.isoflop_mod --processes 2
 All runs of a size have the same depth, width, batch and training FLOPs (closed form, tested against XLA's count), so a
 run at a higher rate takes more steps, over more tokens, with the same schedule stretched. Arms: NAG by its own angle,
 plain pre-norm by a linear router; as controls NAG by random choice, and NAG without every second or fourth block. The
-loss is the validation loss under the causal decider (moving-average thresholds), as in sampling; that under top-k,
+loss is the validation loss under the causal decider (moving-average thresholds), as in sampling; the loss under top-k,
 which looks at later tokens, stands beside it. Differences are paired by seed: same start, same data order. Step times
-are measured by turns. All arms have their scheme's default rate, at which nothing is decided; `--factors` tunes them.
+are measured in turn. All arms have their scheme's default learning rate, at which nothing is decided; `--factors` tunes
+it.
 """
 
 from experiments.harness.claims import Matches

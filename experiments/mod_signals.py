@@ -2,31 +2,33 @@
 
 Claim: A linear fit to the loss's squared gain tells what to skip better than NAG's angle and than chance.
 Source: angles: Figliolia & Millidge 2026, arXiv:2606.16112; gains and their squares: Molchanov et al. 2017 and 2019,
-  arXiv:1611.06440 and arXiv:1906.10771, who prune channels by them; by token and sublayer, and fitted, this project's
+  arXiv:1611.06440 and arXiv:1906.10771, who prune channels by them; gains by token and sublayer, and fits to them, are
+  this project's
 Expected: a loss below the angle's and below that of other tokens, as many by sublayer, at 85% and 80% of the FLOPs (no
   figures published)
 Hardware: smoke, cpu and long: 2 CPU cores; h200: one GPU
 Time: smoke under a minute; cpu about 30 min with --processes 2, long about 60 min; h200 not measured
 Command: python -m experiments.mod_signals --processes 2
-Known: long: the same models' result with fewer rates, which hung on the curve drawn through them
+Known: long: the same models' result with fewer rates, whose verdict depended on the curve drawn through them
 
 Dense NAG models, trained for ever longer, then skip the (token, sublayer) pairs whose score is below one threshold for
-the whole network, searched on training text. Nothing is trained further. What may be asked when sampling:
+the whole network, searched on training text. Nothing is trained further. Signals that are available when sampling:
 
 - angle: NAG's tangent t of the coming rotation.
-- scaled: t times the root of its sublayer's mean squared gain over its mean t^2. A gain is what the loss would rise by
-  without the update, to first order (`harness/signals.py`); gains and squares are per FLOP that the skipping saves.
+- scaled: t times the root of the ratio of its sublayer's mean squared gain to its mean t^2. A gain is how much the loss
+  would rise without the update, to first order (`harness/signals.py`); gains and squares are per FLOP that the skipping
+  saves.
 - learned: a linear function of the direction that the sublayer reads, fitted to the logarithm of the squared gain.
 - first: the same, fitted to the gain.
-- sublayers: whole sublayers of least mean squared gain, for all tokens; nothing is scored.
+- sublayers: whole sublayers of least mean squared gain, for all tokens; no token is scored.
 - random.
 
-What may not: oracle, the gains themselves, which look at the labels of the very text that is judged; it bounds what a
-first-order signal could do. `tokens` controls tell what the choice of tokens is worth: as many of each sublayer as the
-signal takes, drawn at random. All are read at equal forward FLOPs, their scores' included (the oracle's are free),
-linearly between points. Between distant ones that is too high, for the curves are bent: the committed result of size
-cpu has rates of 10, 20 and 30% alone. Where a monotone cubic through the same points gives another verdict, nothing is
-decided. Means are over training text, of which thresholds see the first batches.
+One signal is not available when sampling: oracle, the gains themselves, which look at the labels of the very text that
+is judged. `tokens` controls tell what the choice of tokens is worth: as many of each sublayer as the signal takes,
+drawn at random. All losses are read at equal forward FLOPs, linearly between points; the cost of scores is included
+(the oracle's are free). Between distant points such a reading is too high, as the curves bend upwards: the committed
+result of size cpu has rates of 10, 20 and 30% alone. Where a monotone cubic through the same points gives another
+verdict, nothing is decided. Means are over training text, of which thresholds see the first batches.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Cut blocks from trained models, with no fine-tuning: does anybody notice?
+"""Cut blocks from trained models, with no fine-tuning: how much does the loss rise?
 
 Claim: Plain pre-norm models barely notice losing late blocks; NAG and LayerNorm Scaling models do.
 Source: Sun et al. 2025, arXiv:2502.05795 (LNS); Figliolia & Millidge 2026, arXiv:2606.16112 (NAG)
@@ -10,8 +10,8 @@ Command: python -m experiments.prune --processes 2
 Three ways to choose the blocks: the deepest ones; those of least influence, 1 - cos(h_l, h_l+1) (ShortGPT); and the run
 of neighbours over which the residual turns least, arccos cos(h_l, h_l+n) / pi (Gromov et al.). Scores are measured on a
 first part of the validation batches, losses on the rest. A removed block passes the residual on unchanged; the blocks
-that stay keep their place in depth (LNS its scale, arXiv:2502.05795 does not, which is a confounder). Models are
-compared at their schemes' default rates, untuned, which decides nothing.
+that stay keep their place in depth (with LNS also their scale, unlike in arXiv:2502.05795, which is a confounder).
+Models are compared at their schemes' default learning rates, untuned, which decides nothing.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Convex against additive gates by depth: where the convex form stops learning, and the gradient that says why.
+"""Convex against additive gates by depth: where the convex form stops learning, and the gradient at the first block.
 
 Claim: With convex gates training fails beyond about 20 sublayers; with additive gates it does not.
 Source: Kramer 2026, arXiv:2606.31859
@@ -7,8 +7,8 @@ Hardware: smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPUs or a TPU slic
 Time: smoke 25 s; cpu about 40 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.review_depth --processes 2
 
-Convex gates, `h <- (1 - r) h + r u`: the gradient at the first layer vanishes with depth, by the source; additive ones,
-`h <- h + r u`: it does not.
+By the source, the gradient at the first layer vanishes with depth under convex gates, `h <- (1 - r) h + r u`, and does
+not under additive ones, `h <- h + r u`.
 
 Arms: Review Residuals, the same gate in convex form, and additive and convex Highway. The gradient is that of the mean
 loss on one validation batch: its norm over the branch parameters of the first block, relative to the last block's, at

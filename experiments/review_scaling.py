@@ -8,12 +8,12 @@ Hardware: released: any; smoke and cpu: 2 CPU cores; h200: one GPU; paper: 8 GPU
 Time: released 1 s; smoke 20 s; cpu about 30 min with --processes 2; h200 and paper not measured
 Command: python -m experiments.review_scaling --size released --csv review_residuals_runs.csv
 
-`--size released` analyses a table of runs (columns size, variant, seed, val_loss).
-The other sizes train: Review, and each baseline three times, matched by parameters (widened one unit per head at a
-time, the paper's rule), by training FLOPs (more steps) and by time (more steps, by step times measured there). The
-paper matched parameters only. The verdict is by Welch's test, as in the paper, at the largest size: ahead of every
-baseline, or, by Holm's p, behind one; differences by seed (same data order) stand beside it. Runs trained here have
-untuned rates and decide nothing; of them the table has the expected calibration error (Guo et al. 2017,
+`--size released` analyses a table of runs (columns size, variant, seed, val_loss). The other sizes train: Review, and
+each baseline three times, matched by parameters (widened one unit per head at a time, the paper's rule), by training
+FLOPs (more steps) and by time (more steps, by step times measured there). The paper matched parameters only. The
+verdict is by Welch's test, as in the paper, at the largest size: supported where Review is ahead of every baseline, not
+supported where, by Holm's p, it is behind one. Differences by seed (same data order) stand beside it. Runs trained here
+have untuned rates and decide nothing; for them the table also has the expected calibration error (Guo et al. 2017,
 arXiv:1706.04599), on their held-out text, mean over seeds.
 """
 

@@ -1,4 +1,4 @@
-"""Why does pre-norm ReZero lead? One of its parts changed at a time.
+"""Which of its parts does pre-norm ReZero need? One is changed at a time.
 
 Claim: Pre-norm ReZero needs all its parts: zero start, fast scalar gates, normalised branches, a head on the bare
   residual.
@@ -11,9 +11,9 @@ Time: smoke 15 s; with --processes 2, estimated: cpu three hours, longer (16 blo
   measured
 Command: nice python -m experiments.rezero_factors --processes 2
 
-The changed arms are `experiments.harness.rezero_variants`: gates from 1/sqrt(blocks); gates at a twelfth of the
-matrices' rate (NAG's); a normalised head; norms with gains; a gate per feature; a centred residual; and ReZero with
-no norm at all. The size `longer` is the one whose models end below the 4-gram table; with `--reuse
+The changed arms are `experiments.harness.rezero_variants`: gates that start at 1/sqrt(blocks); gates at a twelfth of
+the matrices' learning rate (as in NAG); a normalised head; norms with gains; a gate per feature; a centred residual;
+and ReZero with no norm at all. The size `longer` is the one whose models end below the 4-gram table; with `--reuse
 tokens_and_depth.arms` it takes the unchanged scheme's runs from there.
 """
 

@@ -1,4 +1,4 @@
-"""The run that matters: does NAG's lead over plain pre-norm last as tokens grow?
+"""Does NAG's lead over plain pre-norm last as tokens grow?
 
 Claim: NAG's lead over plain pre-norm shrinks as training tokens grow.
 Source: this project's question to Figliolia & Millidge 2026, arXiv:2606.16112
