@@ -21,5 +21,5 @@ xpk workload create \
   --project "$PROJECT" --zone "$ZONE" --cluster "$CLUSTER" --workload "$NAME" \
   --tpu-type "$TYPE" --num-slices "$SLICES" --docker-image "$IMAGE" \
   --max-restarts "$RESTARTS" --restart-on-exit-codes 1,2 --termination-grace-period-seconds "$GRACE" \
-  --command "t=0; trap 't=1; kill -TERM \$p' TERM; nagjax train $OPTIONS --steps $STEPS & p=\$!; wait \$p; c=\$?;
+  --command "t=0; trap 't=1; kill -TERM \$p' TERM; nagjax train $OPTIONS --steps $STEPS & p=\$!; wait \$p; c=\$?; \
     if [ \$t = 1 ]; then wait \$p; c=\$?; [ \$c != 0 ] || c=143; fi; exit \$c"

@@ -103,9 +103,9 @@ def call(words: str, function: Callable, args: list[str]) -> None:
             raise UserError("config", args[0], fix)
         shared = run_options(taken("--scheme", args, written.get("scheme", DEFAULT_SCHEME)))
         of_the_command = mine - {option.name for option in shared}
-        if wrong := next((name for name in written if name in of_the_command), None):
-            fix = f"is no option of a run, which a file keeps: give --{wrong.replace('_', '-')} on the command line"
-            raise UserError(wrong, written[wrong], fix)
+        if wrong := next((one for one in options if one.name in of_the_command and one.name in written), None):
+            fix = f"is no option of a run, which a file keeps: give {wrong.signature} on the command line"
+            raise UserError(wrong.name, written[wrong.name], fix)
         options += [option for option in shared if option.name not in mine]
     if wanted := {"-h", "--help", "--help-all"} & {*args}:
         everything = not runs or "--help-all" in wanted

@@ -220,3 +220,5 @@ def test_every_scheme_is_there_by_its_name():
 def test_a_module_that_is_not_bound_says_so():
     with pytest.raises(UserError, match="module = 'NAG': is not bound: call it in init or apply"):
         nagjax.linen.NAG(WIDTH, 2)(jnp.ones((3, WIDTH)), [jnp.tanh] * 2)
+    with pytest.raises(UserError, match="module = 'MixtureOfDepths': is not bound: call it in init or apply"):
+        nagjax.linen.MixtureOfDepths(nagjax.linen.NAG(WIDTH, 2))(jnp.ones((1, 3, WIDTH)), [jnp.tanh] * 2)

@@ -164,6 +164,8 @@ def prepare_on_beam(
         return manifest
     apart = fingerprints(held_out, field=field, longest=longest)
     work = Work(request.folder, request.tokenizer, validation, field, longest, is_one_text(inputs), apart)
+    if isinstance(work.stage, Path):
+        refuse_link(work.stage)
     if request.progress("beam") is None:
         _empty(work.stage)  # whatever is there may be of another request
         write_json(request.folder, PROGRESS, {"request": request.source, "runner": "beam"})
@@ -184,8 +186,6 @@ def prepare_on_beam(
 
 
 def _empty(stage: StoragePath) -> None:
-    if isinstance(stage, Path):
-        refuse_link(stage)
     if stage.is_dir():
         for file in list(stage.files() if isinstance(stage, RemotePath) else stage.iterdir()):
             file.unlink(missing_ok=True)

@@ -117,13 +117,13 @@ class ChatTemplate:
 
     def ending(self, messages: list[Message]) -> str:
         """What the text has behind an answer to these messages: what ends its turn, or where the template writes
-        nothing there, what begins the user's next one."""
+        nothing there, what begins the user's next one. Empty where it does not show both."""
         said = [*messages, {"role": ANSWERS, "content": _SAID}]
         after = self._shown(said).rpartition(_SAID)[2].strip()
         if after:
             return after
-        more = self._shown([*said, {"role": "user", "content": _SAID}])
-        return more.split(_SAID)[1].strip()
+        parts = self._shown([*said, {"role": "user", "content": _SAID}]).split(_SAID)
+        return parts[1].strip() if len(parts) == 3 else ""
 
     def _shown(self, messages: list[Message]) -> str:
         """The text alone, of a template that may show an answer in another way once others follow it."""

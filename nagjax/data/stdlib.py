@@ -2,7 +2,6 @@
 
 import functools
 import os
-import secrets
 import shutil
 import sys
 import sysconfig
@@ -83,41 +82,43 @@ def training_documents() -> list[str]:
     return [text for text in stdlib_documents() if split_name(text, VALIDATION) == "train"]
 
 
-def cache_root() -> Path:
-    """`$XDG_CACHE_HOME/nagjax`, or `~/.cache/nagjax`, or a temporary folder for a user without a home."""
+def cache_root() -> Path | None:
+    """`$XDG_CACHE_HOME/nagjax`, or `~/.cache/nagjax`, or a temporary folder for a user without a home; None where that
+    is another user's, for all may write there."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nagjax"
     except RuntimeError:
         own = Path(tempfile.gettempdir()) / f"nagjax-{os.getuid()}"
-        planted = os.path.lexists(own) and own.lstat().st_uid != os.getuid()  # by somebody else: all may write there
-        return own.with_name(f"{own.name}-{secrets.token_hex(8)}") if planted else own
+        return None if os.path.lexists(own) and own.lstat().st_uid != os.getuid() else own
 
 
 def open_stdlib(split: str, tokenizer: Tokenizer) -> tuple[TokenStream, str]:
     """A split of the library as tokens, and a hash of the content of all of it.
 
     They are kept in the cache folder under a name made of interpreter version, tokenizer and content. Damaged
-    files are made again; where that folder cannot be written, the tokens are made in memory.
+    files are made again; where that folder cannot be written, or is another user's, the tokens are made in memory.
     """
     texts = stdlib_documents()
     content = _content(tuple(texts))
     identity = sha256(f"{content} {VALIDATION} {tokenizer.fingerprint}".encode()).hexdigest()
     version = "{}.{}.{}".format(*sys.version_info[:3])
-    folder = cache_root() / f"stdlib-{version}-{tokenizer.fingerprint[:16]}-{content[:16]}"
+    root = cache_root()
+    folder = None if root is None else root / f"stdlib-{version}-{tokenizer.fingerprint[:16]}-{content[:16]}"
     if (stream := _cached(folder, split)) is not None:
         return stream, identity
     by_split = {name: [] for name in SPLITS}
     labelled = ((text, split_name(text, VALIDATION)) for text in texts)
     for split_of_text, document in encode_documents(labelled, tokenizer):
         by_split[split_of_text].append(document)
-    _fill_cache(folder, by_split, tokenizer)
+    if folder is not None:
+        _fill_cache(folder, by_split, tokenizer)
     stream = _cached(folder, split)
     return in_memory(by_split[split], tokenizer) if stream is None else stream, identity
 
 
-def _cached(folder: Path, split: str) -> TokenStream | None:
+def _cached(folder: Path | None, split: str) -> TokenStream | None:
     try:
-        return open_stream(folder, read_manifest(folder), split)
+        return None if folder is None else open_stream(folder, read_manifest(folder), split)
     except (OSError, UserError):
         return None
 

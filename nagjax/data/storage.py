@@ -29,6 +29,7 @@ OF_FSSPEC = ("hf", "memory")
 SCHEMES = ("gs", "s3", "file", *OF_FSSPEC)
 HUB_PREFIX = "hub:"
 MOST_LINKS = 8  # to folders, on the way to a file
+MOST_ENTERED = 10_000  # links to folders, in one folder and below: as many ways lead through a few that link each other
 TRIES = 5  # of a read: half a minute at most between the first and the last
 
 
@@ -192,27 +193,31 @@ def reached(path: StoragePath, field: str) -> Iterator[None]:
 def files_under(folder: StoragePath) -> list[tuple[str, StoragePath]]:
     """Every file in a folder and below it with its name from there, in an order the file system cannot change, but for
     what begins with a dot, and what is in it. Links are followed; one that leads nowhere is among the files. Raises
-    OSError for a folder that cannot be read."""
+    OSError for a folder that cannot be read, UserError for one with too many links to folders."""
     if isinstance(folder, RemotePath):
         root = folder.key.strip("/")  # some stores begin the keys of files with a slash, whatever the folder's
         every = ((str(PurePosixPath(p.key.strip("/")).relative_to(root)), p) for p in folder.files())
         found = [(name, p) for name, p in every if "/." not in f"/{name}"]
     else:
-        found = [(p.relative_to(folder).as_posix(), p) for p in _walked(folder, (), MOST_LINKS)]
+        found = [(p.relative_to(folder).as_posix(), p) for p in _walked(folder, (), MOST_LINKS, itertools.count(1))]
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _walked(folder: Path, above: tuple[Path, ...], links: int) -> Iterator[Path]:
+def _walked(folder: Path, above: tuple[Path, ...], links: int, entered: Iterator[int]) -> Iterator[Path]:
     """The files; a link to a folder that it lies in is not entered again, nor one behind more than so many links. What
-    is a pipe or a device, also by a link, is none of them."""
+    is a pipe or a device, also by a link, is none of them. `entered` counts the links to folders that are followed."""
     if (real := folder.resolve()) in above:
         return
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            if (left := links - path.is_symlink()) >= 0:
-                yield from _walked(path, (*above, real), left)
+            if (left := links - path.is_symlink()) < 0:
+                continue
+            if left < links and next(entered) > MOST_ENTERED:
+                fix = f"more than {MOST_ENTERED:,} links to folders are followed up to here: name those folders instead"
+                raise UserError("inputs", str(path), fix)
+            yield from _walked(path, (*above, real), left, entered)
         elif path.is_file() or (path.is_symlink() and not path.exists()):
             yield path
 

@@ -1,6 +1,6 @@
 """Answers in a conversation, shown to the model by its chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nagjax.data.chat_template import ChatTemplate, template_in
 from nagjax.data.conversation import Message, refuse_special
@@ -40,6 +40,9 @@ def answer(
     check_opened(run)
     check_options(options)
     form = find_form(run, template)
+    if not isinstance(conversations, Iterable):
+        raise UserError("conversations", conversations, "give a list of conversations, [[message, ...], ...]")
+    conversations = [*conversations]
     if any(isinstance(own, Mapping) for own in conversations):
         raise UserError("conversations", conversations, "give a list of conversations, [[message, ...], ...]")
     if not conversations:

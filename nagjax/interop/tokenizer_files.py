@@ -4,10 +4,10 @@ import functools
 from pathlib import Path
 
 from nagjax.data import ByteTokenizer, Tokenizer
-from nagjax.data.tokenizer import END_OF_TEXT, LARGEST, JsonTokenizer, NoTokenizer
+from nagjax.data.tokenizer import END_OF_TEXT, JsonTokenizer, NoTokenizer
 from nagjax.errors import UserError
 from nagjax.files import copy, has_file, read_json, write_json, write_text
-from nagjax.runs.names import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
+from nagjax.runs.names import ORIGIN, TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES
 
 
 def copy_files(source: Path, out: Path, without: tuple[str, ...] = ()) -> None:
@@ -34,8 +34,9 @@ def write_files(tokenizer: Tokenizer, source: Path, out: Path) -> None:
         if not (out / TOKENIZER).exists():
             text = byte_level_json() if isinstance(tokenizer, ByteTokenizer) else tokenizer.to_json()
             write_text(out / TOKENIZER, text)
-        if "tokenizer_class" not in told:  # a run on conversations keeps what its template reads, and no more
-            ending = _token(read_json(out / TOKENIZER, largest=LARGEST), tokenizer.end_of_text)
+        imported = kept and has_file(source / ORIGIN)  # a model without it has the class of its own kind
+        if "tokenizer_class" not in told and not imported:  # a run on conversations keeps what its template reads
+            ending = tokenizer.name_of(tokenizer.end_of_text) or END_OF_TEXT
             told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ending} | told
     if told != kept:
         write_json(path, told)
@@ -51,11 +52,6 @@ def _settings(path: Path, source: Path) -> dict:
     if not isinstance(found, dict):
         raise UserError("tokenizer", str(source / path.name), "is no JSON object: bring it back, or remove it")
     return found
-
-
-def _token(spec: dict, wanted: int) -> str:
-    added = {entry["id"]: entry["content"] for entry in spec.get("added_tokens", ())}
-    return added.get(wanted, END_OF_TEXT)
 
 
 @functools.cache

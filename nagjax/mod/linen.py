@@ -37,7 +37,9 @@ class MixtureOfDepths(nn.Module):
 
     @property
     def routed(self) -> module.MixtureOfDepths:
-        """The nnx module over this module's parameters."""
+        """The nnx module over this module's parameters. Raises UserError outside of init and apply."""
+        if self.scope is None:
+            raise UserError("module", type(self).__name__, "is not bound: call it in init or apply, as Linen's modules")
         inner = dict(self.residual.values)
         return nnx.merge(self.graph, nn.unbox(dict(self.values) | ({"residual": inner} if inner else {})))
 

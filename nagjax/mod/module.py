@@ -18,7 +18,7 @@ from nagjax.mod.config import ModConfig, Rate, kept
 from nagjax.mod.cuts import check_cuts, decay_after, mean_cut, moved_cut
 from nagjax.mod.routed import ForwardContext, MoD, Routing, Site
 from nagjax.parameters import STACKED, check_rngs, shapes_of
-from nagjax.ranges import Natural, check_value
+from nagjax.ranges import Natural, Seed, check_value
 from nagjax.residual.module import OpenStream, Residual, Slot, say
 from nagjax.residual.protocol import Boundary
 from nagjax.residual.stacks import unstacked
@@ -171,7 +171,7 @@ class MixtureOfDepths(nnx.Module):
         if not jnp.issubdtype(jnp.result_type(noise), jnp.integer):
             raise UserError("noise", noise, "give the step's number, a whole one")
         if not isinstance(noise, jax.core.Tracer):
-            check_value("noise", np.asarray(noise).item(), Natural, "the step's number")
+            check_value("noise", np.asarray(noise).item(), Seed, "the step's number")
         return noise
 
     def _run(

@@ -111,7 +111,7 @@ def _skipped(run: Run) -> float:
 
 def to_rich(table: Table, width: int) -> Group:
     """For the terminal: a row per quantity, and as many runs side by side as `width` characters allow."""
-    names = [Text(name) for name in table.columns[1:]]
+    names = [Text(visible(name)) for name in table.columns[1:]]
     first = max(map(len, table.columns))
     tables, rows = [], list(table.rows)
     while rows:

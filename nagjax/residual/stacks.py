@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
@@ -27,10 +28,22 @@ def refused(branches: Any, sublayers: int) -> UserError:
     return UserError("branches", given, f"is one branch that is not stacked: {fix}")
 
 
+VECTORS = ("bias", "scale", "gain")  # names of parameters that are no matrices
+
+
 def stacks_of_one(branches: Iterable[Any]) -> bool:
     """Whether all are modules that stand for one sublayer each, with parameters [1, ...]."""
-    leaves = [jax.tree.leaves(nnx.state(own)) if isinstance(own, nnx.Module) else [] for own in branches]
-    return all(own and all(leaf.shape[:1] == (1,) for leaf in own) for own in leaves)
+    return all(isinstance(own, nnx.Module) and _stack_of_one(own) for own in branches)
+
+
+def _stack_of_one(own: nnx.Module) -> bool:
+    """Whether each leaf has a first axis of 1, and one of them an axis more than it has in a single module: a vector or
+    a linear map. The kernel of a convolution has [1, ...] by itself."""
+    if any(jnp.shape(leaf)[:1] != (1,) for leaf in jax.tree.leaves(nnx.state(own))):
+        return False
+    linear = [one.kernel for _, one in nnx.iter_modules(own) if isinstance(one, nnx.Linear)]
+    vectors = [leaf for path, leaf in nnx.to_flat_state(nnx.state(own, nnx.Param)) if path[-1] in VECTORS]
+    return any(kernel.ndim == 3 for kernel in linear) or any(leaf.ndim == 2 for leaf in vectors)
 
 
 def values(state: nnx.State) -> dict[tuple, list[Array]]:

@@ -4,12 +4,12 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from pathlib import Path
 
 import jax
 
+from nagjax.console import note
 from nagjax.data import Dataset
 from nagjax.errors import UserError
 from nagjax.files import (
@@ -189,7 +189,7 @@ def _remove_left(folder: Path) -> None:
     for name in left:
         (folder / name).unlink()
     if left:
-        print(f"nagjax: of a run that saved nothing, deleted in {folder}: {', '.join(left)}", file=sys.stderr)
+        note(f"nagjax: of a run that saved nothing, deleted in {folder}: {', '.join(left)}")
 
 
 def refuse_other_run(folder: Path, config: RunConfig, corpus: dict) -> None:
@@ -250,7 +250,7 @@ def clear(folder: Path) -> None:
     if not gone:
         return
     names = ", ".join(str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in gone)
-    print(f"nagjax: --fresh deletes in {folder}: {names}", file=sys.stderr)
+    note(f"nagjax: --fresh deletes in {folder}: {names}")
     for parent in {path.parent for path in gone}.union(*(_folders(path) for path in gone)):
         if not os.access(parent, os.W_OK | os.X_OK):
             fix = "no permission to delete what is in it: nothing was deleted; choose another --out"

@@ -189,8 +189,8 @@ class Loop:
             asked = self._asked()
             if asked.failed or asked.lost:
                 jax.block_until_ready(self.state)  # hosts exchange errors, and no step may be running meanwhile
+                together(self.lock.check)  # first: a save fails, too, whose folder the new owner has removed
                 self.checkpoints.wait()
-                together(self.lock.check)
             stop = self.done == self.config.steps or bool(asked.signal)
             if stop or self.clock.due(self.done, score, self.checkpoints.saved, bool(asked.overdue)):
                 if self._judge(self.log.flush()):

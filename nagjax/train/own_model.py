@@ -20,14 +20,13 @@ from nagjax.ranges import Count, check_value
 from nagjax.residual import Scheme
 from nagjax.residual.module import Residual, say
 from nagjax.residual.protocol import SublayerIndex
+from nagjax.residual.stacks import VECTORS
 from nagjax.runs.config import OptimizerConfig
 from nagjax.runs.trained import check_freeze, is_trained
 from nagjax.train.optimizer import check_schedule, make_optimizer
 
 Tree = Any
 Path = tuple[str, ...]
-
-VECTORS = ("bias", "scale", "gain")  # names of parameters that are no matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +235,7 @@ def _stacked(model: Tree, sublayers: set[int]) -> set[Path]:
         lengths = {shape[:1] for _, shape in own}
         shared = lengths.pop() if len(lengths) == 1 else ()
         vectors = any(name in VECTORS and len(shape) == 2 for name, shape in own)
-        if vectors and shared > (1,) and any(count % shared[0] == 0 for count in sublayers):
+        if vectors and shared and any(count % shared[0] == 0 for count in sublayers):
             found.add(path)
     return found
 

@@ -97,7 +97,9 @@ def begin(blueprint: Blueprint) -> TrainState:
         return blueprint.create()
     folder = Path(blueprint.config.start)
     config = dataclasses.replace(read_config(folder), mesh=blueprint.config.mesh)
-    newest = from_first(lambda: max(steps_saved(folder / CHECKPOINTS), default=None))  # it may still be training
+    newest = None  # one host takes what is intact while it reads; several agree first, for it may still be training
+    if jax.process_count() > 1:
+        newest = from_first(lambda: max(steps_saved(folder / CHECKPOINTS), default=None))
     _, params, _, mod = read_weights(folder, config, blueprint.mesh, newest)
     state = blueprint.create(params)._replace(mod=mod)  # adapters have initial values of their own
     if blueprint.config.scheme.constrains:

@@ -132,7 +132,13 @@ def test_a_word_in_the_place_of_a_file_of_options(capsys, word):
 
 def test_an_option_of_the_command_in_a_file_of_a_runs_options(capsys, tmp_path):
     (tmp_path / "mine.yaml").write_text("depth: 1\nout: here\n")
-    fails(capsys, ["train", tmp_path / "mine.yaml"], "out = 'here'", "no option of a run", "--out on the command line")
+    fails(
+        capsys,
+        ["train", tmp_path / "mine.yaml"],
+        "out = 'here'",
+        "no option of a run",
+        "give --out PATH on the command line",
+    )
 
 
 def test_a_rejected_command_does_not_block_the_corrected_one(capsys, corpus, tmp_path):

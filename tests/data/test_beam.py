@@ -95,6 +95,21 @@ def test_what_a_stopped_run_of_other_inputs_left_is_not_taken_up(inputs, texts, 
     both(beam.prepare_on_beam, inputs, tmp_path, validation=0.2)
 
 
+def test_a_link_in_the_place_of_the_pieces_is_refused_before_anything_is_written(inputs, tmp_path, monkeypatch):
+    in_this_process(monkeypatch)
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(beam, "plan", interrupt)
+        beam.prepare_on_beam(inputs[0], tmp_path / "beam", validation=0.0)
+    (stage,) = [path for path in (tmp_path / "beam").iterdir() if path.is_dir()]
+    stage.rename(tmp_path / "away")
+    stage.symlink_to(tmp_path / "away")
+    for path in (tmp_path / "away").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="is a link"):
+        beam.prepare_on_beam(inputs[0], tmp_path / "beam", validation=0.0)
+    assert not [*(tmp_path / "away").iterdir()]
+
+
 def interrupt(*_):
     raise KeyboardInterrupt
 

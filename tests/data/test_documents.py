@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from nagjax.data import DataConfig, compressed, open_dataset, prepare, read_documents, train_bpe
+from nagjax.data import DataConfig, compressed, open_dataset, prepare, read_documents, storage, train_bpe
 from nagjax.data.documents import TEXT_PIECE, find_files, fingerprints, is_one_text, split_documents, split_name
 from nagjax.data.storage import files_under, storage_path
 from nagjax.errors import UserError
@@ -113,7 +113,7 @@ def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
             find_files([str(folder)])
 
 
-def test_pipes_and_a_tower_of_links_are_not_read(tmp_path):
+def test_pipes_and_a_tower_of_links_are_not_read(tmp_path, monkeypatch):
     """Two links in each of thirty folders to the next one are 2 ** 30 ways to one file."""
     os.mkfifo(tmp_path / "pipe")
     inputs = tmp_path / "inputs"
@@ -128,6 +128,9 @@ def test_pipes_and_a_tower_of_links_are_not_read(tmp_path):
         (lower / "left").symlink_to(upper)
         (lower / "right").symlink_to(upper)
     assert [name for name, _ in files_under(inputs)] == ["c.txt"]
+    monkeypatch.setattr(storage, "MOST_ENTERED", 100)
+    with pytest.raises(UserError, match="inputs = .*(left|right)': more than 100 links to folders"):
+        files_under(inputs)
 
 
 def test_links_are_followed_once_and_must_lead_somewhere(tmp_path):

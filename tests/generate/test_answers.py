@@ -64,6 +64,8 @@ def test_what_ends_an_answer():
     assert ChatTemplate(DEFAULT, name="default").ending(ASKED) == "<|user|>"
     bracketed = "{% for m in messages %}{{ '[' ~ m['content'] ~ ']' }}{% endfor %}"
     assert ChatTemplate(bracketed, name="brackets").ending(ASKED) == "]"
+    last = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    assert ChatTemplate(last, name="last").ending(ASKED) == ""
 
 
 def test_an_answer_ends_at_the_token_that_ends_its_turn(scripted, tmp_path):
@@ -74,6 +76,7 @@ def test_an_answer_ends_at_the_token_that_ends_its_turn(scripted, tmp_path):
     assert seen.asked == [[start, *b"user\n2+2?", end, *b"\n", start, *b"assistant\n"]]
     run, seen = scripted(tokenizer, CHATML, [*b"4", tokenizer.end_of_text, *b"more"])
     assert chat.answer(run, [ASKED]) == ["4"] and seen.stopped == 1
+    assert chat.answer(run, iter([ASKED])) == ["4"]
     run, seen = scripted(tokenizer, CHATML, [*b"4=4"])
     run.eos = (*b"=",)
     assert chat.answer(run, [ASKED]) == ["4"]

@@ -215,6 +215,11 @@ def test_a_tokenizer_s_settings_name_its_class_whatever_a_run_on_conversations_h
     settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     end = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     assert settings == end | {"bos_token": "<s>"}
+    (run.folder / "origin.json").write_text(
+        '{"tokenizer_vocab": 256, "end_of_text": 0}'
+    )  # an imported model has the class of its own kind
+    export(run, tmp_path / "imported")
+    assert json.loads((tmp_path / "imported" / "tokenizer_config.json").read_text()) == {"bos_token": "<s>"}
 
 
 ADAPTED = {name: (name, {}) for name in adapted_schemes()} | {

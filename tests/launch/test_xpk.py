@@ -43,6 +43,7 @@ def test_a_pod_that_was_asked_to_end_is_started_again(command, tmp_path, code, e
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_pod_that_ends_by_itself_ends_as_nagjax_does(command, tmp_path, code):
     text, own = command
+    assert "\n" not in text, "xpk writes it into a line of YAML"
     program(tmp_path / "bin" / "nagjax", f'echo "$@" > given; exit {code}')
     assert subprocess.run(["bash", "-c", text], env=own, cwd=tmp_path, timeout=60).returncode == code
     assert (tmp_path / "given").read_text() == "train --preset 1M --steps 20\n"

@@ -203,6 +203,8 @@ def test_a_random_router_draws_by_the_noise_of_the_pass():
     run = jax.jit(lambda noise: own(x, [tanh] * 2, noise=noise)[1].ran)
     first, second = run(0), run(1)
     assert (first.sum(-1) == TOKENS // 2).all() and not np.array_equal(first, second)
+    drawn = jnp.uint32(3_000_000_000)  # as jax.random.bits gives
+    np.testing.assert_array_equal(own(x, [tanh] * 2, noise=drawn)[1].ran, run(drawn))
     with pytest.warns(UserWarning, match="noise=step"):
         np.testing.assert_array_equal(own(x, [tanh] * 2)[1].ran, first)
 

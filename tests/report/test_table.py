@@ -124,6 +124,14 @@ def test_the_terminal_table_fits_and_shows_every_number(runs, width):
     assert text.count("parameters") == (2 if width == 50 else 1)  # the second run goes below
 
 
+def test_names_from_a_log_do_not_steer_the_terminal(runs):
+    table = comparison_table(runs)
+    console = Console(file=io.StringIO(), width=200)
+    named = dataclasses.replace(table, columns=(*table.columns[:-1], "task \x1b[2J"))
+    console.print(to_rich(named, 200))
+    assert "task ?[2J" in console.file.getvalue() and "\x1b[2J" not in console.file.getvalue()
+
+
 def test_markdown_and_html(runs):
     table = comparison_table(runs)
     lines = to_markdown(table).splitlines()

@@ -68,3 +68,22 @@ def test_modules_that_stand_for_one_sublayer_each_are_stacks():
     x = jnp.ones((3, WIDTH)) + jnp.arange(WIDTH)
     want = own(x, [jax.tree.map(lambda p: p[0], kind) for kind in kinds], progress=1.0)
     np.testing.assert_allclose(own(x, kinds, progress=1.0), want, rtol=1e-5, atol=1e-5)
+
+
+class Counts(nnx.Module):
+    """A branch with state that is no array."""
+
+    def __init__(self, rngs):
+        self.calls, self.linear = nnx.Variable(0), nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("make", [lambda rngs: nnx.Conv(WIDTH, WIDTH, 1, use_bias=False, rngs=rngs), Counts])
+def test_modules_that_stand_for_themselves_are_no_stacks(make):
+    """Whatever their leaves have in front."""
+    own, x = residual("plain", 2), jnp.ones((2, 3, WIDTH)) + jnp.arange(WIDTH)
+    branches = [make(nnx.Rngs(seed)) for seed in (1, 2)]
+    want = own(x, [lambda x, one=one: one(x) for one in branches], progress=1.0)
+    np.testing.assert_array_equal(own(x, branches, progress=1.0), want)

@@ -130,6 +130,9 @@ def test_a_run_whose_folder_was_taken_over_writes_nothing_more(run_of, finished,
     """Also not the metrics of the steps until its next save: they would lie between those of the other process."""
     real_step, taken = loop.jit_train_step, []
 
+    def failing(self):
+        raise UserError("checkpoint", "2.saving", "could not be written")  # the new owner has removed it
+
     def watched(blueprint):
         step = real_step(blueprint)
 
@@ -138,6 +141,7 @@ def test_a_run_whose_folder_was_taken_over_writes_nothing_more(run_of, finished,
             if len(taken) == 3:
                 monkeypatch.setattr(WriterLock, "_replaced", lambda self: True)
                 monkeypatch.setattr("nagjax.runs.lock.STALE", -1.0)
+                monkeypatch.setattr(Checkpoints, "wait", failing)
             return step(state, batch)
 
         return take

@@ -138,6 +138,7 @@ def test_previous_skips_the_damaged_ones_and_puts_them_aside(tmp_path, capsys):
         said = capsys.readouterr().err
         assert f"{tmp_path / '6'} is damaged and skipped: {MANIFEST} is missing" in said and str(tmp_path / "4") in said
         checkpoints.save(4, state_at(4))
+    (tmp_path / "².damaged").mkdir()
     assert steps_saved(tmp_path) == [2, 4] and steps_aside(tmp_path) == [4, 6]
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.newest() == 4

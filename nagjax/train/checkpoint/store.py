@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -125,8 +124,7 @@ class Checkpoints:
         except FileNotFoundError:  # somebody may have removed it by hand
             return
         except OSError as error:
-            told = f"nagjax: checkpoint {self.folder / str(step)} could not be removed ({error.strerror}) and stays"
-            print(told, file=sys.stderr)
+            note(f"nagjax: checkpoint {self.folder / str(step)} could not be removed ({error.strerror}) and stays")
         shutil.rmtree(gone, ignore_errors=True)  # what is left of it goes when the run is next opened
 
     def _check_room(self, state: Named) -> None:
@@ -364,4 +362,4 @@ def steps_saved(folder: Path) -> list[int]:
 def steps_aside(folder: Path) -> list[int]:
     """Steps of checkpoints that were found damaged and put aside."""
     names = (path.name.removesuffix(DAMAGED) for path in folder.glob(f"*{DAMAGED}"))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
